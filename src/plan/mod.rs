@@ -61,7 +61,7 @@ impl PlanSize {
 
     /// Returns padding row `i` of `plan` padded to this size. Each padding row has one padding token; the last row has
     /// the rest.
-    fn padding_row(self, plan: Self, i: usize) -> BatchRow {
+    pub(crate) fn padding_row(self, plan: Self, i: usize) -> BatchRow {
         let is_last = plan.rows + i + 1 == self.rows;
         let qo_start = plan.tokens + i;
         let extend_len = if is_last { (self.tokens - qo_start) as u32 } else { 1 };
@@ -222,84 +222,6 @@ impl<'step> BatchPlan<'step> {
     pub(crate) fn size(&self) -> PlanSize {
         PlanSize { rows: self.rows.len(), tokens: self.token_count() }
     }
-
-    /// Returns the plan padded to `rows` sequences and `tokens` tokens, for a graph that was captured at that size.
-    ///
-    /// A backend must stage the padded plan separately; [`Engine::plan_padded`](crate::Engine::plan_padded) makes a
-    /// plan that is padded from the start. A padding row has `kv_len` 0: it attends to nothing and its output is 0. A
-    /// padding token has slot -1, so nothing is stored. Each padding row takes one padding token; the last one also
-    /// takes the rest.
-    ///
-    /// # Panics
-    /// If the plan is larger than `rows` or `tokens`. If there are fewer padding tokens than padding rows, or padding
-    /// tokens without a padding row. If there are more than [`STEP_TOKENS_MAX`] tokens.
-    pub fn padded<'pad>(
-        &self,
-        scratch: &'pad mut StepScratch,
-        rows: usize,
-        tokens: usize,
-    ) -> BatchPlan<'pad> {
-        let bump = scratch.reset();
-        let (more_rows, more_tokens) = (
-            rows.checked_sub(self.rows.len()).expect("padding only adds rows"),
-            tokens.checked_sub(self.token_count()).expect("padding only adds tokens"),
-        );
-        assert!(tokens <= STEP_TOKENS_MAX as usize, "a step has at most {STEP_TOKENS_MAX} tokens");
-        assert!(more_rows <= more_tokens, "each padding row takes at least one padding token");
-        assert!(more_rows > 0 || more_tokens == 0, "padding tokens need a padding row");
-        let size = PlanSize { rows, tokens };
-        BatchPlan {
-            step: self.step,
-            rows: pad(bump, self.rows, rows, |i| size.padding_row(self.size(), i)),
-            tokens: pad(bump, self.tokens, tokens, |_| TokenId::new(0)),
-            positions: pad(bump, self.positions, tokens, |_| 0),
-            slot_mapping: match self.slot_mapping {
-                SlotMapping::I32(slots) => SlotMapping::I32(pad(bump, slots, tokens, |_| -1)),
-                SlotMapping::I64(slots) => SlotMapping::I64(pad(bump, slots, tokens, |_| -1)),
-            },
-            track_slots: match self.track_slots {
-                SlotMapping::I32(slots) => {
-                    SlotMapping::I32(pad_each(bump, slots, self.token_count(), tokens))
-                }
-                SlotMapping::I64(slots) => {
-                    SlotMapping::I64(pad_each(bump, slots, self.token_count(), tokens))
-                }
-            },
-            table_writes: bump.alloc_slice_copy(self.table_writes),
-            shared: SharedSpans {
-                spans: bump.alloc_slice_copy(self.shared.spans),
-                members: bump.alloc_slice_copy(self.shared.members),
-            },
-            masks: match self.masks {
-                [] => &[],
-                masks => pad(bump, masks, tokens, |_| 0),
-            },
-        }
-    }
-}
-
-fn pad_each<'a, T: Copy + From<i8>>(
-    bump: &'a Bump,
-    slots: &[T],
-    tokens: usize,
-    len: usize,
-) -> &'a [T] {
-    let tracks = slots.len().checked_div(tokens).unwrap_or(0);
-    let slot = |at: usize| slots[at / len * tokens..][..tokens].get(at % len).copied();
-    bump.alloc_slice_fill_with(tracks * len, |at| slot(at).unwrap_or(T::from(-1)))
-}
-
-/// Returns `items`, followed by `fill(0)`, `fill(1)` and so on, up to `len` items.
-fn pad<'a, T: Copy>(
-    bump: &'a Bump,
-    items: &[T],
-    len: usize,
-    mut fill: impl FnMut(usize) -> T,
-) -> &'a [T] {
-    bump.alloc_slice_fill_with(len, |i| match items.get(i) {
-        Some(item) => *item,
-        None => fill(i - items.len()),
-    })
 }
 
 /// A batch in the format of FlashInfer's paged attention, for hosts with their own kernels: CSR arrays of 32-bit

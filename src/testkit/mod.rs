@@ -14,6 +14,7 @@ pub mod index;
 pub mod late;
 pub mod model;
 pub mod op;
+pub mod padded;
 pub mod page_pool;
 pub mod parallel;
 pub mod planner;

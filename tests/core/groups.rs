@@ -2,11 +2,12 @@
 //! backend rejects arguments that do not fit the groups.
 
 use kvarena::backend::CpuError;
+use kvarena::testkit::padded::padded;
 use kvarena::testkit::poison::poison;
 use kvarena::{
     Attend, Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Extend, Groups,
-    KvDtype, KvShape, LayerId, Namespace, Null, OwnedPlan, PlanError, PoolConfig, PrefixMode,
-    Reach, Select, SeqKey, SlotMapping, SparseBackend, StepScratch, TokenId,
+    KvDtype, KvShape, LayerId, Namespace, Null, OwnedPlan, PlanError, PlanSize, PoolConfig,
+    PrefixMode, Reach, Select, SeqKey, SlotMapping, SparseBackend, StepScratch, TokenId,
 };
 
 const WINDOW: u32 = 5;
@@ -51,9 +52,10 @@ fn numbers(kind: u64, layer: u32, token: TokenId, position: u32, count: usize) -
 
 /// Runs one step: stores and attends in every layer. Returns the attention's bits.
 fn step(engine: &mut Engine<Cpu>, reach: Reach, items: &[Extend]) -> Vec<u32> {
-    let (mut scratch, mut padded) = (StepScratch::new(), StepScratch::new());
+    let (mut scratch, mut padding) = (StepScratch::new(), StepScratch::new());
     let plan = engine.plan_batch(&mut scratch, items).expect("there is room");
-    let plan = plan.padded(&mut padded, items.len() + 1, plan.token_count() + 2);
+    let size = PlanSize { rows: items.len() + 1, tokens: plan.token_count() + 2 };
+    let plan = padded(&plan, &mut padding, size);
     // The plan is converted to bytes and back, as between processes.
     let bytes = OwnedPlan::from(&plan);
     let plan = OwnedPlan::from_bytes(bytes.as_bytes()).expect("the bytes are a plan");
@@ -190,19 +192,19 @@ fn a_place_takes_a_page_of_each_track() {
     let admission = engine.admission(Namespace::default(), &prompt, 16).expect("it is right");
     assert_eq!((admission.lacking_pages, admission.available_pages), (12, 600));
     let seq = engine.admit(Namespace::default(), &prompt, 16).expect("there is room");
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(12), 588));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(12), 588));
     let mut scratch = StepScratch::new();
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room");
     let step = plan.step();
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(3), 588));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(3), 588));
     let pages: Vec<Vec<_>> =
         (0..3).map(|track| engine.track_table(seq, track).expect("it is live").collect()).collect();
     assert!(pages.iter().all(|pages| pages.len() == 3), "{pages:?}");
     assert_eq!(engine.stats().private_pages, 9);
     engine.abort(step).expect("it is open");
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(12), 588 - 9));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(12), 588 - 9));
     engine.complete(step).expect("it is closed");
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(12), 588));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(12), 588));
     // The tree keeps two pages of group 0, and the tail at their end: one cell with a page in each of two tracks.
     let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 10 }]).expect("room").step();
     engine.commit(step).expect("it is open");
@@ -286,7 +288,7 @@ fn a_sequence_holds_the_pages_that_later_tokens_read() {
         // Released pages are available to other sequences. The sequence's promise counts them again, up to the maximum
         // that it can still need.
         let free = engine.stats().free_pages + engine.stats().evictable_pages;
-        assert_eq!(engine.available(), free - engine.promised(seq).expect("it is live"));
+        assert_eq!(engine.available(), free - engine.outstanding(seq).expect("it is live"));
         engine.finish(seq).expect("it is live");
         let (stats, tracks) = (engine.stats(), others.div_ceil(all) as u32);
         assert_eq!(stats.cached_pages - stats.cells * tracks, tokens / 16);
@@ -347,18 +349,18 @@ fn a_plan_beyond_promise_ahead_takes_unpromised_pages() {
     let prompt: Vec<_> = (0..64).map(TokenId::new).collect();
     // Group 0 needs 16 pages. The window needs at most 4: for 3 tokens before the next one, and for 8 planned ahead.
     let seq = engine.admit(Namespace::default(), &prompt, 64).expect("20 of 30");
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(20), 10));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(20), 10));
     let mut scratch = StepScratch::new();
     // The plan takes 10 pages of each group. 6 pages of the window are beyond the promise.
     let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 40 }]).expect("room").step();
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(6), 4));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(6), 4));
     let refused = engine.plan_batch(&mut scratch, &[Extend { seq, len: 24 }]);
     let error = kvarena::Error::OutOfPages { wanted: 12, available: 10, after: None };
     assert!(matches!(refused, Err(EngineError::Core(got)) if got == error), "{refused:?}");
     // Pages that no later token reads return when the step is complete. The promise then counts them again.
     engine.commit(step).expect("it is open");
-    assert_eq!((engine.promised(seq), engine.available_after(step)), (Ok(9), 10));
+    assert_eq!((engine.outstanding(seq), engine.available_after(step)), (Ok(9), 10));
     engine.complete(step).expect("it is committed");
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(9), 10));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(9), 10));
     engine.verify().expect("all invariants hold");
 }

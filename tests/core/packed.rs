@@ -1,8 +1,9 @@
 //! Packed arrays belong to the planned items; other items are errors.
 
+use kvarena::testkit::padded::padded;
 use kvarena::{
     BatchPlan, Capacity, Draft, DraftTree, Engine, EngineConfig, Error, Extend, Namespace, Null,
-    OwnedPlan, PackedPlan, PoolConfig, SeqKey, StepScratch, TokenId,
+    OwnedPlan, PackedPlan, PlanSize, PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 fn engine() -> Engine<Null> {
@@ -119,7 +120,7 @@ fn levels_list_what_is_shared_once() {
     let [of_plan, of_levels] = &mut scratch;
     let plan = engine.plan_batch(of_plan, &items).expect("room");
     let mut padding = StepScratch::new();
-    for plan in [plan, plan.padded(&mut padding, 6, 16)] {
+    for plan in [plan, padded(&plan, &mut padding, PlanSize { rows: 6, tokens: 16 })] {
         let packed = engine.packed_levels(of_levels, &plan, &items).expect("planned");
         // Rows 2 and 3 have two common pages, row 0 one of them, row 1 none.
         assert_eq!(packed.order, [2, 3, 0, 1]);

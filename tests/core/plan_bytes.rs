@@ -3,13 +3,14 @@
 
 use kvarena::backend::{Backend, CpuRows, CpuRowsMut};
 use kvarena::plan::PlanBytesError;
+use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::testkit::spans::Spans;
 use kvarena::{
     Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvShape, LayerId, OpenBackend,
-    OwnedPlan, PageId, PoolConfig, PoolLayout, RowId, SharedSpan, SharedSpans, SlotMapping, StepId,
-    StepScratch, TableShape, TableWrite, TokenId,
+    OwnedPlan, PageId, PlanSize, PoolConfig, PoolLayout, RowId, SharedSpan, SharedSpans,
+    SlotMapping, StepId, StepScratch, TableShape, TableWrite, TokenId,
 };
 
 /// Bytes of the header. Its words: magic, step, rows, tokens, table writes, bytes of a slot (low 32 bits) with the
@@ -266,10 +267,11 @@ fn padding_rows_read_nothing_and_padding_tokens_store_nothing() {
         let arrays = Arrays::random(&mut rng);
         let plan = arrays.plan(step, rng.one_in(2));
         let (rows, tokens) = (plan.rows.len(), plan.token_count());
-        assert_eq!(plan.padded(&mut scratch, rows, tokens), plan);
+        assert_eq!(padded(&plan, &mut scratch, PlanSize { rows, tokens }), plan);
         let more_rows = rng.within(1, 5) as usize;
         let more_tokens = more_rows + rng.below(6) as usize;
-        let padded = plan.padded(&mut scratch, rows + more_rows, tokens + more_tokens);
+        let size = PlanSize { rows: rows + more_rows, tokens: tokens + more_tokens };
+        let padded = padded(&plan, &mut scratch, size);
         assert_eq!(padded.step(), plan.step());
         assert_eq!(padded.rows[..rows], *plan.rows);
         assert_eq!(padded.tokens[..tokens], *plan.tokens);
@@ -288,41 +290,6 @@ fn padding_rows_read_nothing_and_padding_tokens_store_nothing() {
         // The rows still cover all tokens in order.
         assert!(OwnedPlan::from_bytes(OwnedPlan::from(&padded).as_bytes()).is_ok());
     }
-}
-
-/// Pads a plan of some rows and tokens by `rows` and `tokens`.
-fn pad_by(rows: isize, tokens: isize) {
-    let mut rng = Rng::new(4);
-    let mut any = std::iter::repeat_with(|| Arrays::random(&mut rng));
-    let arrays = any.find(|arrays| !arrays.tokens.is_empty()).expect("some have tokens");
-    let plan = arrays.plan(1, false);
-    let rows = plan.rows.len().saturating_add_signed(rows);
-    let tokens = plan.token_count().saturating_add_signed(tokens);
-    plan.padded(&mut StepScratch::new(), rows, tokens);
-}
-
-#[test]
-#[should_panic(expected = "each padding row takes at least one padding token")]
-fn padding_rows_need_a_token_each() {
-    pad_by(3, 2);
-}
-
-#[test]
-#[should_panic(expected = "padding tokens need a padding row")]
-fn padding_tokens_need_a_row() {
-    pad_by(0, 1);
-}
-
-#[test]
-#[should_panic(expected = "padding only adds rows")]
-fn padding_takes_no_row_away() {
-    pad_by(-1, 0);
-}
-
-#[test]
-#[should_panic(expected = "padding only adds tokens")]
-fn padding_takes_no_token_away() {
-    pad_by(1, -1);
 }
 
 /// Creates a small pool with two sequences, and the plan of their next step.

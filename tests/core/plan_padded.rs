@@ -1,6 +1,7 @@
 //! A plan that is padded from the start equals the plan of the same batch padded afterwards.
 
 use kvarena::backend::Either;
+use kvarena::testkit::padded::padded;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Capacity, CpuOptions, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend,
@@ -101,9 +102,9 @@ fn padding_before_the_plan_is_padding_after_it() {
             let tokens = items.iter().map(|item| item.len as usize).sum::<usize>();
             let size = PlanSize { rows: items.len() + rows, tokens: tokens + more };
             let [first, second] = &mut twins.engines;
-            let [of_first, of_second, padded] = &mut scratch;
+            let [of_first, of_second, padding] = &mut scratch;
             let plan = first.plan_drafts(of_first, &items, &drafts).expect("there is room");
-            let wanted = plan.padded(padded, size.rows, size.tokens);
+            let wanted = padded(&plan, padding, size);
             let got = second.plan_padded(of_second, &items, &drafts, size).expect("room");
             assert_eq!(got, wanted, "{size:?}");
             let step = plan.step();

@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::{env, fs, process};
 
+use kvarena::testkit::padded::padded;
 use kvarena::*;
 use serde_json::{Value, json};
 
@@ -45,7 +46,7 @@ fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     for len in [11, 1] {
         let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("there is room");
         let (rows, tokens) = (plan.rows.len() + 2, plan.token_count() + 4);
-        let padded = plan.padded(&mut padding, rows, tokens);
+        let padded = padded(&plan, &mut padding, PlanSize { rows, tokens });
         let slots = SlotMapping::I64(&wide[..tokens]);
         for plan in [plan, padded, BatchPlan { slot_mapping: slots, ..padded }] {
             bytes.extend(OwnedPlan::from(&plan).as_bytes());
@@ -84,7 +85,7 @@ fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
         Engine::new(PoolConfig { layers: 3, groups, ..pool }, Null).expect("a valid config");
     let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 11 }]).expect("there is room");
-    for plan in [plan, plan.padded(&mut padding, 3, 14)] {
+    for plan in [plan, padded(&plan, &mut padding, PlanSize { rows: 3, tokens: 14 })] {
         bytes.extend(OwnedPlan::from(&plan).as_bytes());
         plans.push(wanted(&plan));
     }

@@ -8,11 +8,12 @@ use kvarena::backend::cuda::{
     Cuda, CudaError, CudaGraph, CudaOptions, CudaStream, DeviceBuffer, Gpu, GraphKey, Prepare,
 };
 use kvarena::testkit::contract::bytes;
+use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::Item;
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, KvDtype, KvShape, LayerId, Layout,
-    OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, Scaling, SlotMapping, StepBounds,
-    StepEnd, StepScratch, TableShape,
+    OpenBackend, PageCopy, PageId, PlanError, PlanSize, PoolConfig, RowId, Scaling, SlotMapping,
+    StepBounds, StepEnd, StepScratch, TableShape,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
@@ -157,7 +158,7 @@ fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64
         }
         let plan = drive.planner.plan_trees(&items, &is_tree);
         backend.begin(&plan.plan()).expect("a valid plan");
-        let plan = plan.plan().padded(&mut scratch, rows, tokens);
+        let plan = padded(&plan.plan(), &mut scratch, PlanSize { rows, tokens });
         let inputs = drive.inputs(&items, &plan);
         buffers.fill(&inputs);
         // A step ran outside of graphs, so the variant of attention exists.

@@ -6,11 +6,12 @@ use std::collections::HashMap;
 use kvarena::backend::cuda::{CudaGraph, DeviceBuffer, Gpu, GraphKey, Prepare};
 use kvarena::page::PageState;
 use kvarena::testkit::contract::{TestBackend, bytes};
+use kvarena::testkit::padded::padded;
 use kvarena::testkit::rng::{Rng, mix};
 use kvarena::{
     Attend, Backend, BatchPlan, Capacity, Dtype, Engine, EngineConfig, Extend, Groups, KvDtype,
-    KvShape, LayerId, Layout, Namespace, PageId, PoolConfig, Reach, Scaling, SeqKey, StepScratch,
-    TokenId,
+    KvShape, LayerId, Layout, Namespace, PageId, PlanSize, PoolConfig, Reach, Scaling, SeqKey,
+    StepScratch, TokenId,
 };
 
 use crate::gpu;
@@ -101,12 +102,12 @@ impl Host {
     /// Runs one step, from a graph if the host uses graphs and each sequence has one new token. Returns the bits of
     /// attention.
     fn step(&mut self, items: &[Extend]) -> Vec<u16> {
-        let (mut scratch, mut padded) = (StepScratch::new(), StepScratch::new());
+        let (mut scratch, mut padding) = (StepScratch::new(), StepScratch::new());
         let plan = self.engine.plan_batch(&mut scratch, items).expect("there is room");
         let is_decode = plan.token_count() == items.len();
         let (rows, tokens) =
             if is_decode { (ROWS, ROWS) } else { (items.len() + 1, plan.token_count() + 2) };
-        let plan = plan.padded(&mut padded, rows, tokens);
+        let plan = padded(&plan, &mut padding, PlanSize { rows, tokens });
         for (layer, [q, k, v, out]) in self.rows.iter_mut().enumerate() {
             let (kv_heads, dim) = self.model.heads(layer);
             for (kind, heads, to) in [(0, Q_HEADS, q), (1, kv_heads, k), (2, kv_heads, v)] {

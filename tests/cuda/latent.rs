@@ -4,10 +4,11 @@ use std::collections::HashMap;
 
 use kvarena::backend::cuda::{CudaError, CudaGraph, DeviceBuffer, Gpu, GraphKey, Prepare};
 use kvarena::testkit::contract::bytes;
+use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, LayerId, OpenBackend,
+    Attend, Backend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, LayerId, OpenBackend, PlanSize,
     PoolConfig, Scaling, StepEnd, StepScratch, TableShape,
 };
 
@@ -108,7 +109,7 @@ fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usiz
         for backend in [&mut launched, &mut replayed] {
             backend.begin(&plan.plan()).expect("a valid plan");
         }
-        let plan = plan.plan().padded(&mut scratch, ROWS, tokens);
+        let plan = padded(&plan.plan(), &mut scratch, PlanSize { rows: ROWS, tokens });
         buffers.fill(step);
         others.fill(step);
         others.launch(&mut launched, &plan).expect("a valid step");

@@ -7,6 +7,7 @@ use kvarena::backend::cuda::{
 use kvarena::testkit::contract::{
     Case, Filter, check_backend, check_cases, check_served, check_sparse_backend,
 };
+use kvarena::testkit::padded::padded;
 use kvarena::{
     Attend, Capacity, Dtype, Engine, Extend, KvDtype, KvShape, LabelChannels, LayerId, Namespace,
     OpenBackend, PlanSize, PoolConfig, PoolLayout, Scaling, SeqKey, StepBounds, StepScratch,
@@ -210,7 +211,7 @@ fn padding_beside_spans_is_written_by_a_kernel_loaded_for_it() {
     let (mut scratch, mut padding) = (StepScratch::new(), StepScratch::new());
     let plan = engine.plan_batch(&mut scratch, &items).expect("it fits");
     assert!(!plan.shared.spans.is_empty());
-    let plan = plan.padded(&mut padding, 9, 32);
+    let plan = padded(&plan, &mut padding, PlanSize { rows: 9, tokens: 32 });
     let backend = engine.backend_mut();
     backend.stage(&plan).expect("it fits");
     const MARK: u16 = 0x3f80;

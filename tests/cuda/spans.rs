@@ -4,9 +4,12 @@
 use std::collections::HashMap;
 
 use kvarena::backend::cuda::{CudaGraph, CudaOptions, Gpu, GraphKey};
+use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::Item;
 use kvarena::testkit::rng::Rng;
-use kvarena::{Backend, Capacity, Dtype, Layout, OpenBackend, Scaling, StepEnd, StepScratch};
+use kvarena::{
+    Backend, Capacity, Dtype, Layout, OpenBackend, PlanSize, Scaling, StepEnd, StepScratch,
+};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
@@ -94,7 +97,7 @@ fn decode(
         let more = ROWS - items.len();
         let least = plan.token_count() + more;
         let tokens = if graph { least.max(row_tokens * ROWS) } else { least };
-        let plan = plan.padded(&mut scratch, ROWS, tokens);
+        let plan = padded(&plan, &mut scratch, PlanSize { rows: ROWS, tokens });
         let inputs = drive.inputs(&items, &plan);
         buffers.fill(&inputs);
         let staged = backend.cuda.stage(&plan).expect("a valid plan");

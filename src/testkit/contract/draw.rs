@@ -6,7 +6,8 @@ use super::run::{Kind, Step, World};
 use crate::backend::Attend;
 use crate::id::LayerId;
 use crate::layout::Dtype;
-use crate::plan::{BatchPlan, OwnedPlan, StepScratch};
+use crate::plan::{BatchPlan, OwnedPlan, PlanSize, StepScratch};
+use crate::testkit::padded::padded;
 use crate::testkit::planner::{Item, shuffle};
 
 /// Maximum number of kinds of attention in a run. Later calls repeat earlier kinds, or use the layer's plain
@@ -34,7 +35,11 @@ impl<B: TestBackend> World<'_, B> {
             let (rows, tokens) = (self.rng.within(1, 2) as usize, self.rng.within(2, 5) as usize);
             let plain = plan.plan();
             let (rows, tokens) = (plain.rows.len() + rows, plain.token_count() + tokens);
-            plan = OwnedPlan::from(&plain.padded(&mut StepScratch::new(), rows, tokens));
+            plan = OwnedPlan::from(&padded(
+                &plain,
+                &mut StepScratch::new(),
+                PlanSize { rows, tokens },
+            ));
         }
         if self.rng.one_in(2) {
             plan = OwnedPlan::from_bytes(plan.as_bytes()).expect("the bytes of a plan");

@@ -117,7 +117,7 @@ stats! {
         /// Released pages that an unfinished step may still access.
         fenced_pages,
         /// Pages promised to sequences and not yet taken.
-        promised_pages,
+        outstanding_pages,
         /// Pages of the tree that no sequence or fetch uses.
         evictable_pages,
         /// Pages of the tree that sequences or fetches use.
@@ -231,7 +231,7 @@ impl fmt::Display for Stats {
             self.evictable_pages,
             self.protected_pages,
             self.fenced_pages,
-            self.promised_pages,
+            self.outstanding_pages,
             self.sequences,
             self.steps,
         )

@@ -118,7 +118,7 @@ impl<B: Backend> Engine<B> {
             private_pages: pages.private_count(),
             cached_pages: pages.cached_count(),
             fenced_pages: pages.fenced_count(),
-            promised_pages: sequences.promised(),
+            outstanding_pages: sequences.all_outstanding(),
             evictable_pages: size.evictable,
             protected_pages: size.protected,
             sequences: sequences.len(),

@@ -105,7 +105,7 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
-    pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
+    pub fn outstanding(&self, seq: SeqKey) -> Result<u32, Error> {
         Ok(self.world.sequences.outstanding(self.sequence(seq)?))
     }
 

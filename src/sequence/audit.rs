@@ -14,7 +14,7 @@ impl SequenceTable {
     /// Returns whether S7 holds.
     pub(crate) fn promises_are_counted(&self) -> bool {
         self.rows.values().map(|s| u64::from(self.outstanding(s))).sum::<u64>()
-            == u64::from(self.promised())
+            == u64::from(self.all_outstanding())
     }
 
     /// Returns the waiting marks of a sequence.

@@ -95,10 +95,19 @@ impl SequenceTable {
         let (tokens, pages) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
         let inflight = InflightIndex::new(shape.rows, hash_bits)?;
         let branches = Branches::new(shape.rows)?;
-        let (limits, promised) = (Limits::NONE, 0);
+        let (limits, all_outstanding) = (Limits::NONE, 0);
         let (marks, waits) = (Vec::new(), Vec::new());
-        let stores =
-            Stores { page_size, limits, promised, tokens, pages, marks, waits, inflight, branches };
+        let stores = Stores {
+            page_size,
+            limits,
+            all_outstanding,
+            tokens,
+            pages,
+            marks,
+            waits,
+            inflight,
+            branches,
+        };
         let cuts = filled(shape.rows.into(), Cuts::NONE)?;
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }

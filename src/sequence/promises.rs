@@ -6,8 +6,8 @@ use super::{Sequence, SequenceTable};
 
 impl SequenceTable {
     /// Returns the outstanding pages of all sequences.
-    pub fn promised(&self) -> u32 {
-        self.stores.promised
+    pub fn all_outstanding(&self) -> u32 {
+        self.stores.all_outstanding
     }
 
     /// Sets a sequence's promise to the pages of `places` page table places in total. The caller has checked that the
@@ -15,13 +15,14 @@ impl SequenceTable {
     pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
         let before = self.outstanding(&self.rows[seq]);
         self.rows[seq].promised = places;
-        self.stores.promised = self.stores.promised - before + self.outstanding(&self.rows[seq]);
+        self.stores.all_outstanding =
+            self.stores.all_outstanding - before + self.outstanding(&self.rows[seq]);
     }
 
     /// Subtracts outstanding pages that their sequences are taking.
     pub(crate) fn consume_promised(&mut self, pages: u32) {
-        assert!(pages <= self.stores.promised, "S7: consumed pages were promised");
-        self.stores.promised -= pages;
+        assert!(pages <= self.stores.all_outstanding, "S7: consumed pages were promised");
+        self.stores.all_outstanding -= pages;
     }
 
     /// Returns the outstanding pages that a sequence would have with a promise of `promised` places.

@@ -41,7 +41,7 @@ pub(super) struct Stores {
     /// The rule for the places that a row keeps in each group other than group 0.
     pub(super) limits: Limits,
     /// Outstanding pages of all promises.
-    pub(super) promised: u32,
+    pub(super) all_outstanding: u32,
     pub(super) tokens: TokenStore,
     pub(super) pages: PageTable,
     /// Marks by row; empty without groups.
@@ -335,7 +335,7 @@ impl RowMut<'_> {
         if let Some(marks) = self.stores.marks.get_mut(self.sequence.row.index()) {
             marks.kept = self.sequence.published;
         }
-        self.stores.promised -= before - self.outstanding();
+        self.stores.all_outstanding -= before - self.outstanding();
         loaded
     }
 
@@ -434,13 +434,13 @@ impl RowMut<'_> {
     /// Sets the last kept mark.
     pub fn set_kept(&mut self, mark: u32) {
         let cost = self.keep_cost(mark, self.sequence.published);
-        self.stores.promised += cost;
+        self.stores.all_outstanding += cost;
         let marks = &mut self.stores.marks[self.sequence.row.index()];
         marks.kept = marks.kept.max(mark);
     }
 
-    pub fn all_promised(&self) -> u32 {
-        self.stores.promised
+    pub fn all_outstanding(&self) -> u32 {
+        self.stores.all_outstanding
     }
 
     /// Returns whether plans have sent all pages of the row.

@@ -36,7 +36,7 @@ impl<'a> PageBudget<'a> {
         fence: &'a Fence,
     ) -> Self {
         let reclaimable = u64::from(pages.free_count()) + u64::from(prefixes.size_info().evictable);
-        Self { reclaimable, outstanding: sequences.promised().into(), fence }
+        Self { reclaimable, outstanding: sequences.all_outstanding().into(), fence }
     }
 
     /// Returns the number of pages that a call can take once the fence has returned `returned` pages. The call's

@@ -139,7 +139,7 @@ pub(crate) fn may_keep(
 ) -> bool {
     let evictable = prefixes.size_info().evictable;
     let backing = pages.free_count() + pages.fenced_count() + evictable;
-    row.all_promised() + row.keep_cost(mark, published) <= backing
+    row.all_outstanding() + row.keep_cost(mark, published) <= backing
 }
 
 /// Returns the number of known tokens that have K and V.

@@ -188,7 +188,7 @@ impl World {
             return Err("S7: the total of outstanding pages is the sum over all sequences");
         }
         let fenced = self.pages.fenced_count();
-        if self.sequences.promised() <= self.reclaimable() + fenced {
+        if self.sequences.all_outstanding() <= self.reclaimable() + fenced {
             Ok(())
         } else {
             Err("W4: promised <= free + evictable + fenced")

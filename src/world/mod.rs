@@ -153,12 +153,12 @@ impl World {
 
     /// Returns the number of free and evictable pages that are not promised.
     pub fn available(&self) -> u32 {
-        self.reclaimable().saturating_sub(self.sequences.promised())
+        self.reclaimable().saturating_sub(self.sequences.all_outstanding())
     }
 
     /// Returns [`World::available`] after the completion of `step`, if no other call comes first. O(unfinished steps).
     pub fn available_after(&self, step: StepId) -> u32 {
         let reclaimable = self.reclaimable() + self.fence.pages_until(step);
-        reclaimable.saturating_sub(self.sequences.promised())
+        reclaimable.saturating_sub(self.sequences.all_outstanding())
     }
 }

@@ -56,14 +56,14 @@ fn a_pool_is_promised_once() {
     }
     let mut engine = self::engine(10);
     let first = admit(&mut engine, &text(0, 10), 10).expect("all are free");
-    assert_eq!((engine.promised(first), engine.available()), (Ok(10), 0));
+    assert_eq!((engine.outstanding(first), engine.available()), (Ok(10), 0));
     for own in 1..6 {
         let refused = Err(out_of_pages(10, 0, None));
         assert_eq!(admit(&mut engine, &text(own, 10), 10), refused);
         assert_eq!(admit(&mut engine, &text(own, 1), 0), Err(out_of_pages(1, 0, None)));
     }
     let step = plan(&mut engine, &[(first, 40)]).expect("they are promised");
-    assert_eq!((engine.promised(first), engine.stats().free_pages), (Ok(0), 0));
+    assert_eq!((engine.outstanding(first), engine.stats().free_pages), (Ok(0), 0));
     commit(&mut engine, step);
 }
 
@@ -81,7 +81,7 @@ fn cached_pages_need_no_promise() {
         (2, 2, true)
     );
     let second = admit(&mut engine, &text(0, 8), 9).expect("seven pages are shared");
-    assert_eq!((engine.promised(second), engine.available()), (Ok(2), 0));
+    assert_eq!((engine.outstanding(second), engine.available()), (Ok(2), 0));
     engine.verify().expect("all invariants hold");
 }
 
@@ -140,7 +140,7 @@ fn duplicate_pages_back_promises_after_the_step_is_complete() {
     assert_eq!((stats.evictable_pages, engine.stats().evictable_pages), (4, 0), "in use again");
     assert_eq!(engine.stats().fenced_pages, 4, "the twin's own");
     // Eight pages are promised: four free, four in the fence.
-    assert_eq!((engine.stats().promised_pages, engine.stats().free_pages), (8, 4));
+    assert_eq!((engine.stats().outstanding_pages, engine.stats().free_pages), (8, 4));
     let third = plan(&mut engine, &[(other, 16)]).expect("they are promised");
     let refused = plan(&mut engine, &[(filler, 16)]);
     assert_eq!(refused, Err(out_of_pages(4, 0, Some(second))));
@@ -157,10 +157,10 @@ fn pages_returned_by_abort_and_rollback_are_promised_again() {
     let seq = admit(&mut engine, &text(0, 6), 6).expect("all are free");
     let first = plan(&mut engine, &[(seq, 12)]).expect("they are promised");
     let second = plan(&mut engine, &[(seq, 12)]).expect("they are promised");
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(0), 2));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(0), 2));
     engine.abort(second).expect("it is open");
     engine.verify().expect("all invariants hold");
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(3), 0));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(3), 0));
     assert_eq!(engine.stats().fenced_pages, 3);
     let other = admit(&mut engine, &text(1, 1), 0);
     assert_eq!(other, Err(out_of_pages(1, 0, Some(second))), "the free pages are promised");
@@ -169,10 +169,10 @@ fn pages_returned_by_abort_and_rollback_are_promised_again() {
     assert_eq!(refused, Err(out_of_pages(3, 2, Some(second))));
     engine.rollback(seq, 5).expect("nothing is published");
     engine.verify().expect("all invariants hold");
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(4), 0));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(4), 0));
     commit(&mut engine, first);
     engine.complete(second).expect("all are closed");
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(4), 2));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(4), 2));
 }
 
 #[test]
@@ -183,12 +183,12 @@ fn a_plan_beyond_its_promise_takes_unpromised_pages() {
     assert_eq!(engine.available(), 2);
     assert_eq!(plan(&mut engine, &[(seq, 24)]), Err(out_of_pages(6, 5, None)));
     let first = plan(&mut engine, &[(seq, 20)]).expect("three promised and two more");
-    assert_eq!((engine.available(), engine.promised(other)), (0, Ok(3)));
+    assert_eq!((engine.available(), engine.outstanding(other)), (0, Ok(3)));
     // The pages beyond the promise are released first, and are not promised.
     engine.rollback(seq, 16).expect("nothing is published");
-    assert_eq!(engine.promised(seq), Ok(0));
+    assert_eq!(engine.outstanding(seq), Ok(0));
     engine.rollback(seq, 8).expect("nothing is published");
-    assert_eq!(engine.promised(seq), Ok(1));
+    assert_eq!(engine.outstanding(seq), Ok(1));
     let second = plan(&mut engine, &[(other, 12)]).expect("they are promised");
     commit(&mut engine, first);
     commit(&mut engine, second);
@@ -200,15 +200,15 @@ fn a_promise_can_be_made_changed_and_cancelled() {
     let seq = admit(&mut engine, &text(0, 2), 0).expect("all are free");
     assert_eq!(engine.promise(seq, 33), Err(Error::TooLong { len: 33, max: 32 }));
     engine.promise(seq, 5 * PAGE_SIZE + 1).expect("all are free");
-    assert_eq!((engine.promised(seq), engine.available()), (Ok(6), 2));
+    assert_eq!((engine.outstanding(seq), engine.available()), (Ok(6), 2));
     engine.promise(seq, 5 * PAGE_SIZE).expect("it is less");
     let other = admit(&mut engine, &text(1, 2), 3).expect("three are left");
     assert_eq!(engine.promise(seq, 6 * PAGE_SIZE), Err(out_of_pages(1, 0, None)));
-    assert_eq!(engine.promised(seq), Ok(5), "as it was");
+    assert_eq!(engine.outstanding(seq), Ok(5), "as it was");
     engine.promise(seq, 0).expect("it is less");
     assert_eq!(engine.available(), 5);
     engine.preempt(other, Keep::Publish).expect("it runs");
-    assert_eq!((engine.promised(other), engine.available()), (Ok(0), 8));
+    assert_eq!((engine.outstanding(other), engine.available()), (Ok(0), 8));
     assert_eq!(engine.promise(other, 1), Err(Error::Preempted { seq: other }));
     assert_eq!(engine.resume(other, 33), Err(Error::TooLong { len: 33, max: 32 }));
     engine.resume(other, 8 * PAGE_SIZE).expect("all are free");
@@ -243,9 +243,9 @@ fn every_child_of_a_fork_is_promised_its_own() {
     assert!(copies.iter().all(|copy| copy.source == copies[0].source));
     assert_eq!(engine.stats().steps, 1, "one step");
     for &child in &children {
-        assert_eq!((engine.promised(child), engine.cached_len(child)), (Ok(2), Ok(6)));
+        assert_eq!((engine.outstanding(child), engine.cached_len(child)), (Ok(2), Ok(6)));
     }
-    assert_eq!((engine.available(), engine.stats().promised_pages), (1, 6));
+    assert_eq!((engine.available(), engine.stats().outstanding_pages), (1, 6));
     engine.complete(step).expect("it counts as committed");
     engine.verify().expect("all invariants hold");
     assert!(engine.fork(parent, 0, 0).expect("it is live").children.is_empty());

@@ -252,7 +252,7 @@ impl Model {
         let promised = (promise as usize).div_ceil(self.page_size());
         let device = self.on_device(scope, tokens, pages);
         let cells = self.tree.host_tail_pages(scope, tokens, pages);
-        let promised = self.outstanding(promised, device, device, device)
+        let promised = self.outstanding_of_promise(promised, device, device, device)
             + if promised > 0 { cells } else { 0 };
         // The sequence locks these pages, so they are not available to it and back no promise.
         let room = |model: &Self| {

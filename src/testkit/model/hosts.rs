@@ -311,8 +311,8 @@ impl Model {
             return 0;
         }
         let pages = sequence.published + sequence.pending;
-        let after = self.outstanding(sequence.promised, pages, pages, pages);
-        self.promised(seq).map_or(0, |promised| promised as usize) - after
+        let after = self.outstanding_of_promise(sequence.promised, pages, pages, pages);
+        self.outstanding(seq).map_or(0, |pages| pages as usize) - after
     }
 
     /// Begins a plan or a fork: loads the pages that its sequences wait for. If the load fails, sets `load_failed` and

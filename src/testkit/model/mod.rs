@@ -212,7 +212,13 @@ impl Model {
     ///
     /// Pages of cells count as outstanding: if the sequence gives a cell back, other sequences may still use it. The
     /// places below `kept` have cells.
-    fn outstanding(&self, promised: usize, len: usize, published: usize, kept: usize) -> usize {
+    fn outstanding_of_promise(
+        &self,
+        promised: usize,
+        len: usize,
+        published: usize,
+        kept: usize,
+    ) -> usize {
         let others = self.reaches().into_iter().map(|(reach, most)| {
             let held = len - self.tree.first_held(reach, published).max(kept);
             promised.min(most).saturating_sub(held)
@@ -305,8 +311,8 @@ impl Model {
         self.tree.present()
     }
 
-    /// `Engine::promised`
-    pub fn promised(&self, seq: SeqKey) -> Result<u32, Error> {
+    /// `Engine::outstanding`
+    pub fn outstanding(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.sequence(seq)?;
         let outstanding =
             self.outstanding_of(sequence, sequence.promised, sequence.published, sequence.kept);
@@ -327,12 +333,12 @@ impl Model {
         published: usize,
         kept: usize,
     ) -> usize {
-        self.outstanding(promised, sequence.table.len(), published, kept)
+        self.outstanding_of_promise(promised, sequence.table.len(), published, kept)
     }
 
     /// Returns the number of outstanding pages of all sequences.
-    fn promised_pages(&self) -> u32 {
-        self.sequences.keys().filter_map(|&seq| self.promised(seq).ok()).sum()
+    fn outstanding_pages(&self) -> u32 {
+        self.sequences.keys().filter_map(|&seq| self.outstanding(seq).ok()).sum()
     }
 
     /// Returns the number of free and evictable pages, promised or not.
@@ -342,13 +348,13 @@ impl Model {
 
     /// `Engine::available`
     pub fn available(&self) -> u32 {
-        self.reclaimable().saturating_sub(self.promised_pages())
+        self.reclaimable().saturating_sub(self.outstanding_pages())
     }
 
     /// Returns the maximum number of pages that a call may take if `drawn` of them are promised to it. It may take
     /// promised pages from all free and evictable pages. If it takes more, enough pages must remain for the promises.
     fn takes_at_most(&self, drawn: u32) -> u32 {
-        let kept = |taken: u32| self.promised_pages() - drawn.min(taken);
+        let kept = |taken: u32| self.outstanding_pages() - drawn.min(taken);
         let may = |&taken: &u32| taken <= drawn || self.reclaimable() - taken >= kept(taken);
         (0..=self.reclaimable()).rev().find(may).expect("nothing may always be taken")
     }
@@ -383,7 +389,7 @@ impl Model {
             private_pages: self.pages.count(PageIs::Private),
             cached_pages: self.pages.count(PageIs::Cached),
             fenced_pages: self.pages.count(PageIs::Fenced),
-            promised_pages: self.promised_pages(),
+            outstanding_pages: self.outstanding_pages(),
             evictable_pages: self.tree.evictable(),
             protected_pages: self.tree.protected(),
             sequences: self.sequences.len() as u32,

@@ -143,7 +143,7 @@ impl Model {
         let outstanding =
             |kept| self.outstanding_of(sequence, sequence.promised, sequence.published, kept);
         let more = outstanding(sequence.kept.max(mark)) - outstanding(sequence.kept);
-        let promised = self.promised_pages() as usize + more;
+        let promised = self.outstanding_pages() as usize + more;
         promised <= (self.reclaimable() + self.pages.count(PageIs::Fenced)) as usize
     }
 
@@ -249,12 +249,12 @@ impl Model {
 
     /// `Engine::promise`
     pub fn promise(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
-        let before = self.running(seq).and_then(|_| self.promised(seq))?;
+        let before = self.running(seq).and_then(|_| self.outstanding(seq))?;
         self.check_promise(len)?;
         let mut after = self.clone();
         let pages = (len as usize).div_ceil(self.page_size());
         after.sequences.get_mut(&seq).expect("seen above").promised = pages;
-        let more = after.promised(seq)?.saturating_sub(before);
+        let more = after.outstanding(seq)?.saturating_sub(before);
         self.check_pages(more as usize, 0)?;
         *self = after;
         Ok(())
@@ -306,7 +306,7 @@ impl Model {
             self.check_steps()?;
         }
         let promised = (promise as usize).div_ceil(page_size);
-        let outstanding = self.outstanding(promised, pages + tail, pages, pages);
+        let outstanding = self.outstanding_of_promise(promised, pages + tail, pages, pages);
         let of_parent = |kept| self.outstanding_of(parent, parent.promised, pages, kept);
         let more = of_parent(pages) - of_parent(parent.kept);
         self.check_pages(keys.len() * (copied + outstanding) + more, 0)?;

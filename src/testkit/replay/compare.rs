@@ -41,7 +41,7 @@ impl<B: Inspect> Host<B> {
     fn compare_sequence(&self, seq: SeqKey) -> Result<(), String> {
         let (engine, model) = (&self.engine, &self.model);
         agree("cached_len", &engine.cached_len(seq), &model.cached_len(seq))?;
-        agree("promised", &engine.promised(seq), &model.promised(seq))?;
+        agree("outstanding", &engine.outstanding(seq), &model.outstanding(seq))?;
         agree("planned_len", &engine.planned_len(seq), &model.planned_len(seq))?;
         let tokens = model.tokens(seq).map(<[TokenId]>::to_vec);
         let count = tokens.as_ref().map(|tokens| tokens.len() as u32).map_err(|error| *error);

@@ -40,7 +40,7 @@ def until(condition):
 def at_rest(server):
     """Returns whether no stream runs and every page is free or cached."""
     now = server.metrics()
-    held = ("sequences", "private_pages", "fenced_pages", "protected_pages", "promised_pages", "steps")
+    held = ("sequences", "private_pages", "fenced_pages", "protected_pages", "outstanding_pages", "steps")
     return all(now["kvarena_" + name] == 0 for name in held)
 
 

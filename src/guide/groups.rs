@@ -19,8 +19,8 @@
 //! [`PoolLayout::unused_bytes`](crate::PoolLayout::unused_bytes) returns the number of bytes left over.
 //! [`PoolLayout::of_group`](crate::PoolLayout::of_group) returns the heads and head_dim of a group's layers.
 //!
-//! With [`PoolConfig::host_pages`](crate::PoolConfig::host_pages), evicted pages of all groups move to host memory,
-//! where prompts hit them ([`Engine::load`](crate::Engine::load)). [`Engine::puts`](crate::Engine::puts) and
+//! With [`PoolConfig::host_pages`](crate::PoolConfig::host_pages), evicted pages of all groups move to host memory.
+//! [`Engine::load`](crate::Engine::load) loads the pages that prompts hit. [`Engine::puts`](crate::Engine::puts) and
 //! [`Engine::fetch`](crate::Engine::fetch) reject models with groups.
 //!
 //! ```
@@ -84,7 +84,7 @@
 //!
 //! [Events](super::events) and `match_hashes` report the pages of group 0 alone. A router therefore expects
 //! [`PrefixMatch::full_pages`](crate::PrefixMatch::full_pages), and a prompt may match less. The engine emits no events
-//! about cells, because a router that ignores groups would take a removed cell for a removed prefix.
+//! for other groups, because a router that ignores groups would take their removed pages for a removed prefix.
 //!
 //! `Cuda` supports chunks that are multiples of the page size, except over latent rows. It does not support latent rows
 //! together with another shape. Draft trees and sparse reads work only in layers that read all tokens.

@@ -121,7 +121,7 @@
 //! | table_writes | 2 x u32 | [`TableWrite`](crate::TableWrite): `index`, `value`: `words[index] = value` |
 //! | spans | 4 x u32 | [`SharedSpan`](crate::SharedSpan): `member_start`, `member_count`, `begin`, `end`; R1 to R3 |
 //! | members | u32 | index of a row in the batch |
-//! | masks | u64 | slots that a token of a tree sees ([`BatchPlan::masks`](crate::BatchPlan::masks)); otherwise 0 |
+//! | masks | u64 | bit `i`: a tree's token sees slot `last - i` ([more](crate::BatchPlan::masks)); 0: no tree |
 //! | track_slots | i32 or i64 | `[tracks - 1, tokens]`: like slot_mapping, for the layers of each further track |
 //!
 //! The `qo_start` of a row is the sum of `extend_len` of the rows before it. All `extend_len` add up to `tokens`.

@@ -1,7 +1,7 @@
 //! The calls of a host to an engine, as plain data.
 //!
-//! An op refers to sequences, prompts and steps by small numbers. The replay takes each number modulo the number of
-//! those that exist. It can therefore make every op in every state, also after other ops were removed from the list.
+//! An op refers to sequences, prompts and steps by small numbers, which the replay takes modulo the existing ones. The
+//! replay can therefore make every op in every state, also after other ops were removed from the list.
 //! [`literal`](super::shrink::literal) prints a shrunk list as Rust code for a regression test.
 
 use arbitrary::{Arbitrary, Result, Unstructured};

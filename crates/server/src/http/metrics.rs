@@ -124,8 +124,7 @@ impl Metrics {
     }
 }
 
-/// Returns all metrics in the OpenMetrics format: descriptions of counters omit `_total`, and the text has an end
-/// marker.
+/// Converts Prometheus's text format to OpenMetrics: descriptions of counters omit `_total`, and an end marker follows.
 pub fn open_metrics(text: &str) -> String {
     let counters: HashSet<&str> = text
         .lines()

@@ -120,9 +120,9 @@ impl Backend for Cuda {
     }
 
     /// The rows have the pool's dtype, or that of [`Cuda::rows`] if the pool is quantised. Rows of 16-bit numbers are
-    /// aligned to 16 bytes. Except for latent rows, head_dim is 64, 128 or 256, or for f32, which is slow and only for
-    /// checks, a multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks
-    /// are packed f32. A sink that is NaN or plus infinity invalidates its head's output.
+    /// aligned to 16 bytes. Except for latent rows, head_dim is 64, 128 or 256. Rows of f32, which are slow and only
+    /// for checks, allow each multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most
+    /// 128. Sinks are packed f32. A sink that is NaN or plus infinity invalidates its head's output.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, and for trees with a window.

@@ -289,7 +289,7 @@ impl Gpu {
     /// Launches a kernel of attention on `ctas` CTAs, with the kernel's threads.
     ///
     /// # Safety
-    /// As [`Gpu::launch`], also for the extra parts.
+    /// As [`Gpu::launch`], also for the addresses in `extra`.
     pub(in crate::backend::cuda) unsafe fn launch_attention<P: KernelParams + Pod>(
         &self,
         kernel: &'static Kernel,

@@ -24,7 +24,7 @@ WG_HALF_SCORES(bf16, "bf16")
 WG_HALF_SCORES(f16, "f16")
 DEVICE void wgmma_wait_half(float (&c)[8][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_HALF_REGISTERS(c)::"memory"); }
 
-// Adds to a counter that others wait for, and publishes this thread's earlier writes.
+// Adds to a counter for which other CTAs wait, and publishes this thread's earlier writes.
 DEVICE void add_released(u32* at, u32 some) { asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(some) : "memory"); }
 DEVICE u32 load_acquired(const u32* at) {
     u32 value;

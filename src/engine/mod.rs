@@ -47,7 +47,7 @@ impl<B: Backend> Engine<B> {
         Self::with_hash_bits(config, backend, u32::BITS)
     }
 
-    /// [`Engine::new`] with `hash_bits` bits of each hash in the tables. Tests use fewer than 32 to force collisions.
+    /// Creates an engine whose tables use `hash_bits` bits of each hash. Tests use fewer than 32 to force collisions.
     pub(crate) fn with_hash_bits(
         config: impl Into<EngineConfig>,
         backend: impl OpenBackend<Backend = B>,

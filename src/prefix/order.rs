@@ -102,7 +102,7 @@ impl<const LISTS: usize> Order<LISTS> {
         }
     }
 
-    /// Returns the first node of this list; if the list is empty, that of the next list with nodes.
+    /// Returns the first node of this list; if the list is empty, the first node of the next list with nodes.
     fn first_of(&self, list: usize) -> Option<NodeKey> {
         self.lists[list..].iter().find_map(|list| list.oldest)
     }

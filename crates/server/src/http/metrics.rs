@@ -60,7 +60,7 @@ impl Metrics {
         *lock(&self.answers).entry((path, status)).or_default() += 1;
     }
 
-    /// Returns all metrics in Prometheus's text format. `waiting` is the number of jobs that have not begun.
+    /// Returns all metrics in Prometheus's text format. `waiting` is the number of waiting jobs and streams.
     pub fn text(&self, waiting: usize) -> String {
         let mut text = String::new();
         // A write to a String cannot fail.

@@ -74,8 +74,8 @@
 //! ```
 //!
 //! Prompts can match a sequence at the end of its prompt, at its end, and where its prompt diverges from a cached one.
-//! [`Engine::mark`](crate::Engine::mark) adds places, such as the end of a system prompt. A prompt that waits for a
-//! leader matches the leader's tokens only at such a mark.
+//! [`Engine::mark`](crate::Engine::mark) adds places, such as the end of a system prompt, or the
+//! [`cached_len`](crate::Leader::cached_len) of a leader from which a waiting prompt diverges.
 //! [`Stats::lost_hit_tokens`](crate::Stats::lost_hit_tokens) counts the tokens that only group 0 had.
 //!
 //! A promise covers the maximum number of pages that a sequence holds. This number depends on

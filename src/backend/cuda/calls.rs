@@ -64,8 +64,8 @@ impl Backend for Cuda {
     /// # Errors
     /// [`CudaError::Plan`] for an invalid plan, a step that is not open, a layer that does not exist, or rows that do
     /// not fit. [`CudaError::Element`], [`CudaError::RowStride`], [`CudaError::RowsAlignment`] or
-    /// [`CudaError::OtherDevice`] for rows that the kernels cannot use. [`CudaError::NotStaged`] in a capture. The
-    /// driver's errors.
+    /// [`CudaError::OtherDevice`] for rows that the kernels cannot use. In a capture, [`CudaError::NotStaged`] if
+    /// the plan must be sent, or [`CudaError::NotPrepared`] if the call must wait for a load. The driver's errors.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,

@@ -6,7 +6,7 @@
 //! launch of a kernel that reads them early is therefore in order ([`Start`]). Later PDL launches start after that
 //! launch.
 //!
-//! Drivers before CUDA 12.3 cannot capture PDL launches. With these drivers, all launches are in order.
+//! Drivers before CUDA 12.3 cannot capture PDL launches. With these drivers, the backend launches its kernels in order.
 //! `kernels/marks.rs` has the instructions of the wait.
 
 use std::ffi::c_void;

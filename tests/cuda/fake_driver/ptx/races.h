@@ -5,9 +5,9 @@
  * Each warp has a vector clock: its own time, and for each other warp the latest time that is ordered before its own. A
  * warp that arrives at a barrier merges its clock into the barrier's; a warp that passes merges the barrier's clock
  * into its own. For each word, tables record which warp wrote it and which warps read it, and when. The next access
- * must be ordered after these times. Warps may write different bytes of a word; only the last write is recorded. Lanes of a
- * warp are not distinguished. Atomics and mbarriers are not checked. All other accesses are, so the tables have few
- * bytes for each word and stay in the processor's cache. */
+ * must be ordered after these times. Warps may write different bytes of a word; only the last write is recorded. Lanes
+ * of a warp are not distinguished. Atomics and mbarriers are not checked. All other accesses are, so the tables have
+ * few bytes for each word and stay in the processor's cache. */
 #pragma once
 #include <unordered_map>
 #include <vector>

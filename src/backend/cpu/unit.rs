@@ -95,7 +95,6 @@ impl Unit {
         attend.first_seen(end - 1)..end
     }
 
-    /// Returns whether the unit's tokens are a draft tree.
     pub fn is_tree(&self) -> bool {
         self.mask != 0
     }
@@ -129,12 +128,10 @@ impl Unit {
         self.tokens as usize * group
     }
 
-    /// Returns the number of query rows.
     pub fn row_count(&self, group: usize) -> usize {
         self.heads as usize * self.rows_per_head(group)
     }
 
-    /// Returns whether the unit reads the positions of a list.
     pub fn has_list(&self) -> bool {
         self.list.is_some()
     }

@@ -265,7 +265,6 @@ impl Variants {
         Ok(self.list.len() - 1)
     }
 
-    /// Returns the memory for the slots of a variant over lists.
     pub(in crate::backend::cuda) fn lists(&self, index: usize) -> Option<&ListBuffers> {
         self.list[index].lists.as_ref()
     }

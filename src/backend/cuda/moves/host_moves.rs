@@ -206,12 +206,10 @@ impl HostMoves {
         latest(moves.iter().flat_map(both))
     }
 
-    /// Returns the error, if any, that keeps some pages from ever being ready.
     pub fn failure(&self) -> Option<&CudaError> {
         self.region.failure()
     }
 
-    /// Returns the number of pages that are ready.
     pub fn ready(&self) -> u32 {
         self.region.ready()
     }

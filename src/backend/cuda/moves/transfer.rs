@@ -62,7 +62,6 @@ impl Transfer {
         Ok(Self { direction, batch, by_engines, chunk, copies: Vec::new() })
     }
 
-    /// Returns whether the copy engines move the pages.
     pub fn is_by_engines(&self) -> bool {
         self.by_engines
     }

@@ -89,7 +89,7 @@ pub trait TestBackend: HostMemory + Send {
     /// Creates an output buffer with the type, stride and contents of these rows.
     fn output(&mut self, poison: &HostRows) -> Self::Output;
 
-    /// Returns the rows of a buffer to write.
+    /// Returns the writable rows of a buffer.
     fn rows_mut(output: &mut Self::Output) -> Self::RowsMut<'_>;
 
     /// Returns all `rows * stride` numbers of a buffer.
@@ -98,7 +98,7 @@ pub trait TestBackend: HostMemory + Send {
     /// Creates a buffer for `len` log-sum-exps, filled with NaN.
     fn sums(&mut self, len: usize) -> Self::Sums;
 
-    /// Returns the log-sum-exps of a buffer to write.
+    /// Returns the writable log-sum-exps of a buffer.
     fn lse(sums: &mut Self::Sums) -> Self::Lse<'_>;
 
     /// Returns all numbers of a buffer.

@@ -29,7 +29,7 @@ pub trait SparseTestBackend: TestBackend + SparseBackend {
     /// Returns the lists of a buffer.
     fn positions(lists: &Self::Lists) -> Self::Positions<'_>;
 
-    /// Returns the lists of a buffer to write.
+    /// Returns the writable lists of a buffer.
     fn positions_mut(lists: &mut Self::Lists) -> Self::PositionsMut<'_>;
 
     /// Returns all numbers of a buffer.

@@ -157,7 +157,7 @@ fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<R
             i = (i + 1) % new.len();
             cache.cycle(black_box(&new[i]))
         };
-        // First replaces the whole cache, so that the evicted pages come from cycles. At page size 1 a page may match by
+        // Replaces the whole cache, so that cycles have inserted the evicted pages. At page size 1 a page may match by
         // chance.
         for _ in 0..sequences {
             let matched = call();

@@ -33,7 +33,7 @@ pub(crate) struct Bitmap {
 pub(crate) struct Bits {
     pub word: usize,
     pub mask: u64,
-    /// Number of ones in the mask, so that no later code counts them.
+    /// Number of ones in the mask.
     pub count: u32,
 }
 

@@ -1,7 +1,7 @@
 //! Events: cached pages that were stored and removed, as plain records without page ids.
 //!
 //! Replaying all events reproduces the set of cached prefixes of the present generation. `prefix/events.rs` contains
-//! their buffer. The host transports them; `crates/events` has the wire format of vLLM and SGLang.
+//! the event buffer. The host transports events; `crates/events` has the wire format of vLLM and SGLang.
 
 use crate::hash::{NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, StepId, TokenId};
@@ -51,6 +51,6 @@ pub struct Stored<'a> {
     /// Tokens of the pages, `page_size` for each.
     pub tokens: &'a [TokenId],
     /// The step that computes the pages, or a later one. A reader outside the order of the backend's stream must wait
-    /// for its completion.
+    /// until this step is complete.
     pub step: StepId,
 }

@@ -2,8 +2,6 @@
 //!
 //! Indices have no arithmetic. Code that computes one index from another, such as
 //! [`PoolLayout::slot`](crate::PoolLayout::slot), uses their raw numbers.
-//!
-//! Other modules contain the tables that the indices point into.
 
 use std::fmt;
 

@@ -12,7 +12,7 @@ pub struct PutId(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct FetchId(pub(crate) u64);
 
-/// A cached page that a store shall read. It does not change before [`Engine::put_done`](crate::Engine::put_done).
+/// A cached page for a store to read. It does not change before [`Engine::put_done`](crate::Engine::put_done).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Put<'a> {
@@ -28,7 +28,7 @@ pub struct Put<'a> {
     pub page: HostPageId,
 }
 
-/// Host pages that a store shall write: the next pages of a prompt after the cached ones.
+/// Host pages for a store to write: the next pages of a prompt after the cached ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Fetch<'a> {

@@ -72,7 +72,7 @@ impl StepLog {
         Self::try_new(max, batch).expect("the system has the memory")
     }
 
-    /// The same as [`StepLog::new`], but returns an error if an allocation fails.
+    /// Like [`StepLog::new`], but returns an error if an allocation fails.
     pub(crate) fn try_new(max: u32, batch: u32) -> Result<Self, OutOfMemory> {
         let items = u64::from(max) * u64::from(batch);
         Ok(Self {
@@ -161,8 +161,8 @@ impl StepLog {
         self.open_index(step).is_ok_and(|index| self.steps[index].drafts > 0)
     }
 
-    /// Ends an item of an open step at `end`, which accepts its drafts before `end`. If `end` is the item's start, no
-    /// draft was accepted, and the step's sample is not the sequence's next token.
+    /// Ends an item of an open step at `end`: the drafts before `end` are accepted. If `end` is the item's start, no
+    /// draft is accepted, and the step's sample is not the sequence's next token.
     pub(crate) fn accept(&mut self, step: StepId, number: u64, end: u32) {
         let index = self.open_index(step).expect("the caller checked the step");
         self.steps[index].drafts -= 1;

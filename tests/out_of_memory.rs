@@ -1,5 +1,5 @@
-//! Without enough memory, opening an engine returns an error that names the bytes and never aborts: for any table that
-//! the system rejects, and for any numbers in the config.
+//! Without enough memory, opening an engine returns an error and never aborts. The tests let the allocation of each
+//! table fail, and try any numbers in the config.
 
 #![allow(unsafe_code)] // An allocator that fails.
 

@@ -370,7 +370,7 @@ impl<B: Backend> Host<B> {
     }
 }
 
-/// Runs until warm, then counts the allocator's calls until the cache was replaced `turns` times.
+/// Runs until warm. Then checks that the allocator is not called while the cache is replaced `turns` times.
 fn run<B: Backend>(
     config: EngineConfig,
     backend: impl OpenBackend<Backend = B>,

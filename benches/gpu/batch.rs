@@ -159,7 +159,7 @@ impl Batch {
         batch
     }
 
-    /// Returns a step that stores one new token in each of these slots. Attention does not read them.
+    /// Returns a step that stores one new token in each of these slots, for benches without attention.
     pub fn stores(step: u64, slots: &[u32]) -> Self {
         let count = slots.len() as u32;
         // kv_len 0 marks padding, so kernels do not read the tables.

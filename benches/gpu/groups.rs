@@ -27,7 +27,7 @@ struct Model {
     head_dim: u32,
 }
 
-/// gpt-oss-20b; and the heads and a fifth of the layers of Gemma 3 27B.
+/// Returns gpt-oss-20b, and Gemma 3 27B with a fifth of its layers.
 fn models() -> [Model; 2] {
     [
         Model {

@@ -1,8 +1,9 @@
 //! Measures the CUDA backend, and the ceilings of this machine.
 //!
-//! Shapes and method are those of the FlashInfer baselines. Calls are captured in a graph that is replayed; extend and
-//! spans launch consecutive calls instead. A time is the median over replays. Data and pages are random. Calls use the
-//! layers in turn, so that the L2 cache does not serve their reads. Only sections plan and first include planning.
+//! Shapes and method are those of the FlashInfer baselines. Most sections capture calls in a graph and replay it;
+//! extend, fp8-extend and spans launch consecutive calls instead, and shortq does both. A time is a median of runs.
+//! Data and pages are random. Calls use the layers in turn, so that the L2 cache does not serve their reads. Only
+//! sections plan and first include planning.
 //! Prints a table and writes JSON rows to `$OUT/kvarena.json`.
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..

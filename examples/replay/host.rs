@@ -108,7 +108,7 @@ pub struct StepWork {
     /// Maximum over all runs; its excess over the minimum is noise of the machine.
     pub most_ns: u64,
     pub admitted: u32,
-    /// Tokens of all prompts that were matched at admission, cached or not.
+    /// Tokens of the requests that were admitted or resumed, cached or not.
     pub matched_prompt_tokens: u64,
     pub computed_tokens: u64,
     pub evicted_pages: u64,

@@ -1,4 +1,4 @@
-//! Checks that all backends share: the plan, attention, layers and pages fit the pool. A call makes them before it
+//! The checks of all backends: the plan, attention, layers and pages fit the pool. A call runs the checks before it
 //! changes anything.
 //!
 //! Plans may arrive as bytes from another process, so the checks trust no field. Each backend wraps [`PlanError`] in
@@ -188,7 +188,7 @@ pub(super) fn copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), Plan
         .try_for_each(|copy| page(copy.source, counts.0).and_then(|()| page(copy.target, counts.1)))
 }
 
-/// Checks the number and the pages of a batch of moves; `last` has the last batch of each direction.
+/// Checks the id and the pages of a batch of moves; `last` contains the last id of each direction.
 pub(super) fn moves(
     id: MoveId,
     moves: &[PageMove],

@@ -3,7 +3,7 @@
 use super::Backend;
 use crate::id::{HostPageId, MoveId};
 
-/// The last completed move in each direction, or 0. A backend without bytes may return any number above it.
+/// The last completed move in each direction, or 0. A backend without bytes may return any greater number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Moved {
     /// All saves up to this one are complete.

@@ -124,7 +124,7 @@ pub struct Queries<R, S> {
 ///   and targets again.
 /// * B13. A load takes effect after all earlier calls except those of open steps, which never use its targets.
 /// * B14. [`moved`](Backend::moved) returns a watermark for each direction: all saves up to `saved` and all loads up to
-///   `loaded` are complete. It never falls, and the call never waits.
+///   `loaded` are complete. A watermark never falls, and the call never waits.
 /// * B15. If a save or load fails, all its targets are undefined, and its sources are unchanged.
 /// * B16. No call writes a host page with a [read lease](HostMemory::lease), and no call uses one with a [write
 ///   lease](HostMemory::lease_mut).
@@ -132,8 +132,8 @@ pub struct Queries<R, S> {
 ///   are for layers of group 0.
 /// * B18. In a group with a window or chunks, page table words that no new token of the row reads are undefined, and
 ///   the backend does not use them.
-/// * B19. [`rope_store`](Backend::rope_store) norms and rotates the heads of q and k of each token in place, rounded to
-///   the rows' type, and changes nothing else in the rows. It stores this k, and v, as in B3.
+/// * B19. [`rope_store`](Backend::rope_store) normalises and rotates the heads of q and k of each token in place,
+///   rounded to the rows' type, and changes nothing else in the rows. It stores this k, and v, as in B3.
 pub trait Backend {
     /// The backend's error.
     type Error: std::error::Error + Send + Sync + 'static;
@@ -174,7 +174,7 @@ pub trait Backend {
         v: Self::Rows<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// Norms and rotates q and k of a step's new tokens in place, and stores k and v as
+    /// Normalises and rotates q and k of a step's new tokens in place, and stores k and v as
     /// [`store_cache`](Backend::store_cache) does (B19).
     ///
     /// `qkv` is `[tokens, q_heads + 2 * kv_heads, head_dim]`: for each token the heads of q, then k, then v. Latent

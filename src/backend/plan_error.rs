@@ -94,8 +94,8 @@ pub enum PlanError {
     },
     /// The query rows of the sequences are not contiguous, or their number differs from the number of tokens.
     QueryRows {
-        /// The first sequence whose query rows do not follow those of the previous one. If there is none but the total
-        /// is wrong, the number of sequences.
+        /// The first sequence whose query rows do not follow those of the previous sequence; the number of sequences
+        /// if only the total is wrong.
         row: usize,
     },
     /// A shared span is not nested correctly, has fewer than two members, lists a missing row or a row twice, or covers

@@ -52,7 +52,7 @@ pub trait SparseBackend: Backend {
     ///
     /// A position's score is the dot product of its labels with the queries, summed over the query heads of the kv
     /// head. It is computed in f32: first the sum of the queries in the order of heads, then `score = fma(sum, label,
-    /// score)` from 0, in the order of channels. Of equal scores the later position wins. NaN loses to every score.
+    /// score)` from 0, in the order of channels. Among equal scores, the later position wins. NaN loses to every score.
     ///
     /// # Errors
     /// Errors of the backend, among them [`PlanError::NoLabels`], [`PlanError::SparseGroup`] and [`PlanError::Top`].

@@ -16,7 +16,7 @@ const STEP_TOKENS: u32 = 16 << 10;
 /// Limits of a backend's steps. They determine its memory for plans.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepBounds {
-    /// Maximum number of open steps.
+    /// Maximum number of steps that have begun and not ended.
     pub steps: u32,
     /// Maximum number of new tokens of a step, including padding.
     pub tokens: u32,
@@ -69,15 +69,14 @@ pub struct EngineConfig {
     pub event_pages: u32,
     /// Maximum number of sequences, including preempted ones. Default: 256.
     pub max_sequences: u32,
-    /// Maximum number of tokens of a sequence. The engine reduces it to the pool's tokens and to 2^30. Default:
-    /// 131,072.
+    /// Maximum number of tokens of a sequence. The engine caps it at the pool's tokens and at 2^30. Default: 131,072.
     pub max_sequence_len: u32,
     /// Number of tokens of all sequences together that always fit. It may exceed the pool's tokens, because sequences
     /// share pages. The engine reserves host memory for this many tokens and their page tables. Default: 4,194,304.
     pub max_tokens: u64,
     /// Maximum number of steps that are planned and not complete. Default: 8.
     pub max_steps: u32,
-    /// Maximum number of new tokens of a step, including padding. The engine reduces it to 2^31 - 1. It determines a
+    /// Maximum number of new tokens of a step, including padding. The engine caps it at 2^31 - 1. It determines a
     /// backend's memory for plans. Default: 16,384.
     pub max_step_tokens: u32,
     /// Number of tokens by which plans of a sequence with a promise may be ahead of its published tokens. It applies to
@@ -85,9 +84,9 @@ pub struct EngineConfig {
     /// that is further ahead also takes pages that are not promised. Default: 512.
     pub promise_ahead: u32,
     /// Whether [`Engine::new`](crate::Engine::new) touches the reserved host memory of the tables that grow with pages
-    /// and tokens, so that no step pays for a page fault there. Tables of sequences and of steps are small; their first
-    /// use touches them. If the machine cannot back the memory, the process ends there instead of in a step. Default:
-    /// true.
+    /// and tokens, so that steps cause no page faults in these tables. Tables of sequences and of steps are small;
+    /// their first use touches them. If the machine cannot back the memory, the process ends in this call instead of
+    /// in a step. Default: true.
     pub prefault: bool,
 }
 
@@ -146,8 +145,8 @@ impl EngineShape {
     /// Returns the maximum number of pages that a sequence of `tokens` tokens has in all groups of layers, if its plans
     /// stay within `promise_ahead`. In a pool of fewer pages, the sequence may lack pages even if it runs alone.
     ///
-    /// A sequence with a promise and a hit also holds cached pages in groups of limited reach. These are the pages that
-    /// the first token after the hit reads, until no later token reads them. If an idle pool has too few pages for
+    /// A sequence with a promise and a hit also holds the cached pages of groups of limited reach that the first token
+    /// after the hit reads. It holds them until no later token reads them. If an idle pool has too few pages for
     /// `most_pages` and these pages together, `admit` ignores the hit.
     ///
     /// ```

@@ -33,7 +33,7 @@ impl<B: Backend> Engine<B> {
         self.match_hashed_pages(chain, |_| ())
     }
 
-    /// [`Engine::match_hashes`] that also passes the matched pages on the device to `each`, in order, in slices.
+    /// Returns [`Engine::match_hashes`], and passes the matched pages on the device to `each`, in order, in slices.
     /// O(hashes matched).
     pub fn match_hashed_pages(
         &self,

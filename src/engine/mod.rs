@@ -47,7 +47,7 @@ impl<B: Backend> Engine<B> {
         Self::with_hash_bits(config, backend, u32::BITS)
     }
 
-    /// [`Engine::new`] with `hash_bits` bits of each hash in the tables. Tests use fewer than 32 to force collisions.
+    /// Creates an engine whose tables use `hash_bits` bits of each hash. Tests use fewer than 32 to force collisions.
     pub(crate) fn with_hash_bits(
         config: impl Into<EngineConfig>,
         backend: impl OpenBackend<Backend = B>,
@@ -127,7 +127,7 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Checks the numbered invariants of all tables, for tests and debugging. O(whole state).
+    /// Checks the numbered invariants of all tables (L2 only in part), for tests and debugging. O(whole state).
     ///
     /// # Errors
     /// The first broken invariant. If a page breaks it, the error also names the page and its owner.

@@ -71,8 +71,8 @@ impl<B: Backend> Engine<B> {
 
     /// Returns the pages of a sequence, in order.
     ///
-    /// Before its [load](Engine::load), a sequence lacks its first page in host memory and all later pages. With groups
-    /// of layers, such a sequence has no pages.
+    /// Before the [load](Engine::load) of a sequence, its page table ends before the first page in host memory alone.
+    /// With groups of layers, the page table is empty.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].

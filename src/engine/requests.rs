@@ -222,7 +222,7 @@ impl<B: Backend> Engine<B> {
         self.finish_with(seq, Keep::Publish)
     }
 
-    /// [`Engine::finish`] with a choice for the computed pages that are not published yet. [`Keep::Drop`] is for a
+    /// Finishes a sequence, with a choice for the computed pages that are not published yet. [`Keep::Drop`] is for a
     /// request whose K and V may be wrong.
     ///
     /// # Errors

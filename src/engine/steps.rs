@@ -49,13 +49,12 @@ impl<B: Backend> Engine<B> {
         self.plan_drafts(scratch, items, &[])
     }
 
-    /// [`Engine::plan_batch`] with drafts of speculative decoding among the items. Costs as much as
-    /// [`Engine::plan_batch`].
+    /// Plans a step with drafts of speculative decoding among the items. Costs as much as [`Engine::plan_batch`].
     ///
     /// `drafts` are in the order of their items. Each is a chain, or a tree with masks and positions. The step verifies
-    /// all new tokens of a draft together; [`accept`](Engine::accept) then keeps one branch. Until then the sequence
-    /// cannot be planned, committed, preempted, forked or rolled back, but it can be finished. After an abort of the
-    /// step, its drafts are ordinary tokens.
+    /// all new tokens of a draft together; [`accept`](Engine::accept) then keeps one branch. Until then the step cannot
+    /// be committed. The sequence cannot be planned, preempted, forked or rolled back, but it can be finished. After an
+    /// abort of the step, its drafts are ordinary tokens.
     ///
     /// # Errors
     /// As [`Engine::plan_batch`]. For a draft also [`Error::DraftOrder`], [`Error::ExtendLen`] if a token is not known,
@@ -69,8 +68,8 @@ impl<B: Backend> Engine<B> {
         self.plan(scratch, items, drafts, None)
     }
 
-    /// [`Engine::plan_drafts`], [padded](BatchPlan::padded) to a size for a graph that was captured at that size. Costs
-    /// as much as [`Engine::plan_batch`], plus O(padding).
+    /// Plans a step as [`Engine::plan_drafts`] does, [padded](BatchPlan::padded) to the size of a captured graph. Costs
+    /// O(padding) more.
     ///
     /// The backend stages only the padded plan.
     ///
@@ -191,7 +190,7 @@ impl<B: Backend> Engine<B> {
         self.accept_batch(step, &[Branch { seq, tokens }])
     }
 
-    /// [`Engine::accept`] for many sequences of a step, all or none, with one call of the backend.
+    /// Accepts one branch for each of several sequences of a step, all or none, with one call of the backend.
     ///
     /// `branches` are in the order of the step's items.
     ///

@@ -52,7 +52,7 @@ impl Sound {
         self.world().sequences.get_mut(seq).expect("it is live")
     }
 
-    /// A sequence's last page, which is its own.
+    /// Returns a sequence's last page, which is its own.
     fn tail(&self, seq: SeqKey) -> PageId {
         self.engine.page_table(seq).expect("it is live").last().expect("it has pages")
     }

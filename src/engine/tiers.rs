@@ -15,10 +15,10 @@ impl<B: Backend> Engine<B> {
     /// Loads the pages of host memory that running sequences wait for, and completes their page tables. O(pages that
     /// the sequences waited for).
     ///
-    /// [`admit`](Engine::admit) and [`resume`](Engine::resume) use cached pages wherever they are; those in host memory
-    /// are loaded here, or by the next [`plan_batch`](Engine::plan_batch) or [`fork`](Engine::fork) of the sequence. A
-    /// page that several sequences wait for is loaded once. The loads take promised pages of their sequences first. A
-    /// call for sequences that wait for nothing does nothing.
+    /// [`admit`](Engine::admit) and [`resume`](Engine::resume) use cached pages wherever they are. Pages in host memory
+    /// alone are loaded here, or by the next [`plan_batch`](Engine::plan_batch) or [`fork`](Engine::fork) of the
+    /// sequence. A page that several sequences wait for is loaded once. Loads take promised pages of their sequences
+    /// first. A call for sequences that wait for nothing does nothing.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`] or [`Error::OutOfPages`]: nothing
@@ -28,7 +28,7 @@ impl<B: Backend> Engine<B> {
         self.load_each(seqs.iter().copied())
     }
 
-    /// [`Engine::load`] of the sequences of an iterator.
+    /// Implements [`Engine::load`] for the sequences of an iterator.
     pub(super) fn load_each(
         &mut self,
         seqs: impl Iterator<Item = SeqKey> + Clone,
@@ -184,9 +184,9 @@ impl<B: Backend> Engine<B> {
     /// Takes at most `most` host pages, into which a store writes the pages of a prompt that follow its cached prefix.
     /// The prefix stays cached until [`fetched`](Engine::fetched). O(prompt + pages).
     ///
-    /// Returns `None` without host memory or hashes, for a prompt that contains [`TokenId::PENDING`], if no whole page
-    /// without the last token follows the prefix, if no host page can be taken, if promises need the pages of the
-    /// prefix, or if 256 fetches are open.
+    /// Returns `None` without host memory or hashes, for a prompt that contains [`TokenId::PENDING`], or while 256
+    /// fetches are open. Also returns `None` if no whole page without the last token follows the prefix, no host page
+    /// can be taken, or promises need the pages of the prefix.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::StoreGroups`] or [`Error::UnnamedNamespace`]; [`EngineError::Backend`].

@@ -7,7 +7,7 @@ use super::Count;
 use crate::id::LayerId;
 use crate::layout::{KvDtype, Reach};
 
-/// The reason why a config is invalid, or why the host cannot create its tables.
+/// The reason why a config is invalid, or why the engine cannot create its tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -40,7 +40,7 @@ pub enum ConfigError {
         /// Bytes of one page.
         page_bytes: u64,
     },
-    /// Neither the number of heads nor that of ranks divides the other.
+    /// Neither the number of heads nor the number of ranks divides the other.
     HeadSplit {
         /// The model's heads of K and V.
         kv_heads: u32,
@@ -110,7 +110,7 @@ pub enum ConfigError {
         /// Number of ranks.
         tp_size: u32,
     },
-    /// The host cannot allocate the memory of the tables.
+    /// The system cannot allocate the memory of the tables.
     OutOfMemory {
         /// Bytes of all tables together: [`EngineBytes::host`](crate::world::EngineBytes::host).
         bytes: u64,

@@ -131,8 +131,8 @@ pub enum Error {
         /// Tokens of the batch.
         batch_tokens: usize,
     },
-    /// The item is not the last plan of its sequence, or it is repeated or out of order. Or the plan's step is
-    /// complete, or a rollback has cut the plan.
+    /// The item is not the last plan of its sequence, or is repeated or out of order. Also returned if the plan's step
+    /// is complete, or if a rollback has cut the plan.
     NotPlanned {
         /// The key.
         seq: SeqKey,
@@ -166,7 +166,7 @@ pub enum Error {
         masks: usize,
         /// Number of positions.
         positions: usize,
-        /// New tokens of its item.
+        /// New tokens of the draft's item.
         len: u32,
     },
     /// The mask of a draft token lacks the token's own bit, or has bits of later or missing slots.
@@ -190,9 +190,9 @@ pub enum Error {
         token: u32,
         /// Position of the token.
         position: u32,
-        /// The first that is allowed.
+        /// The lowest position that is allowed.
         min: u32,
-        /// The last that is allowed.
+        /// The highest position that is allowed.
         max: u32,
     },
     /// The sequence's last plan has drafts: the host must [`accept`](crate::Engine::accept) a branch first, or abort
@@ -457,7 +457,7 @@ impl StdError for Error {}
 #[derive(Debug, PartialEq)]
 #[non_exhaustive]
 pub enum EngineError<E> {
-    /// The config is invalid, or the host cannot create its tables.
+    /// The config is invalid, or the engine cannot create its tables.
     Config(ConfigError),
     /// The engine rejected the call.
     Core(Error),

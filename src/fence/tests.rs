@@ -15,7 +15,7 @@ fn step(number: u64) -> StepId {
     StepId::new(number)
 }
 
-/// Pages 7 and 5 and a lock wait for step 2, pages 6 and 8 for step 3; step 1 is complete.
+/// Returns a fence: pages 7 and 5 and a lock wait for step 2, pages 6 and 8 for step 3; step 1 is complete.
 fn sound() -> Fence {
     let mut fence = Fence::new(10, 4, 4);
     fence.complete(step(1));

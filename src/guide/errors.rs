@@ -11,8 +11,8 @@
 //! * Any other `Core`: the request is invalid or never fits, so reject it; or the host made a mistake (table below).
 //! * `Backend`, from `Engine::new`: the backend does not support the pool, or the device lacks memory for it. Use a
 //!   smaller `Capacity` or another backend.
-//! * `Backend`, from `plan_batch`: the backend rejected the plan, and the engine has aborted the step. Or a load of
-//!   host pages failed, and there is no step. Plan again, or treat it as a failed call (below).
+//! * `Backend`, from `plan_batch`: the backend rejected the plan, and the engine has aborted the step. If a load of
+//!   host pages failed instead, there is no step. Plan again, or treat the error as a failed call (below).
 //!
 //! A backend's own calls fail in two ways:
 //!
@@ -25,8 +25,8 @@
 //! | error | action |
 //! |---|---|
 //! | `OutOfPages { after: Some(step), .. }` | complete that step, then try again |
-//! | `OutOfPages { after: None, .. }` | preempt or finish a sequence; if there is no other, the pool is too small |
-//! | `OutOfSequences`, `OutOfTokens` | wait until a sequence ends; preempted ones keep row and tokens |
+//! | `OutOfPages { after: None, .. }` | preempt or finish a sequence; if no other runs, the pool is too small |
+//! | `OutOfSequences`, `OutOfTokens` | wait until a sequence ends; preempted sequences keep rows and tokens |
 //! | `OutOfSteps` | commit and complete the steps in flight |
 //! | `EmptyPrompt`, `PendingToken`, `TooLong` | reject the request: it is invalid or never fits |
 //! | `UnnamedNamespace` | call `name_namespace` first: hashes include the names of a namespace |

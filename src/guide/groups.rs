@@ -19,8 +19,8 @@
 //! [`PoolLayout::unused_bytes`](crate::PoolLayout::unused_bytes) returns the number of bytes left over.
 //! [`PoolLayout::of_group`](crate::PoolLayout::of_group) returns the heads and head_dim of a group's layers.
 //!
-//! With [`PoolConfig::host_pages`](crate::PoolConfig::host_pages), evicted pages of all groups move to host memory,
-//! where prompts hit them ([`Engine::load`](crate::Engine::load)). [`Engine::puts`](crate::Engine::puts) and
+//! With [`PoolConfig::host_pages`](crate::PoolConfig::host_pages), evicted pages of all groups move to host memory.
+//! [`Engine::load`](crate::Engine::load) loads the pages that prompts hit. [`Engine::puts`](crate::Engine::puts) and
 //! [`Engine::fetch`](crate::Engine::fetch) reject models with groups.
 //!
 //! ```
@@ -74,8 +74,8 @@
 //! ```
 //!
 //! Prompts can match a sequence at the end of its prompt, at its end, and where its prompt diverges from a cached one.
-//! [`Engine::mark`](crate::Engine::mark) adds places, such as the end of a system prompt. A prompt that waits for a
-//! leader matches the leader's tokens only at such a mark.
+//! [`Engine::mark`](crate::Engine::mark) adds places, such as the end of a system prompt, or the
+//! [`cached_len`](crate::Leader::cached_len) of a leader from which a waiting prompt diverges.
 //! [`Stats::lost_hit_tokens`](crate::Stats::lost_hit_tokens) counts the tokens that only group 0 had.
 //!
 //! A promise covers the maximum number of pages that a sequence holds. This number depends on
@@ -84,7 +84,7 @@
 //!
 //! [Events](super::events) and `match_hashes` report the pages of group 0 alone. A router therefore expects
 //! [`PrefixMatch::full_pages`](crate::PrefixMatch::full_pages), and a prompt may match less. The engine emits no events
-//! about cells, because a router that ignores groups would take a removed cell for a removed prefix.
+//! for other groups, because a router that ignores groups would take their removed pages for a removed prefix.
 //!
 //! `Cuda` supports chunks that are multiples of the page size, except over latent rows. It does not support latent rows
 //! together with another shape. Draft trees and sparse reads work only in layers that read all tokens.

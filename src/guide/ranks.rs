@@ -73,7 +73,7 @@
 //!     let step = owned.plan().step();
 //!     engine.append(seq, &[TokenId::new(token)])?; // from the rank that samples
 //!     engine.commit(step)?;
-//!     // Call this once every rank is done. Here each channel orders the ends of steps.
+//!     // Call `complete` once every rank is done. Here each channel orders the ends of steps.
 //!     engine.complete(step)?;
 //!     broadcast(&StepEnd::Complete(step).to_bytes());
 //!     Ok(())
@@ -121,7 +121,7 @@
 //! | table_writes | 2 x u32 | [`TableWrite`](crate::TableWrite): `index`, `value`: `words[index] = value` |
 //! | spans | 4 x u32 | [`SharedSpan`](crate::SharedSpan): `member_start`, `member_count`, `begin`, `end`; R1 to R3 |
 //! | members | u32 | index of a row in the batch |
-//! | masks | u64 | bit `i`: the token sees slot `last - i` of its row; 0: it sees all tokens up to itself |
+//! | masks | u64 | bit `i`: a tree's token sees slot `last - i` ([more](crate::BatchPlan::masks)); 0: no tree |
 //! | track_slots | i32 or i64 | `[tracks - 1, tokens]`: like slot_mapping, for the layers of each further track |
 //!
 //! The `qo_start` of a row is the sum of `extend_len` of the rows before it. All `extend_len` add up to `tokens`.

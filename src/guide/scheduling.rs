@@ -1,8 +1,8 @@
 //! Admission and preemption: two policies, and the calls that they use.
 //!
 //! The host sets the policy; the engine computes what fits. [`admission`](crate::Engine::admission) returns the cost
-//! of a prompt before the host admits it. [`available`](crate::Engine::available) returns the pages that any call
-//! could take now, and [`available_after`](crate::Engine::available_after) the pages once a step is complete.
+//! of a prompt before the host admits it. [`available`](crate::Engine::available) returns the number of pages that any
+//! call can take, and [`available_after`](crate::Engine::available_after) that number after a step is complete.
 //!
 //! # With promises: each admitted sequence runs to its end
 //!
@@ -125,7 +125,7 @@
 //! [`Admission`](crate::Admission) names the leader: the running sequence that computes these tokens already. The
 //! prompt waits while [`is_leading`](crate::Engine::is_leading) returns true. Then the host calls `admission` again.
 //! The new admission counts the pages that the leader published, even if the leader was cancelled or preempted. If it
-//! names no new leader, the host admits the prompt. The prompt computes the rest, and may lead other prompts.
+//! names no new leader, the host admits the prompt. The sequence computes the rest, and may lead other prompts.
 //!
 //! ```
 //! use kvarena::*;
@@ -170,9 +170,9 @@
 //!
 //! # Leaders in a batch, and at a resume
 //!
-//! [`admit_batch`](crate::Engine::admit_batch) admits such prompts together and names leaders within the batch. The
-//! host preempts each follower before its first plan. The follower has computed nothing, and keeps its row and its
-//! tokens. [`Stats`](crate::Stats) counts the follower once, as a prompt, at its first commit after the resume. A
+//! [`admit_batch`](crate::Engine::admit_batch) admits several prompts and names leaders within the batch. The host
+//! preempts each follower before its first plan. The follower has computed nothing, and keeps its row and its tokens.
+//! [`Stats`](crate::Stats) counts the follower once, as a prompt, at its first commit after the resume. A
 //! preemption cancels the promise, so the host passes it to `resume` again.
 //!
 //! Before a resume, [`admission`](crate::Engine::admission) of the sequence's tokens names a leader as it does for a

@@ -1,15 +1,15 @@
 //! Sparse reads: attention to the tokens with the largest logits of a long context.
 //!
-//! A pool may store *labels*: a copy of a few channels of K for each token and head. Queries use labels to find the
-//! tokens with the largest logits (Double Sparsity). The host measures the channels of each layer and head offline. It
-//! passes these [`LabelChannels`](crate::LabelChannels) when it opens the backend. `store_cache` writes labels with K
-//! and V. With `--sparse`, `crates/server` measures the channels. With `--recall`, it also reports the share of the
+//! A pool may store *labels*: a copy of a few channels of K for each token and head. The backend uses labels to find
+//! the tokens with the largest logits (Double Sparsity). The host measures the channels of each layer and head offline.
+//! It passes these [`LabelChannels`](crate::LabelChannels) when it opens the backend. `store_cache` writes labels with
+//! K and V. With `--sparse`, `crates/server` measures the channels. With `--recall`, it also reports the share of the
 //! attention weights that falls on the selected positions.
 //!
-//! A step calls the backend twice for each layer. [`select`](crate::SparseBackend::select) returns positions, and
+//! A sparse read takes two calls for each layer. [`select`](crate::SparseBackend::select) returns positions, and
 //! [`attend_selected`](crate::SparseBackend::attend_selected) reads them. Positions are plain numbers, `[rows,
-//! kv_heads, top]`, so a host may also choose them itself. A row with several new tokens ignores its list and reads all
-//! visible positions. A step may therefore mix decodes with prefills.
+//! kv_heads, top]`, so a host may also choose them itself. Rows with several new tokens read all visible positions, so
+//! a step may mix decodes with prefills.
 //!
 //! ```
 //! use kvarena::*;

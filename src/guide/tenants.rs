@@ -41,7 +41,8 @@
 //! ```
 //!
 //! With hashing ([`EngineConfig::hashing`](crate::EngineConfig::hashing)), routers identify a namespace by its adapter
-//! and its salt. [`Engine::name_namespace`](crate::Engine::name_namespace) sets these names before its first prompt.
+//! and its salt. The host sets these names with [`Engine::name_namespace`](crate::Engine::name_namespace) before the
+//! namespace's first prompt.
 //! If each request has its own salt, call [`Engine::forget_namespace`](crate::Engine::forget_namespace) after the
 //! request. The engine then drops the names together with the namespace's last cached page, so names do not accumulate.
 //!

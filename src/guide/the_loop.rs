@@ -2,7 +2,7 @@
 //!
 //! A pool consists of *pages*. A page stores K and V of `page_size` tokens in all layers. A request is a *sequence* of
 //! tokens. For each step the host chooses the sequences to extend and the number of tokens for each. The plan contains
-//! the places of their K and V.
+//! the slot in which each token's K and V are stored.
 //!
 //! ```
 //! use kvarena::*;

@@ -5,9 +5,9 @@
 //!                                h0          h1           h2          and all tokens before them
 //! ```
 //!
-//! Each engine computes hashes by its own recipe. `xxhash.rs` and `sha256.rs` contain the recipes. The host chooses one
-//! of those that are compiled in (features `xxhash` and `sha256`) as its [`Hashing`]. The test vectors of a recipe come
-//! from that engine's code. vLLM's recipe has a parameter (`seed`).
+//! Each serving engine has its own recipe; `xxhash.rs` and `sha256.rs` contain the recipes. The host selects one of the
+//! compiled-in recipes (features `xxhash` and `sha256`) by [`Hashing`]. The test vectors of a recipe come from the code
+//! of its engine. vLLM's recipe has a parameter (`seed`).
 //!
 //! Only [`Engine::match_hashes`](crate::Engine::match_hashes) and `match_hashed_pages` treat equal hashes as equal
 //! tokens. `prefix/chain.rs` stores the hashes.

@@ -4,7 +4,7 @@
 //! that the recipe hashes must differ between any two namespaces.
 //!
 //! * T11. The table keeps a namespace's names until the namespace is forgotten and its names have no users. The users
-//!   are sequences and first nodes of prefixes; the table counts them.
+//!   are sequences, fetches and first nodes of prefixes; the table counts them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl Names {
         Ok(names)
     }
 
-    /// Returns the names of a namespace, also of a forgotten one.
+    /// Returns the names of a namespace, even of a forgotten one.
     pub fn get(&self, namespace: Namespace) -> Option<&Named> {
         self.named.get(&namespace).map(|entry| &entry.named)
     }

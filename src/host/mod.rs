@@ -1,4 +1,4 @@
-//! [`HostPool`]: the state of every page of host memory that evicted pages move to.
+//! [`HostPool`]: the state of every page of host memory.
 //!
 //! ```text
 //! Free    -> Cached     take
@@ -13,7 +13,7 @@
 //! * H1. A host page is in one state. Each Cached page belongs to one entry or one cell of the prefix tree.
 //!
 //! Pages are taken round robin, so a page that was just freed is rarely the next. When a page is taken, the device has
-//! therefore probably finished its last move. A fetch requires this.
+//! therefore probably finished the last save and load of the page. A fetch requires this.
 //!
 //! `prefix/hosts.rs` stores the page of each entry, and `prefix/cells.rs` those of each cell. The bytes of the pages
 //! belong to the backend.
@@ -163,7 +163,7 @@ impl HostPool {
         self.cached.contains(page.raw())
     }
 
-    /// Checks H1 as far as states go. O(pages).
+    /// Checks the part of H1 that concerns states. O(pages).
     pub fn check(&self) -> Result<(), &'static str> {
         let twice = |word: usize| {
             let [free, cached, filling, reading] =

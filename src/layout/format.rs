@@ -1,4 +1,4 @@
-//! The format of a group's pages: what its layers store, and how many layers a page has.
+//! The format of a group's pages: the planes of its layers, and the number of layers in a page.
 
 use super::dtype::KvDtype;
 use super::groups::{GROUPED_LAYERS_MAX, GROUPS_MAX};

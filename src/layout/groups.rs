@@ -111,7 +111,7 @@ pub struct Groups {
 pub struct LayerPlace {
     /// Group of the layer.
     pub group: u32,
-    /// Number of its page table, over all groups.
+    /// Index of the layer's page table among the tables of all groups.
     pub track: u32,
     /// Lane of the layer in a page.
     pub lane: u32,
@@ -142,7 +142,7 @@ impl Groups {
     ///
     /// # Errors
     /// [`ConfigError::Limit`] for more than 4 groups or 256 layers. [`ConfigError::Reach`] if group 0 is not
-    /// [`Reach::All`] or another group is. Also for a window of 0 or a chunk that is not a power of two.
+    /// [`Reach::All`] or another group is, and for a window of 0 or a chunk that is not a power of two.
     /// [`ConfigError::LayerGroup`] for a layer of a group that does not exist. [`ConfigError::EmptyGroup`] for a group
     /// without layers.
     pub fn new(reaches: &[Reach], layers: &[u8]) -> Result<Self, ConfigError> {

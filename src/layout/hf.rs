@@ -2,8 +2,8 @@
 //!
 //! The fields of the file, not the model's name, decide which models are supported. A layer stores either latent rows,
 //! or equally many heads of K and of V, all of one length. A layer reads all tokens, a window or a chunk. Layers that
-//! read all tokens may have other heads than the others. An error names the field that describes another layout or is
-//! missing.
+//! read all tokens may have other heads than layers that do not. An error names the field that describes another layout
+//! or is missing.
 
 use std::fmt;
 
@@ -103,9 +103,9 @@ impl PoolConfig {
     /// `dtype`.
     ///
     /// The dtype is that of the weights (`dtype` or `torch_dtype`). The host sets the other fields, which have the
-    /// values of [`PoolConfig::default`]. In a model with several parts, the language model (`text_config`) is read. A
-    /// model with a `kv_lora_rank` stores latent rows, and the host sets the scale of their attention
-    /// ([`KvShape::Latent`]).
+    /// values of [`PoolConfig::default`]. In a model with several parts, only the language model counts
+    /// (`text_config`). A model with a `kv_lora_rank` stores latent rows, and the host sets the scale of their
+    /// attention ([`KvShape::Latent`]).
     ///
     /// Layers are in groups if some read all tokens and others a window or a chunk. The field `layer_types`,
     /// `sliding_window_pattern`, `no_rope_layers` or `no_rope_layer_interval` determines the kind of each layer;

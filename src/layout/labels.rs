@@ -129,7 +129,7 @@ impl LabelChannels {
         Ok(Self { kv_heads: count as u32, values: values.copied().collect(), ..*self })
     }
 
-    /// Rejects channels that do not fit a pool's rank.
+    /// Rejects channels that do not fit a rank's pool, and missing channels of a pool with labels.
     pub(crate) fn check_pool(given: Option<&Self>, pool: &PoolLayout) -> Result<(), LabelError> {
         let channels = pool.label_channels();
         match given {

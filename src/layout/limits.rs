@@ -23,9 +23,9 @@ pub(crate) struct Limit {
 pub(crate) struct HeldGroup {
     /// Index of the group, minus 1.
     pub group: u32,
-    /// Number of its first page table.
+    /// Index of the group's first page table.
     pub track: u32,
-    /// Number of its page tables.
+    /// Number of page tables of the group.
     pub tracks: u32,
     /// The first kept place.
     pub first: u32,

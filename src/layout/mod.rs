@@ -1,5 +1,5 @@
-//! The layout of K and V: [`PoolConfig`] is checked and becomes an immutable [`PoolLayout`] of planes, strides and byte
-//! ranges.
+//! The layout of K and V: [`PoolConfig::layout`] checks a config and returns an immutable [`PoolLayout`] of planes,
+//! strides and byte ranges.
 //!
 //! A pool consists of [planes](Plane): a plane is one buffer of numbers that each token stores in each layer.
 //! [`KvShape`] determines the planes of a model. One page of one plane of one layer is a *piece*, and a layout is an

@@ -161,6 +161,9 @@ impl PoolLayout {
     }
 
     /// Returns the number of page tables of a group.
+    ///
+    /// # Panics
+    /// If the group is not below [`GROUPS_MAX`].
     pub fn tracks_of(&self, group: u32) -> u32 {
         if group == 0 { 1 } else { self.groups.layers_of(group).div_ceil(self.lanes_of(group)) }
     }

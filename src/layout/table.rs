@@ -111,7 +111,7 @@ impl TableShape {
             + self.chunk_count as usize * self.tracks as usize * self.chunk_pages as usize
     }
 
-    /// Returns the number that all block numbers in the directory are below.
+    /// Returns the exclusive maximum of the block numbers in the directory.
     pub(crate) const fn blocks(&self) -> u32 {
         // The other tracks of the last chunk follow its first block.
         self.chunk_count.saturating_sub(1) * self.tracks + 1

@@ -49,7 +49,7 @@ impl PagePool {
         Self::try_new(page_count).expect("the system has the memory")
     }
 
-    /// The same as [`PagePool::new`], but returns an error if an allocation fails.
+    /// Like [`PagePool::new`], but returns an error if an allocation fails.
     pub(crate) fn try_new(page_count: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
             page_count,
@@ -204,7 +204,7 @@ mod tests {
         PageId::from_raw(pages)
     }
 
-    /// Pages 0 to 2 are cached, 3 and 4 private, 5 to 8 fenced, the rest free.
+    /// Returns a pool in which pages 0 to 2 are cached, 3 and 4 private, 5 to 8 fenced, and the rest free.
     fn sound() -> PagePool {
         let mut pool = PagePool::new(100);
         assert!(pool.alloc(&mut [PageId::default(); 9]));

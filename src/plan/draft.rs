@@ -126,8 +126,8 @@ pub struct Branch<'a> {
     pub tokens: &'a [u32],
 }
 
-/// The slots of one row that an accepted branch keeps, 16 bytes. A backend makes them contiguous; it reads all of them
-/// before it writes one.
+/// The slots of one row that an accepted branch keeps, 16 bytes. A backend makes them contiguous, as if it read all of
+/// them before it wrote one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Compaction {

@@ -73,7 +73,7 @@ impl PrefixTree {
         &mut self.cells_mut().cells[cell.index()]
     }
 
-    /// Takes the device pages of an idle cell. A dirty cell is saved first; it is removed if host pages are lacking.
+    /// Frees the device pages of an idle cell. A dirty cell is saved first; it is removed if host pages are lacking.
     pub(super) fn offload_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let Cell { sides, entry, group, .. } = *self.cell_mut(cell);
         let tracks = self.cells_ref().tracks(cell);
@@ -196,7 +196,7 @@ impl PrefixTree {
         count
     }
 
-    /// [`PrefixTree::assign`] for the cells of a lock's tails.
+    /// Does the work of [`PrefixTree::assign`] for the cells of a lock's tails.
     pub(super) fn assign_cells(
         &mut self,
         lock: &PrefixLock,
@@ -217,7 +217,7 @@ impl PrefixTree {
         });
     }
 
-    /// [`PrefixTree::end_load`] for the cells of a lock's tails.
+    /// Does the work of [`PrefixTree::end_load`] for the cells of a lock's tails.
     pub(super) fn end_cell_load(&mut self, lock: &PrefixLock, pages: u32, failed: bool) {
         self.for_tails(lock, pages, |tree, cell| {
             let tracks = tree.cells_ref().tracks(cell);

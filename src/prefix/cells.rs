@@ -5,8 +5,8 @@
 //!
 //! * G1. A cell belongs to an entry of a live span, and the entry names it; its device pages are Cached. All other
 //!   cells are free.
-//! * G2. The users of a cell are the held places of sequences that name it, released places that wait for a step, and
-//!   sequences that wait for its load. A used cell's node is locked.
+//! * G2. The users of a cell are the held places of sequences that name the cell, released places that wait for a step,
+//!   and sequences that wait for its load. A used cell's node is locked.
 //! * G3. A cell without users is in the idle list. A cell whose users all wait for a step is in the deferred list of
 //!   the last such step. Any other cell is in no list. Stamps rise along the idle list.
 //! * G5. Deferred lists are in the order of their steps. The fence counts the pages of a list as idle after its step.
@@ -186,7 +186,7 @@ impl Cells {
         &self.pages[self.range(cell)]
     }
 
-    /// [`Cells::pages`], mutable.
+    /// Returns [`Cells::pages`], to change them.
     pub fn pages_mut(&mut self, cell: CellId) -> &mut [PageId] {
         let range = self.range(cell);
         &mut self.pages[range]
@@ -258,7 +258,7 @@ impl Cells {
         self.count -= 1;
     }
 
-    /// Returns whether a cell is idle once `step` is complete, or now.
+    /// Returns whether a cell is idle now, or will be once `step` is complete.
     pub fn is_idle_after(&self, cell: CellId, step: StepId) -> bool {
         let Cell { users, waiting, until, .. } = self.cells[cell.index()];
         users == 0 || users == waiting && until <= step

@@ -35,7 +35,7 @@ pub(super) struct Chain {
     hashes: Hashes,
     /// Nodes by the hash of their first page.
     firsts: ChildTable,
-    /// A node's hash in that table, or 0.
+    /// A node's hash in `firsts`, or 0.
     listed: RareColumn<u32>,
 }
 
@@ -166,9 +166,9 @@ impl PrefixTree {
     }
 
     /// Returns the longest cached prefix of a chain of hashes, and calls `each` with its device pages in order, run by
-    /// run.
+    /// run. O(hashes matched).
+    ///
     /// The match considers group 0 alone. A prompt matches less if other groups lack pages that its next token reads.
-    /// O(hashes matched).
     pub fn match_hashes(&self, chain: &[PageHash], mut each: impl FnMut(&[PageId])) -> PrefixMatch {
         let scope = self.present_scope(Namespace::default());
         let epoch = self.epoch;
@@ -281,13 +281,13 @@ impl PrefixTree {
 
 #[cfg(all(test, any(feature = "sha256", feature = "xxhash")))]
 impl Chain {
-    /// For tests of the audit.
+    /// Changes the hash of an entry, for tests of the audit.
     pub fn spoil(&mut self, entry: u32) {
         let hash = self.of(entry).to_u64();
         self.hashes.set(entry, PageHash::from(!hash));
     }
 
-    /// For tests of the audit.
+    /// Removes a node from the table of hashes, for tests of the audit.
     pub fn unlist(&mut self, node: NodeKey) {
         self.firsts.remove(self.listed[node], node);
     }

@@ -46,8 +46,8 @@ impl ChildTable {
     /// Bytes of the entries for each node, without those that rounding up to a power of two adds.
     pub const BYTES_PER_NODE: u64 = 2 * size_of::<Entry>() as u64;
 
-    /// Creates a table for at most `node_count` nodes. `hash_bits` below 32 is for tests: it forces collisions, the
-    /// same ones in every process.
+    /// Creates a table for at most `node_count` nodes. Tests use a `hash_bits` below 32 to force collisions,
+    /// the same ones in every process.
     pub fn new(node_count: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let entries = zeroed(Self::entry_count(node_count))?;
         if hash_bits < u32::BITS {
@@ -143,7 +143,7 @@ impl ChildTable {
         let mut hole = self.index_of(hash, node);
         let mut index = self.next(hole);
         while self.entries[index].node().is_some() {
-            // An entry may move back to the hole unless its home lies behind the hole.
+            // An entry may move back to the hole unless its home is after the hole.
             let home = self.home(self.entries[index].hash);
             let mask = self.entries.len() - 1;
             if index.wrapping_sub(home) & mask >= index.wrapping_sub(hole) & mask {

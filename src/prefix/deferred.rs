@@ -20,8 +20,7 @@ pub(super) struct Deferred {
 }
 
 impl PrefixTree {
-    /// Records that a lock at `node` waits in the fence until `step` is complete.
-    /// O(nodes that become deferred).
+    /// Records that a lock at `node` waits in the fence until `step` is complete. O(nodes that become deferred).
     pub(crate) fn defer_unlock(&mut self, node: Option<NodeKey>, step: StepId, fence: &mut Fence) {
         let Some(node) = node else { return };
         self.branches += 1;

@@ -137,8 +137,7 @@ impl PrefixTree {
     }
 
     /// Ends a fetch. Its first `count` pages have arrived; they match from now on, unless the tree was reset since the
-    /// fetch began. Returns whether the fetch was open.
-    /// O(pages of open fetches).
+    /// fetch began. Returns whether the fetch was open. O(pages of open fetches).
     pub(crate) fn end_fetch(
         &mut self,
         id: FetchId,

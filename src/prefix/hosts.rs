@@ -48,8 +48,8 @@ pub(crate) struct HostCounts {
     pub loaded: u64,
     /// Host pages of entries and cells that were dropped so that other pages could use them.
     pub evicted: u64,
-    /// Pages of entries and cells dropped from the tree to make room or after a failed save. An entry that was dropped
-    /// to make room is not counted if a store has its page.
+    /// Pages of entries and cells dropped from the tree to make room or after a failed save. An entry is not counted if
+    /// a store has its page.
     pub lost: u64,
     /// Pages whose save failed.
     pub failed: u64,
@@ -252,7 +252,7 @@ impl PrefixTree {
     }
 
     /// Records the entry before each of the last `count` entries of a node. Queues these entries to be put if pages
-    /// have hashes and the entries are of the current generation (`is_present`).
+    /// have hashes and the entries are of the present generation (`is_present`).
     fn queue_puts(&mut self, node: NodeKey, count: u32, is_present: bool) {
         let mut before = self.entry_before(node, count);
         let Self { hosts: Some(hosts), spans, link, chain, .. } = self else { return };

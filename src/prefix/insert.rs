@@ -26,9 +26,9 @@ fn on_device(pages: &[PageId]) -> usize {
 impl PrefixTree {
     /// Publishes whole pages that follow the locked prefix, and moves the lock to their end.
     ///
-    /// If the tree already has a page on the device, its page replaces the caller's in `pages`, and the caller's is
-    /// appended to `duplicates`. If the tree has a page in host memory alone, it takes the caller's page. A leaf that
-    /// only this lock uses grows in place. O(pages).
+    /// If the tree already has a page on the device, the tree's page replaces the caller's in `pages`, and the caller's
+    /// is appended to `duplicates`. If the tree has a page in host memory alone, it takes the caller's page. A leaf
+    /// that only this lock uses grows in place. O(pages).
     ///
     /// # Panics
     /// If there are not `page_size` tokens for each page, or the tree has no room for them.

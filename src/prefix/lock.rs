@@ -7,7 +7,7 @@ use crate::id::{NodeKey, PageId, PrefixLock, StepId};
 
 use super::{Link, PrefixMatch, PrefixTree};
 
-/// The tree has changed since the match was made.
+/// The tree has changed since the match in a way that may make the match invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stale;
 
@@ -93,7 +93,7 @@ impl PrefixTree {
         }
         self.add_user(node, fence);
         if let Some(old) = old {
-            // The path to `node` goes through `old`, so it does not become idle.
+            // The path to `node` goes through `old`, so `old` does not become idle.
             self.usage[old].lock_count -= 1;
             debug_assert!(self.usage[old].lock_count > 0, "T3: a locked child counts");
         }
@@ -128,7 +128,7 @@ impl PrefixTree {
         pages + self.idle_tail_pages(found, None)
     }
 
-    /// [`PrefixTree::idle_pages`] as it will be when `step` is complete, if nothing else happens.
+    /// Returns [`PrefixTree::idle_pages`] as of the completion of `step`, if no other call comes first.
     pub(crate) fn idle_pages_after(&self, found: &PrefixMatch, step: StepId) -> u32 {
         let pages = self.node_pages_after(found, step);
         pages + self.idle_tail_pages(found, Some(step))
@@ -140,7 +140,7 @@ impl PrefixTree {
         self.pages_while(found, |node| self.usage[node].lock_count == 0)
     }
 
-    /// [`PrefixTree::idle_node_pages`] as of the completion of `step`.
+    /// Returns [`PrefixTree::idle_node_pages`] as of the completion of `step`.
     pub(crate) fn node_pages_after(&self, found: &PrefixMatch, step: StepId) -> u32 {
         self.pages_while(found, |node| {
             let deferred = self.is_deferred(node) && self.deferred[node].step <= step;

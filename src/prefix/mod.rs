@@ -175,7 +175,7 @@ impl PrefixTree {
         tree.expect("the system has the memory")
     }
 
-    /// [`PrefixTree::new`] that returns an error if an allocation fails.
+    /// Like [`PrefixTree::new`], but returns an error if an allocation fails.
     pub(crate) fn try_new(
         page_count: u32,
         page_size: u32,
@@ -214,7 +214,7 @@ impl PrefixTree {
         })
     }
 
-    /// Returns the bytes that a tree reserves. It touches them as nodes and pages are added.
+    /// Returns the bytes that a tree reserves.
     pub(crate) fn bytes(page_count: u32, page_size: u32) -> u64 {
         u64::from(page_count) * Self::COLUMN_BYTES
             + ChildTable::bytes(page_count)
@@ -226,7 +226,7 @@ impl PrefixTree {
         Chain::bytes(page_count, hashing)
     }
 
-    /// Returns the bytes that events of `page_count` pages take, if the config enables events.
+    /// Returns the bytes that events take in a tree of `page_count` pages; 0 if `capacity` is 0.
     pub(crate) fn event_bytes(
         page_count: u32,
         page_size: u32,
@@ -254,8 +254,8 @@ impl PrefixTree {
         self.page_size
     }
 
-    /// Touches the memory of nodes, spans, hashes, cells, host pages and events, so that later calls cause hardly any
-    /// page faults. The tree must be empty.
+    /// Touches the memory of nodes, spans, hashes, cells, events and records of host pages, so that later calls cause
+    /// hardly any page faults. The tree must be empty.
     ///
     /// # Panics
     /// If the allocation of a temporary list of all nodes fails. The list takes 8 bytes for each node.
@@ -263,7 +263,7 @@ impl PrefixTree {
         self.try_prefault().expect("the system has the memory");
     }
 
-    /// [`PrefixTree::prefault`] that returns an error if the allocation fails.
+    /// Like [`PrefixTree::prefault`], but returns an error if the allocation fails.
     pub(crate) fn try_prefault(&mut self) -> Result<(), OutOfMemory> {
         self.spans.prefault();
         self.children.prefault();
@@ -316,8 +316,7 @@ impl PrefixTree {
         self.duplicate_pages
     }
 
-    /// Returns the bytes in use for nodes, child entries, entries of spans and extents. Divided by the tree's tokens,
-    /// they are the bytes of a token.
+    /// Returns the bytes in use for nodes, child entries, entries of spans and extents.
     pub fn live_bytes(&self) -> u64 {
         let nodes = self.link.len() as u64;
         nodes * Self::BYTES_PER_NODE + self.spans.live_bytes()

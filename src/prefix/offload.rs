@@ -13,10 +13,10 @@ use super::cell_moves::Oldest;
 use super::residency::{NO_PAGE, Residency, Seek};
 
 impl PrefixTree {
-    /// [`PrefixTree::evict`] with host memory: takes exactly `count` idle device pages, oldest first. With groups, it
-    /// takes at least `count`, because cells move whole. Dirty pages are saved to free host pages, then to those of the
-    /// oldest host-only entries and cells, which are dropped. Returns the number of taken pages that are not of cells.
-    /// O(nodes and pages evicted).
+    /// Takes exactly `count` idle device pages of a tree with host memory, oldest first. With groups, takes at least
+    /// `count`, because cells move whole. Dirty pages are saved to free host pages, then to those of the oldest
+    /// host-only entries and cells, which are dropped. Returns the number of taken pages that are not of cells. O(nodes
+    /// and pages evicted).
     pub(crate) fn evict_to_host(&mut self, count: u32, freed: &mut Vec<PageId>) -> u32 {
         assert!(count <= self.evictable, "the caller checked what is evictable");
         let (mut of_spans, end) = (0, freed.len() + count as usize);

@@ -2,7 +2,7 @@
 //!
 //! A sequence whose lock's path has host-only entries waits: its page table lacks their pages until they are loaded.
 //!
-//! Not here: which pages they get (`system/load.rs`), moves to host memory (`offload.rs`).
+//! Not here: which pages the entries get (`system/load.rs`), moves to host memory (`offload.rs`).
 
 use crate::event::Medium;
 use crate::id::{MoveId, NodeKey, PageId, PrefixLock};

@@ -51,7 +51,7 @@ pub struct SharedPrefixFinder {
     members: Vec<u32>,
     /// The sequences of the last batch; empty if there are no valid spans.
     batch: Vec<SeqKey>,
-    /// The tree's count of changes when the spans were found.
+    /// The tree's `branches` when the spans were found.
     branches: u64,
 }
 
@@ -112,7 +112,7 @@ impl SharedPrefixFinder {
     }
 
     /// Finds the spans of a batch. Each of `rows` is a sequence, its lock and the number of its published pages.
-    /// O(rows + passed nodes), of which there are at most 8 a row, plus the sort of the spans.
+    /// O(rows + passed nodes, at most 8 for each row), plus the sort of the spans.
     pub(crate) fn find<'a>(
         &mut self,
         tree: &mut PrefixTree,

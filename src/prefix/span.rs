@@ -408,7 +408,7 @@ impl SpanStore {
         Some((extent.prev, start, len))
     }
 
-    /// Returns the run of a further extent, or for [`NONE`] the span's own.
+    /// Returns the run of a further extent, or for [`NONE`] the span's first run.
     fn run_at(&self, span: &Span, index: u32) -> (u32, u32) {
         match self.extents.get(index as usize) {
             Some(extent) => (extent.start, extent.len),
@@ -457,7 +457,7 @@ mod tests {
     use crate::id::{PageId, TokenId};
 
     impl SpanStore {
-        /// For tests of the audit.
+        /// Counts an extent that does not exist, for tests of the audit.
         pub(in crate::prefix) fn lose_an_extent(&mut self) {
             self.extent_count += 1;
         }

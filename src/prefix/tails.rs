@@ -182,7 +182,7 @@ impl PrefixTree {
         if self.has_cells() { self.idle_cell_pages(found, step) } else { 0 }
     }
 
-    /// [`PrefixTree::idle_tail_pages`] with groups.
+    /// Returns [`PrefixTree::idle_tail_pages`] of a tree with groups.
     #[cold]
     #[inline(never)]
     fn idle_cell_pages(&self, found: &PrefixMatch, step: Option<StepId>) -> u32 {
@@ -208,7 +208,7 @@ impl PrefixTree {
         self.cells_ref().is_on_device(cell)
     }
 
-    /// [`PrefixTree::is_idle_cell`] as of the completion of `step`.
+    /// Returns [`PrefixTree::is_idle_cell`] as of the completion of `step`.
     pub(crate) fn is_idle_cell_after(&self, cell: CellId, step: StepId) -> bool {
         self.cells_ref().is_on_device(cell) && self.cells_ref().is_idle_after(cell, step)
     }
@@ -312,8 +312,8 @@ impl PrefixTree {
         }
     }
 
-    /// [`PrefixTree::evict`] with groups: takes at least `count` pages of idle nodes and idle cells, in the order in
-    /// which these became idle. Returns the number of taken pages that are not of cells.
+    /// Takes at least `count` pages of idle nodes and idle cells, in the order in which these became idle. The tree has
+    /// groups and no host memory. Returns the number of taken pages that are not of cells.
     pub(crate) fn evict_groups(&mut self, count: u32, freed: &mut Vec<PageId>) -> u32 {
         let (mut of_spans, end) = (0, freed.len() + count as usize);
         while freed.len() < end {

@@ -5,7 +5,7 @@ use crate::id::{Namespace, NodeKey, PageId, Scope, TokenId};
 use super::PrefixTree;
 use super::span::Span;
 
-/// The result of a match. It locks nothing, and is [stale](super::Stale) once the tree has changed.
+/// The result of a match. It locks nothing, and some changes of the tree make it [stale](super::Stale).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrefixMatch {
     pub(super) scope: Scope,
@@ -85,8 +85,8 @@ impl PrefixTree {
         self.match_pages(namespace, tokens, |_| ())
     }
 
-    /// [`PrefixTree::match_prefix`] that also calls `each` with the pages that match in group 0, in order, run by run:
-    /// [`PrefixMatch::full_pages`] in total. Pages in host memory alone come last, and their page ids are invalid.
+    /// Returns [`PrefixTree::match_prefix`], and calls `each` with the pages that match in group 0, in order, run by
+    /// run: [`PrefixMatch::full_pages`] in total. Pages in host memory alone come last, and their page ids are invalid.
     #[inline]
     pub fn match_pages(
         &self,
@@ -131,7 +131,7 @@ impl PrefixTree {
         }
     }
 
-    /// [`PrefixTree::walk`] without a callback for the pages.
+    /// Calls [`PrefixTree::walk`] without a callback for the pages.
     #[inline(never)]
     pub(super) fn walk_from(
         &self,
@@ -166,7 +166,7 @@ impl PrefixTree {
         (cursor, pages)
     }
 
-    /// Returns the ends of the nodes on the path of a match, deepest first, and at last the start of the scope. An end
+    /// Returns the ends of the nodes on the path of a match, deepest first, and finally the start of the scope. An end
     /// is the number of pages before it, and the last of these pages. Leaves out a node that the match ends inside, and
     /// nodes with host-only entries. O(nodes).
     pub(crate) fn ends(
@@ -240,7 +240,7 @@ impl PrefixTree {
     }
 }
 
-/// Compares as raw numbers, which is one call of memcmp.
+/// Returns whether two runs are equal. Compares raw numbers, which is one call of memcmp.
 fn same(a: &[TokenId], b: &[TokenId]) -> bool {
     TokenId::as_raw(a) == TokenId::as_raw(b)
 }

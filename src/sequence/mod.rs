@@ -21,8 +21,8 @@
 //!
 //! planned_len exceeds token_len by the planned tokens that the host has not appended yet.
 //!
-//! A sequence whose last planned tokens are drafts waits for `accept` (`branches.rs`). Until then it is neither planned
-//! nor committed:
+//! A sequence whose last planned tokens are drafts waits for `accept` (`branches.rs`). Until then it is not planned
+//! again, and the drafts' step is not committed:
 //!
 //! * S9. The drafts are its last item, in an open step; all their tokens are known, and none has K and V.
 //!
@@ -174,7 +174,7 @@ impl SequenceTable {
         self.stores.pages.prefault();
     }
 
-    /// Returns the bytes that a table reserves. The table touches them as tokens arrive.
+    /// Returns the bytes that a table reserves.
     pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
         // A slot of the arena is a sequence with its version.
         let row = size_of::<(Sequence, u32)>() + size_of::<RowId>() + size_of::<Cuts>();

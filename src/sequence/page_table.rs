@@ -217,7 +217,7 @@ impl PageTable {
         pieces(start, end, move |at| PageId::from_raw(&self.words[self.run(row, track, at, end)]))
     }
 
-    /// Returns the first of these slices of track 0, to rewrite it.
+    /// Returns a row's pages of track 0 from `start` on, up to `end` or the end of the chunk, to rewrite them.
     pub fn piece_mut(&mut self, row: RowId, start: u32, end: u32) -> &mut [PageId] {
         let run = self.run(row, 0, start, end);
         bytemuck::cast_slice_mut(&mut self.words[run])

@@ -180,7 +180,7 @@ impl RowMut<'_> {
         if self.sequence.promised == 0 { 0 } else { self.outstanding_of(places) }
     }
 
-    /// [`RowMut::promised_of`] for a row with a promise.
+    /// Returns [`RowMut::promised_of`] for a row with a promise.
     #[inline(never)]
     fn outstanding_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
@@ -196,7 +196,8 @@ impl RowMut<'_> {
         lacking(self.sequence, self.stores, page_len)
     }
 
-    /// [`RowMut::lacking`] for one more place of a row whose pages are sent. `ONE` is set if there is one track.
+    /// Returns [`RowMut::lacking`] for one more place of a row whose pages are sent. `ONE` is set if there is one
+    /// track.
     #[inline]
     pub fn lacking_one<const ONE: bool>(&self) -> Lacking {
         let page_len = self.sequence.page_len;
@@ -252,7 +253,7 @@ impl RowMut<'_> {
         tracks + usize::from(self.stores.pages.begins_chunk(self.sequence.page_len))
     }
 
-    /// [`RowMut::append_sent`] with a page for each track.
+    /// Appends one place as [`RowMut::append_sent`] does, with a page for each track.
     #[inline]
     pub fn append_place(&mut self, pages: &[PageId], words: &mut [TableWrite]) {
         if words.len() > pages.len() {
@@ -274,8 +275,8 @@ impl RowMut<'_> {
         assert!(out.next().is_none(), "the chunk's word, and one for each track");
     }
 
-    /// The rare case of [`RowMut::append_sent`], the first page of a chunk: returns the words of the chunk and the
-    /// page. It passes values in registers, so that the caller's loop keeps no state in memory.
+    /// Handles the rare case of [`RowMut::append_sent`], the first page of a chunk. Returns the words of the chunk and
+    /// the page. Values pass in registers, so that the caller's loop keeps no state in memory.
     #[inline(never)]
     fn begin_chunk(mut self, page: PageId) -> [TableWrite; 2] {
         self.append_pages(1, &[page]);
@@ -493,8 +494,8 @@ impl RowMut<'_> {
     }
 }
 
-/// [`RowMut::lacking`], out of line, because decoding rows rarely need it. The separate references stay in registers in
-/// a caller's loop.
+/// Implements [`RowMut::lacking`], out of line, because decoding rows rarely need it. The separate references stay in
+/// registers in a caller's loop.
 #[inline(never)]
 fn lacking(sequence: &Sequence, stores: &Stores, page_len: u32) -> Lacking {
     let Sequence { chunks: own, dirty_from, inherited, published, .. } = *sequence;

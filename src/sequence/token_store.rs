@@ -139,7 +139,7 @@ impl TokenStore {
         self.tokens[self.index(row, position)]
     }
 
-    /// [`TokenStore::write`] for one token, in a third of the instructions.
+    /// Writes one token, in a third of the instructions of [`TokenStore::write`].
     pub fn write_one(&mut self, row: RowId, position: u32, token: TokenId) {
         let index = self.index(row, position);
         self.tokens[index] = token;
@@ -178,7 +178,7 @@ impl TokenStore {
         pieces(start, end, move |at| &self.tokens[self.run(row, at, end)])
     }
 
-    /// Returns the tokens of `len` pages from page `start` on, which are in one chunk. It needs no division.
+    /// Returns the tokens of `len` pages from page `start` on, which are in one chunk. Needs no division.
     pub fn pages(&self, row: RowId, start: u32, len: usize) -> &[TokenId] {
         let (chunk, in_chunk) =
             (start >> self.chunk_pages.trailing_zeros(), start & (self.chunk_pages - 1));

@@ -1,4 +1,4 @@
-//! Admits sequences: matches all tokens but the last, locks the match, and checks that the rest fits. Admission takes
+//! Admits sequences: matches all tokens but the last, checks that the rest fits, and locks the match. Admission takes
 //! no pages, but it may promise some.
 
 use crate::bitmap::Bits;
@@ -306,8 +306,8 @@ fn matchable(tokens: &[TokenId]) -> &[TokenId] {
     &tokens[..tokens.len() - 1]
 }
 
-/// Returns the number of pages that a sequence of `len` tokens lacks after its match, including the pages to load. If
-/// its promise makes more pages outstanding, returns the number of these.
+/// Returns the number of pages that a sequence of `len` tokens lacks after its match, including the pages to load; at
+/// least the outstanding pages of its promise.
 #[inline]
 fn pages_lacking(
     shape: &EngineShape,
@@ -360,7 +360,8 @@ fn estimate(
     admission
 }
 
-/// Returns the cost of a sequence of `len` tokens with its match `found`, or without it if only that fits.
+/// Returns the cost of a sequence of `len` tokens with its match `found`. If the sequence fits only without the match,
+/// clears the match, and returns the cost without it.
 #[inline]
 fn cost(
     shape: &EngineShape,

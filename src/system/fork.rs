@@ -35,8 +35,8 @@ access! {
 /// Implements [`Engine::fork`](crate::Engine::fork): writes the children and their copies into the buffers, and returns
 /// the step of the copies. O(tokens) for each child.
 ///
-/// It first publishes the parent's whole computed pages. Without prefix reuse no prompt matches these pages, but the
-/// children share them.
+/// Publishes the parent's whole computed pages. Without prefix reuse no prompt matches these pages, but the children
+/// share them.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],

@@ -16,7 +16,7 @@
 //! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | reads |
 //! | [`plan_drafts`]: check drafts, write their masks | | | writes | writes | |
 //! | [`find_spans`]: find pages that several rows read | | writes | reads | | |
-//! | [`packed`], [`packed_levels`]: the batch in FlashInfer's form | | | reads | reads | |
+//! | [`packed`], [`packed_levels`]: write the batch in FlashInfer's format | | | reads | reads | |
 //! | [`append`]: add known tokens | | | writes | | |
 //! | [`accept`]: keep a branch of drafts | writes | | writes | writes | writes |
 //! | [`commit`]: advance `cached_len`, make whole pages matchable | writes | writes | writes | writes | writes |
@@ -28,7 +28,7 @@
 //! | [`finish`], `preempt`: release everything | writes | writes | writes | | writes |
 //! | [`fork`]: share a prefix, copy a tail | writes | writes | writes | writes | writes |
 //! | [`rollback`]: forget tokens | writes | | writes | writes | writes |
-//! | [`release`]: pages and locks, at once or through the fence | writes | writes | | | writes |
+//! | [`release`]: release pages and locks, at once or through the fence | writes | writes | | | writes |
 //! | [`reset`]: drop cached prefixes | writes | writes | | | |
 //!
 //! Each system checks before its first write, so an error leaves the tables unchanged.

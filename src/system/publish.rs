@@ -30,8 +30,8 @@ pub(crate) fn publish(
     pages.publish(&buffers.pages);
 }
 
-/// Keeps the tails at the end of a running sequence's published pages. The caller has checked that this breaks no
-/// promise. O(tails).
+/// Keeps the tails at the end of a running sequence's published pages. The caller ensures that this breaks no promise.
+/// O(tails).
 pub(crate) fn keep(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,
@@ -64,9 +64,9 @@ pub(crate) struct Publisher<'a> {
 }
 
 impl Publisher<'_> {
-    /// [`publish`] without the change of page states: pages that now belong to the tree are appended to
-    /// `buffers.pages`. The caller then changes the states of several sequences' pages together. Inlined, because
-    /// most commits of a decoding sequence publish no page.
+    /// Publishes a row as [`publish`] does, but only appends the pages that now belong to the tree to `buffers.pages`.
+    /// The caller then changes the states of several sequences' pages together. Inlined, because most commits of a
+    /// decoding sequence publish no page.
     #[inline]
     pub fn insert(&mut self, row: RowMut<'_>) {
         if computed(&row) >= (row.sequence.published + 1) * self.prefixes.page_size() {
@@ -74,7 +74,7 @@ impl Publisher<'_> {
         }
     }
 
-    /// [`Publisher::insert`] of at least one whole page.
+    /// Inserts at least one whole page.
     #[inline(never)]
     fn insert_pages(&mut self, mut row: RowMut<'_>) {
         let Self { pages, prefixes, fence, buffers } = self;

@@ -34,7 +34,7 @@ pub struct Failing<B> {
 }
 
 impl<B> Failing<B> {
-    /// Creates a backend whose call `n` fails. Only the calls that can fail count, from 0 on.
+    /// Creates a backend whose call `n` fails, counted from 0 among the calls that can fail.
     pub fn at(inner: B, fault: Fault, n: u64) -> Self {
         Self { inner, fault, first: n, every: None, calls: 0, failures: 0, moves: Vec::new() }
     }

@@ -28,7 +28,7 @@ pub struct Late {
     words: Vec<u32>,
     layout: PoolLayout,
     table: TableShape,
-    /// Moves without effect so far, in the order of the calls.
+    /// Moves that have not taken effect, in the order of the calls.
     waiting: Vec<Waiting>,
     last: Moved,
     /// Last result of `moved`.
@@ -43,7 +43,7 @@ enum Way {
     Load,
 }
 
-/// A move without effect so far.
+/// A move that has not taken effect.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     id: MoveId,

@@ -1,7 +1,7 @@
 //! The calls of a host to an engine, as plain data.
 //!
-//! An op refers to sequences, prompts and steps by small numbers. The replay takes each number modulo the number of
-//! those that exist. It can therefore make every op in every state, also after other ops were removed from the list.
+//! An op refers to sequences, prompts and steps by small numbers, which the replay takes modulo the existing ones. The
+//! replay can therefore make every op in every state, also after other ops were removed from the list.
 //! [`literal`](super::shrink::literal) prints a shrunk list as Rust code for a regression test.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
@@ -139,7 +139,7 @@ pub enum Op {
         /// Whether the store has the page.
         ok: bool,
     },
-    /// `fetch`; the store writes those pages that it contains.
+    /// `fetch`; the store writes the pages that it contains.
     Fetch {
         /// The prompt.
         prompt: Prompt,
@@ -232,7 +232,7 @@ pub struct SmallConfig {
     pub groups: u8,
     /// Number of host pages.
     pub host_pages: u32,
-    /// 0 for no hashes; else the [`Hashing`], modulo those that are compiled in.
+    /// 0 for no hashes; else one of [`Hashing::ALL`], modulo their number.
     pub hashing: u8,
     /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
     pub event_pages: u8,

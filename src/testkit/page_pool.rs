@@ -11,10 +11,10 @@ use crate::fence::Fence;
 use crate::id::{PageId, StepId};
 use crate::page::{PagePool, PageState};
 
-/// A call of a page pool. The replay chooses pages among those in the required state.
+/// A call of a page pool. The replay chooses among the pages in the required state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub enum PageOp {
-    /// `alloc`, sometimes more than is free.
+    /// `alloc`, sometimes of more pages than are free.
     Alloc {
         /// Number of pages, modulo the free pages plus two.
         count: u16,

@@ -19,7 +19,7 @@ pub struct Planned {
     pub row: RowId,
     /// Pages in order, in the first track.
     pub pages: Vec<PageId>,
-    /// Pages of the other tracks in order; `None` for places that were given back.
+    /// Pages of the other tracks in order; `None` where the page was released.
     further: Vec<Vec<Option<PageId>>>,
     /// Number of tokens.
     pub len: u32,
@@ -157,8 +157,8 @@ impl Planner {
         Some(self.sequences.len() - 1)
     }
 
-    /// Adds tokens to a sequence, and the pages that these tokens need. Tests call it themselves if they write K and V
-    /// without a step.
+    /// Adds tokens to a sequence, and the pages that these tokens need. Tests that write K and V without a step call
+    /// this method directly.
     ///
     /// # Panics
     /// If the pool or the page tables are full, or the sequence is finished.
@@ -267,7 +267,7 @@ impl Planner {
     /// Returns the slot of a position in a track.
     ///
     /// # Panics
-    /// If the position's page was given back.
+    /// If the position's page was released.
     pub fn track_slot(&self, sequence: &Planned, track: u32, position: u32) -> SlotId {
         let size = self.layout.page_size();
         let page = sequence.page(track, (position / size) as usize);

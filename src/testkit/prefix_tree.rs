@@ -65,7 +65,7 @@ pub enum PrefixOp {
         pick: u8,
         /// The author of the next tokens, modulo 3.
         author: u8,
-        /// Number of pages, modulo a quarter of all pages and limited by the free ones.
+        /// Number of pages, modulo about a quarter of all pages and limited by the free ones.
         pages: u8,
     },
     /// `unlock`
@@ -548,8 +548,8 @@ impl Both {
         broken.map_err(|broken| format!("{broken:?}"))
     }
 
-    /// Compares two numbers of pages for each step: those that the fence expects to be idle or dropped, and those that
-    /// the model no longer protects when the steps up to this step are complete.
+    /// Compares, for each step, the number of pages that its completion makes idle or drops: by the fence and by the
+    /// model.
     fn compare_deferred(&self) -> Result<(), String> {
         for step in (0..=MAX_STEPS).map(|more| StepId::new(self.completed + more)) {
             let mut after = self.model.clone();

@@ -52,8 +52,8 @@ pub fn quantise(head: &[f32], given: Option<f32>) -> (Vec<u8>, f32) {
     (head.iter().map(|x| nearest(x / scale)).collect(), scale)
 }
 
-/// Returns seeded random scales for each layer and head, and for K and V. Some scales are so small that 1 divided by
-/// such a scale exceeds the largest value.
+/// Returns seeded random scales for each layer and head, and for K and V. Some are so small that their reciprocal
+/// exceeds the largest value of a byte.
 pub fn scales(layers: u32, kv_heads: u32, seed: u64) -> KvScales {
     let mut rng = super::rng::Rng::new(seed);
     let count = 2 * layers as usize * kv_heads as usize;

@@ -53,7 +53,7 @@ impl KeyStore {
         Ok(count)
     }
 
-    /// Stores all pages that [`Engine::puts`] returns, until a call returns none.
+    /// Stores all pages that [`Engine::puts`] passes to its sink, until a call passes none.
     ///
     /// # Errors
     /// As [`Engine::puts`].

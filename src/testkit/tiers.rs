@@ -16,7 +16,7 @@ pub struct Setting {
     pub device: usize,
     /// Number of host pages.
     pub host: usize,
-    /// After each request, the model saves this number of the oldest device pages ahead.
+    /// Number of the oldest idle device pages that the model saves ahead after each request.
     pub ahead: usize,
     /// Whether an unlimited store receives every page.
     pub store: bool,

@@ -110,7 +110,7 @@ impl World {
         held.flat_map(|held| (held.first..s.page_len).map(move |place| (held, place)))
     }
 
-    /// Returns the cells in the tails of a sequence that waits for its prefix.
+    /// Returns the cells in the tails of a sequence with pending pages.
     fn awaited_cells(&self, s: &Sequence) -> Vec<CellId> {
         let Some(lock) = s.lock.as_ref().filter(|_| self.sequences.pending(s) > 0) else {
             return Vec::new();
@@ -250,7 +250,7 @@ enum LockHolder {
     Sequence,
     /// A fetch: a store writes the pages that follow the prefix.
     Fetch,
-    /// The fence: the sequence has released the lock, but a step is not complete.
+    /// The fence, until a step is complete.
     Fence,
 }
 

@@ -54,7 +54,7 @@ impl EngineBytes {
 }
 
 impl EngineConfig {
-    /// Returns the memory of an engine with this config.
+    /// Returns the bytes that an engine with this config allocates.
     ///
     /// Each step in flight also needs a [`StepScratch`](crate::StepScratch) of up to [`EngineShape::plan_bytes`].
     ///
@@ -66,7 +66,7 @@ impl EngineConfig {
 }
 
 impl EngineShape {
-    /// [`EngineConfig::bytes`] of a checked config. No number overflows.
+    /// Returns [`EngineConfig::bytes`] of a checked config. No number overflows.
     pub fn bytes(&self) -> EngineBytes {
         let (page_count, page_size) = (self.layout.page_count(), self.layout.page_size());
         let rows = size_of::<SeqKey>() + size_of::<Compaction>() + size_of::<Admitted>();

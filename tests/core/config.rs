@@ -244,7 +244,7 @@ fn layers_that_read_a_window_or_a_chunk_are_in_groups() {
     }
 }
 
-/// Gemma 4: layers that read everything have fewer heads, of 512.
+/// In Gemma 4, layers that read all tokens have fewer heads, each of 512 elements.
 #[test]
 fn layers_that_read_everything_have_heads_of_their_own() {
     let types = |full: u32, n: u32| -> Vec<&str> {
@@ -299,7 +299,7 @@ fn layers_that_read_everything_have_heads_of_their_own() {
     }
 }
 
-/// Bytes of a sequence of 8,192 tokens in bf16, by group and without groups.
+/// Megabytes of a sequence of 8,192 tokens in bf16, by group and without groups.
 #[test]
 fn a_sequence_takes_fewer_bytes_with_groups() {
     let types: Vec<_> = (1..=62)

@@ -421,8 +421,8 @@ impl Check {
         };
     }
 
-    /// Checks that one of `seeds` seeds reports a defect, and that its case is right without the defect. The search
-    /// begins at `first`, so that it is short.
+    /// Checks that the contract reports a defect with one of `seeds` seeds, and accepts this seed without the defect.
+    /// The search begins at `first`, so that it is short.
     fn reports(self, name: &str, defect: Defect, seeds: u64, first: u64) {
         let report = |seed| {
             let run = AssertUnwindSafe(|| self.run(Some(defect), seed));

@@ -349,7 +349,7 @@ fn a_hit_is_counted_when_the_first_step_is_committed() {
     assert_eq!((engine.stats() - before).refusals, 1, "an empty prompt is not a shortage");
 }
 
-/// A prompt that is preempted before its first commit is counted when a step of it is committed.
+/// A sequence that is preempted before its first commit counts as a prompt at the first commit.
 #[test]
 fn a_prompt_first_computed_after_a_resume_counts_as_a_prompt() {
     let mut engine = engine(PrefixMode::Radix);

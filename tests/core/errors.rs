@@ -1,4 +1,4 @@
-//! Error messages: the component that rejected the call, the reason, and the value.
+//! Error messages contain the component that rejected the call, the reason and the value.
 
 use std::error::Error as _;
 

@@ -92,8 +92,8 @@ fn a_page_is_stored_once_and_consecutive_pages_share_an_event() {
     // An equal prompt is a hit, which emits no event.
     let again = host.compute(NAMESPACE, &long[..5]);
     assert_eq!(host.drain(), []);
-    // The continuation of `first` takes three steps, of which two publish a page. Drained together they are one event,
-    // readable after the last step.
+    // The continuation of `first` takes three steps, of which two publish a page. Drained together, the pages are one
+    // event, readable after the last step.
     for token in 5..8 {
         host.engine.append(first, &[TokenId::new(token)]).expect("there is room");
         let step = host.plan(first);

@@ -1,4 +1,4 @@
-//! Forks share chunks of the page table. Tests that a child's first plan sends few words, and enough of them.
+//! Forks share chunks of the page table: a child's first plan sends few words, and all that the backend lacks.
 
 use kvarena::{
     Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, Keep, KvShape, Namespace,

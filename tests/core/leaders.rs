@@ -153,7 +153,7 @@ fn a_leader_rolled_back_below_its_match_stops_leading() {
     assert_eq!([named, shorter].map(|leader| engine.is_leading(&leader)), [false, true]);
     let anew = admission(&engine, &prompt).leader.expect("it is named again");
     assert!(engine.is_leading(&anew) && anew.cached_len == 28);
-    // Another sequence in its row has a different text.
+    // Another sequence takes the row. It was not named, although it has the same text.
     engine.finish(first).expect("it is live");
     let second = admit(&mut engine, &prompt);
     assert_eq!([named, shorter, anew].map(|leader| engine.is_leading(&leader)), [false; 3]);
@@ -356,7 +356,7 @@ fn a_batch_counts_shared_pages_once() {
     assert_eq!(refused, Err(Error::OutOfPages { wanted: 8, available: 4, after: None }));
 }
 
-/// A host lets followers wait, and leaders are cancelled, preempted and fail at random: all requests are served. A
+/// A host lets followers wait. At random, it cancels or preempts requests and aborts steps. All requests end. A
 /// follower waits only in rounds in which another request progresses, so the number of rounds is limited.
 #[test]
 fn every_follower_is_admitted() {
@@ -392,7 +392,7 @@ fn every_follower_is_admitted() {
                 running.push(admit(&mut engine, &prompts[*i]));
                 false
             });
-            // A request is cancelled or preempted, or its step fails.
+            // A request is cancelled or preempted.
             if !running.is_empty() && draw(4) == 0 {
                 let seq = running.remove(draw(running.len() as u64) as usize);
                 if draw(2) == 0 {

@@ -1,4 +1,4 @@
-//! Packed arrays belong to the planned items; other items are errors.
+//! The engine packs only planned items, and rejects other items.
 
 use kvarena::testkit::padded::padded;
 use kvarena::{

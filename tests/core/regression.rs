@@ -28,7 +28,7 @@ fn fork_takes_the_tail_before_it_publishes() {
     engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
     engine.finish(first).expect("it is live");
-    // Idle: p0 (ab), p1 (cd). The second finds p0 and computes "cde" itself, before "de" is known.
+    // Idle: p0 (ab), p1 (cd). The second sequence finds p0 and computes "cde" itself, before "de" is known.
     let seq = engine.admit(namespace, &tokens("abc"), 0).expect("one page is lacking");
     for _ in "cde".chars() {
         let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1 }]);

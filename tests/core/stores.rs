@@ -8,7 +8,7 @@ const NAMESPACE: Namespace = Namespace::new(0);
 const HASHING: Hashing = Hashing::Dynamo;
 const PAGE_SIZE: usize = 4;
 
-/// An engine with eight pages on the device, eight on the host and two of the stage.
+/// An engine with eight pages on the device, eight in host memory and two in the stage.
 struct Host {
     engine: Engine<Cpu>,
     scratch: StepScratch,

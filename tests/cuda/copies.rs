@@ -121,7 +121,7 @@ fn pages_are_equal_after_a_copy_to_the_host_and_back() {
                 let wanted = page(&layout, 100 + u64::from(i));
                 assert!(raw_page(&backend.cuda, i) == wanted, "{layout:?} page {i}");
             }
-            // The test repeats the moves, so that the backend uses events and chunks again.
+            // The test repeats the moves, so that the backend reuses events and chunks.
             for round in 0..3 {
                 fill_host(&mut backend, 0xee);
                 let copies = copies(&mut rng, 31, PAGES, HOST_PAGES);

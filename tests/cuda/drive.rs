@@ -122,7 +122,7 @@ impl Drive {
         HostRows { dtype, width, stride: width, values }
     }
 
-    /// Records K and V of a sequence in a layer. They replace what was recorded before.
+    /// Replaces the recorded K and V of a sequence in a layer.
     pub fn remember(&mut self, sequence: usize, layer: usize, k: &HostRows, v: &HostRows) {
         let (k, v) = (self.shape.stored(&k.values), self.shape.stored(&v.values));
         self.history[sequence][layer] = History { k, v };
@@ -136,7 +136,7 @@ impl Drive {
         self.inputs_of(items, plan, |drive| drive.rows(tokens, width))
     }
 
-    /// Does the same as [`Drive::inputs`], but `rows` returns the rows of k and of v.
+    /// Like [`Drive::inputs`], but `rows` returns the rows of k and of v.
     pub fn inputs_of(
         &mut self,
         items: &[Item],

@@ -88,7 +88,7 @@ struct Others {
 }
 
 unsafe extern "C" fn work(others: *mut c_void) {
-    // SAFETY: the test waits for the stream before these are dropped.
+    // SAFETY: the test waits for the stream before it drops `others`.
     let others = unsafe { &*others.cast::<Others>() };
     let start = Instant::now();
     while !others.may.load(Ordering::Acquire) && start.elapsed() < Duration::from_secs(5) {

@@ -180,7 +180,7 @@ fn stores_are_the_cpus_bit_by_bit() {
     }
 }
 
-/// The unquantised part of latent rows: ties between numbers of bf16, overflow, and every kind of NaN.
+/// The unquantised part of the rows has ties between numbers of bf16, overflow, and every kind of NaN.
 #[test]
 fn stores_of_latent_rows_are_the_cpus_bit_by_bit() {
     let Some(gpu) = gpu() else { return };

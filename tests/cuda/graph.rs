@@ -116,7 +116,7 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
     replay_trees(gpu, shape, (rows, tokens, len), false);
 }
 
-/// Does the same, and about every other step has rows that are trees or have random masks.
+/// Like [`replay`], but with `trees`, about every other step has rows that are trees or have random masks.
 fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64), trees: bool) {
     let mut drive = Drive::new(shape, 11);
     let mut backend =

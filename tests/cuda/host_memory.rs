@@ -12,7 +12,7 @@ use kvarena::{
 
 use crate::gpu;
 
-/// Pages of 4 MiB.
+/// Returns a config with pages of 4 MiB.
 fn config(host_pages: u32) -> PoolConfig {
     PoolConfig {
         layers: 64,

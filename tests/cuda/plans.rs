@@ -5,7 +5,7 @@ use kvarena::{BatchPlan, BatchRow, RowId, SharedSpans, SlotMapping, StepId, Toke
 /// Row of a sequence's first token.
 pub const FIRST: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 };
 
-/// Returns a step of these rows. It has one unknown token for each of up to 64 positions, and no table writes, spans or
+/// Returns a plan of these rows. It has one unknown token for each of up to 64 positions, and no table writes, spans or
 /// masks.
 pub fn plan_of<'a>(
     step: u64,
@@ -26,7 +26,7 @@ pub fn plan_of<'a>(
     }
 }
 
-/// Returns a step of a sequence's first token, in the first slot.
+/// Returns a plan of a sequence's first token, in the first slot.
 pub fn first_token(step: u64) -> BatchPlan<'static> {
     plan_of(step, &[FIRST], &[0], SlotMapping::I32(&[0]))
 }

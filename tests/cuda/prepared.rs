@@ -243,7 +243,7 @@ fn padded_steps_of_several_tokens_need_nothing_more() {
     engine.backend_mut().stage(&plan).expect("it fits");
     assert_eq!(engine.backend().uploaded_bytes(), sent);
     assert_eq!(engine.backend().modules_after_prepare(), 0);
-    // A capture compiles no kernel.
+    // A capture loads no kernel.
     let stream = engine.backend().stream().clone();
     let all = Prepare { compactions: true, ..work };
     let captured = stream.capture(|| engine.backend_mut().prepare(&all));

@@ -68,9 +68,9 @@ impl Drop for Other {
 
 /// Opens a backend on the other user's stream.
 fn open(gpu: &Gpu, other: &Other) -> Cuda {
-    // SAFETY: a stream of the primary context, which ends after the backend.
+    // SAFETY: the stream is of the primary context and outlives the backend.
     let stream = unsafe { CudaStream::from_raw(gpu, other.stream as usize as u64, Arc::new(())) };
-    let stream = stream.expect("not the stream of each thread");
+    let stream = stream.expect("not the per-thread stream");
     let options = CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) };
     let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
     let config =

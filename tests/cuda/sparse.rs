@@ -204,8 +204,8 @@ impl Both {
     }
 }
 
-/// Kernels compute scores in chunks of 256. Rows end inside a chunk, at its end and after it. Many scores are equal, so
-/// that their last bits and the order of positions decide.
+/// Kernels compute scores in chunks of 256. Rows end inside a chunk, at its end and after it. Many scores are equal
+/// or nearly equal, so that last bits and the order of positions decide.
 #[test]
 fn long_rows_are_selected_as_on_the_cpu() {
     let Some(gpu) = gpu() else { return };

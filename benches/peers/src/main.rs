@@ -157,8 +157,8 @@ fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<R
             i = (i + 1) % new.len();
             cache.cycle(black_box(&new[i]))
         };
-        // Replace the whole cache first, so that cycles have inserted the evicted pages. At page size 1 a page may
-        // match by chance.
+        // Replaces the whole cache, so that cycles have inserted the evicted pages. At page size 1 a page may match by
+        // chance.
         for _ in 0..sequences {
             let matched = call();
             assert!(matched.abs_diff(prompt) <= 1, "{name}: the prompt is cached: {matched}");

@@ -71,8 +71,7 @@ fn run_of<T: CudaDType + candle_core::cuda_backend::cudarc::driver::DeviceRepr>(
     let rows = |at: u64, layout: &Layout| {
         let range = elements(layout);
         let (first, stride) = (at + range.start as u64 * size, row_stride(layout));
-        // SAFETY: the tensor's memory outlives the launches: its stream orders them before any
-        // reuse.
+        // SAFETY: the tensor's memory outlives the launches, because its stream orders them before any reuse.
         unsafe { DeviceRows::from_raw(first, dtype, range.len(), stride) }
     };
     let qkv = [rows(q_at, q.1), rows(k_at, k.1), rows(v_at, v.1)];

@@ -3,7 +3,7 @@
 //! A [`KvArena`] holds the K and V of all sequences. A [`Step`] is one forward pass over new tokens
 //! of any number of sequences. The sequences may have unequal lengths; their rows are packed
 //! without padding. In each layer the model calls [`Step::attend`], which stores the layer's K and
-//! V and returns each new token's attention over the tokens up to its own. No cached K or V is copied.
+//! V and returns each new token's attention over the tokens up to itself. No cached K or V is copied.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};

@@ -64,7 +64,7 @@ impl Inputs {
 /// One forward pass over new tokens of some sequences.
 ///
 /// It borrows the arena until [`launched`](Step::launched). A step that is dropped earlier, for
-/// example after an error in the model, is aborted, and its sequences stay as they were before it.
+/// example after an error in the model, is aborted and leaves its sequences unchanged.
 pub struct Step<'a> {
     /// The model's inputs.
     pub inputs: Inputs,
@@ -87,7 +87,7 @@ impl Drop for Undo<'_> {
         let Some(step) = self.step else { return };
         let engine = self.engine.get_mut();
         engine.abort(step).expect("the last step that was planned is open");
-        // An error means that an earlier step is open; the next `close` then completes both.
+        // An error means that an earlier step is open; closing a later step then completes this one.
         let _ = engine.complete(step);
     }
 }

@@ -124,8 +124,7 @@ fn a_step_that_panics_is_undone_and_tensors_outlive_the_arena() {
     assert_eq!(inputs.tokens.to_vec1::<u32>().expect("numbers"), [1]);
 }
 
-/// A dropped step cannot complete while an earlier step is open. Closing the earlier step completes
-/// both.
+/// A dropped step cannot complete while an earlier step is open. Closing a later step completes it.
 #[test]
 fn a_later_step_may_be_dropped_while_an_earlier_one_is_open() {
     let mut arena = arena();

@@ -86,7 +86,7 @@ impl Host {
         Some(hit)
     }
 
-    /// Computes all tokens without K and V.
+    /// Runs a step over all new tokens of a sequence.
     fn step(&mut self, seq: kvarena::SeqKey) {
         let len = self.engine.extend_max(seq).expect("alive");
         let plan = self.engine.plan_batch(&mut self.scratch, &[Extend { seq, len }]);

@@ -1,4 +1,4 @@
-//! Plots outcomes of one trace as SVG: the cached share by request number, the busiest engine's load and the waits.
+//! Plots outcomes of one trace as SVG: the cached share by request number, the busiest engine's load and the mean wait.
 
 use std::fmt::Write;
 

@@ -1,9 +1,9 @@
 //! Publishes payloads over ZeroMQ: a PUB socket for subscribers, and a ROUTER socket that replays lost messages.
 //!
 //! A message is `[topic, number as 8 bytes, payload]`. Numbers count from 0, and the publisher keeps the last messages.
-//! The request `["", number]` returns all kept messages from that number on, as `["", topic, number, payload]`, and
-//! then `["", "", 2^64 - 1, ""]`. vLLM and SGLang use this protocol. The request `["", "dump"]` is an addition of this
-//! example: the host then publishes its whole cache in the next messages.
+//! To the request `["", number]` the publisher replies with all kept messages from that number on, as
+//! `["", topic, number, payload]`, and then `["", "", 2^64 - 1, ""]`. vLLM and SGLang use this protocol. The request
+//! `["", "dump"]` is an addition of this example: the host then publishes its whole cache in the next messages.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -114,7 +114,7 @@ fn token(block: u64, offset: usize) -> TokenId {
 }
 
 impl Request {
-    /// Writes the tokens of the prompt.
+    /// Replaces `into` with the tokens of the prompt.
     pub fn prompt(&self, into: &mut Vec<TokenId>) {
         into.clear();
         let blocks = self.hash_ids.iter();
@@ -122,7 +122,7 @@ impl Request {
         into.truncate(self.input_length);
     }
 
-    /// Writes the tokens of the answer. `number` is the request's number, so the answers of two requests differ.
+    /// Replaces `into` with the tokens of the answer. `number` is the request's number, so answers differ.
     pub fn answer(&self, number: usize, into: &mut Vec<TokenId>) {
         into.clear();
         let block = 1 << 32 | (number as u64) << 8;

@@ -205,7 +205,7 @@ async fn a_restarted_engine_replaces_its_old_contents() {
     assert_eq!(router.pages(), 5);
 }
 
-/// A subscriber that goes in the middle of a reply, with unread data, does not end the publisher.
+/// A subscriber that disconnects in the middle of a reply, with unread data, does not end the publisher.
 #[tokio::test]
 async fn a_closed_connection_ends_only_its_reply() {
     let engine = Engine::new(PublisherConfig::default()).await;

@@ -22,7 +22,7 @@ pub struct Calibrating<R> {
 }
 
 impl<R: Runner<Backend = Cpu>> Calibrating<R> {
-    /// Starts an empty measurement.
+    /// Starts an empty measurement of a model whose layers have one shape.
     pub fn new(inner: R) -> Self {
         let config = inner.config();
         let largest = vec![0.0; 2 * config.layers * config.kv_heads];
@@ -152,7 +152,7 @@ pub(crate) fn write_table(path: &Path, table: &Value) -> Result<()> {
         .map_err(|error| Error::run(format!("cannot write {}: {error}", path.display())))
 }
 
-/// Reads a file of [`write_table`].
+/// A file that [`write_table`] has written.
 pub(crate) struct Table<'a> {
     path: &'a Path,
     file: Value,

@@ -1,6 +1,6 @@
 //! The tensors of a model directory: one `model.safetensors`, or the shards of an index.
 //!
-//! `model.rs` lists the tensors of a model.
+//! `model.rs` names the tensors of a model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

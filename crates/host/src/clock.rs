@@ -1,4 +1,4 @@
-//! Measures the time of a run by part of its work.
+//! Measures the time of a run by part of a step's work.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ impl Part {
         Part::Wait,
     ];
 
-    /// The name in the report.
+    /// Returns the name in the report.
     pub fn name(self) -> &'static str {
         match self {
             Part::Engine => "engine",

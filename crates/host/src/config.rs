@@ -76,7 +76,7 @@ pub struct ModelConfig {
     pub windows: Vec<Option<u32>>,
     /// For each layer the size of its chunks, if it reads chunks.
     pub chunks: Vec<Option<u32>>,
-    /// How Llama 4 encodes positions; `None` for other families.
+    /// Llama 4's encoding of positions; `None` for other families.
     pub nope: Option<NopeConfig>,
     /// Tokens that end a generation.
     pub eos: Vec<u32>,
@@ -251,9 +251,9 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the groups of layers: one of the layers that read all tokens, and one for each window and chunk. Returns
-    /// one group if all layers are alike, or if [`Groups`] cannot contain them. Parsing rejects layers of two shapes
-    /// that [`Groups`] cannot contain.
+    /// Returns the groups of layers: one for the layers that read all tokens, and one for each size of a window or a
+    /// chunk. Returns one group if all layers are alike, or if [`Groups`] cannot contain them. Parsing rejects layers
+    /// of two shapes that [`Groups`] cannot contain.
     pub fn groups(&self) -> Groups {
         self.find_groups().unwrap_or(Groups::ONE)
     }

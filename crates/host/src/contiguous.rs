@@ -94,7 +94,7 @@ pub fn measure(model: &Model, stream: &[u32], measured: &mut Measured) {
     let Ok(()) = model.forward(pass, &mut attention, &mut work, &mut clock);
 }
 
-/// Returns `count` greedy tokens, and the logits of the first one. A pass computes at most `chunk` tokens, at least 1.
+/// Returns `count` greedy tokens, and the logits of the first one. A pass computes up to `chunk` tokens; 0 counts as 1.
 pub fn greedy(model: &Model, prompt: &[u32], count: usize, chunk: usize) -> (Vec<u32>, Vec<f32>) {
     let mut attention = Contiguous::new(&model.config);
     let (mut work, mut clock) = (Workspace::default(), Clock::default());

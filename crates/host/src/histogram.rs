@@ -29,7 +29,7 @@ const BOUNDS: [u64; 17] = [
     100_000_000,
 ];
 
-/// The number of times in each bucket.
+/// A histogram of times.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histogram {
     counts: Vec<u64>,

@@ -27,7 +27,7 @@ pub struct LatentConfig {
     pub nope: usize,
     /// Elements of a head of V.
     pub value: usize,
-    /// Whether rotated pairs are adjacent elements; otherwise they are half a head apart.
+    /// Whether the elements of a rotated pair are adjacent; otherwise they are `rope / 2` elements apart.
     pub interleaved: bool,
 }
 

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! error, clock, histogram           errors; times of a run
-//! fields, family                    typed look-ups in a model's config.json; its family
-//! config, gemma, rope               its shape; fields of Gemma; rotary embedding
+//! fields, family                    typed look-ups in a model's config.json; the model's family
+//! config, gemma, rope               the model's shape; fields of Gemma; rotary embedding
 //! source, checkpoint                a model's tensors, from files or random
 //! matrix, ops, linear               matrix products, element-wise operations, projections
 //! latent, nope, experts, model      the forward pass; the caller stores K and V and computes attention

@@ -87,7 +87,7 @@ struct Layer {
     o: Linear,
     mlp_norm: Vec<f32>,
     rest: Rest,
-    /// Gemma norms the outputs of attention and of the MLP.
+    /// Norms of the outputs of attention and of the MLP, in Gemma.
     output_norms: Option<[Vec<f32>; 2]>,
     /// Gemma 4's factor of the layer's result; 1 for other families.
     factor: f32,
@@ -95,12 +95,12 @@ struct Layer {
 
 /// A model in memory.
 pub struct Model {
-    /// Its shape.
+    /// Shape of the model.
     pub config: ModelConfig,
     embedding: Matrix,
     layers: Vec<Layer>,
     norm: Vec<f32>,
-    /// `None`: the embedding.
+    /// The output projection; `None` if the embedding is also the output projection.
     output: Option<Matrix>,
 }
 

@@ -48,7 +48,7 @@ pub trait Runner {
     /// The backend that stores K and V.
     type Backend: Backend;
 
-    /// The model's shape.
+    /// Returns the model's shape.
     fn config(&self) -> &ModelConfig;
 
     /// Returns the padded size of a step of these items, if it is padded.

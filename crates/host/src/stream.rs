@@ -18,7 +18,7 @@ new_key_type! {
 /// Reason for the end of a continuation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finish {
-    /// A stop token, or a stop string that the reader of the text found.
+    /// A stop token, or a stop string that the sink found.
     Stop,
     /// The limit of new tokens.
     Length,
@@ -49,7 +49,7 @@ pub struct Stream {
     pub(crate) seq: Option<SeqKey>,
     /// Leader that computes the prompt, while the stream waits for it.
     pub(crate) leader: Option<Leader>,
-    /// The time at which a step first left the stream out because its pages were loading.
+    /// Time of the first step without the stream, while the stream's pages were loading.
     pub(crate) loading: Option<Instant>,
     /// Number of the last admission; a resume does not change it. The loop preempts the stream with the greatest age.
     pub(crate) age: u64,

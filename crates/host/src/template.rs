@@ -280,7 +280,7 @@ impl JsonForm {
 }
 
 /// Returns a number as Python's `json.dumps` writes it: with the fewest digits that identify the number, and with an
-/// exponent if the number is at least 1e16 or below 1e-4.
+/// exponent if its magnitude is at least 1e16 or below 1e-4.
 fn python_float(number: f64) -> String {
     if !number.is_finite() {
         let sign = if number < 0.0 { "-" } else { "" };

@@ -82,7 +82,7 @@ fn serve<R: Runner>(
     logits
 }
 
-/// Checks that a GPU has nearly the CPU's logits.
+/// Checks that the GPU's logits nearly equal the CPU's.
 fn compare(device: &Rc<Device>, dir: &Path, requests: &[Request]) {
     let model = Model::read(dir).expect("the model loads");
     let options = CpuOptions::with_threads(1);

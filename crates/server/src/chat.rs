@@ -21,7 +21,7 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Creates the initial state, without Ctrl-C.
+    /// Creates the state before any Ctrl-C.
     pub const fn new() -> Self {
         Self { cancel: AtomicBool::new(false), waiting: AtomicBool::new(false) }
     }

@@ -1,5 +1,5 @@
-//! Runs the demo if the command line has no requests, model, `--chat`, `--serve` or `--json`. A small model explains
-//! words of kvarena, and the report shows the savings of the cache.
+//! The demo: a small model explains words of kvarena, and the output shows the savings of the cache. It runs if the
+//! command line has no requests, model, `--chat`, `--serve` or `--json`.
 
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -41,7 +41,7 @@ pub struct Printer<'a, W: Write> {
     held: BTreeMap<usize, Held>,
     /// Number of the request whose output is next.
     turn: usize,
-    /// Tokens and cached tokens of the last live stream that ended.
+    /// Tokens and cached tokens of the stream that ended last; only for [`Form::Live`].
     last: (Vec<u32>, u32),
     interrupt: &'a AtomicBool,
     failure: Option<io::Error>,
@@ -76,7 +76,7 @@ impl<'a, W: Write> Printer<'a, W> {
         Self { first_logits: count, ..self }
     }
 
-    /// Returns the tokens of the last live stream that ended, and the number of its cached prompt tokens.
+    /// Returns the tokens and the number of cached prompt tokens of the stream that ended last with [`Form::Live`].
     pub fn take_last(&mut self) -> (Vec<u32>, u32) {
         std::mem::take(&mut self.last)
     }

@@ -347,7 +347,7 @@ pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
     }
 }
 
-/// Returns whether the command line gives no requests, no model and no `--chat`; the demo then runs.
+/// Returns whether the demo's questions are the requests: the command line gives no requests, model or `--chat`.
 pub fn is_demo(args: &Args) -> bool {
     let has_requests =
         !args.prompt.is_empty() || args.requests.is_some() || args.random_requests.is_some();

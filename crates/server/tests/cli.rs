@@ -297,7 +297,7 @@ fn a_chat_reuses_its_last_turn() {
     assert_eq!((again.code, again.out), (Some(2), ran.out), "{}", again.err);
 }
 
-/// A model with a tokenizer of single bytes.
+/// Returns a model with a tokenizer of single bytes.
 fn with_tokenizer(tokens: u32) -> Dir {
     let dir = Dir::with_config("qwen3-tiny", |config| config["eos_token_id"] = json!(223));
     dir.write("tokenizer.json", byte_tokenizer(tokens).to_string());
@@ -392,7 +392,7 @@ fn the_readme_lists_the_options_of_the_server() {
     assert_eq!(limits, 8, "each limit has its row");
 }
 
-/// A cell of tests is a list of `PATH::NAME`.
+/// Checks that a cell names tests as `PATH::NAME`, and that they exist.
 fn names_its_tests(cell: &str) {
     let tests: Vec<(&str, &str)> =
         cell.split('`').filter_map(|part| part.split_once("::")).collect();

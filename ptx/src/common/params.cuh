@@ -2,8 +2,7 @@
 // bytes. The Rust counterpart is src/backend/cuda/kernels/params.rs and its folder. Both sides assert the same sizes and
 // offsets, and `ptx/build.py --check` compares the numbers.
 //
-// There is no padding and no bool. Device addresses, magic factors, most byte strides and SpanMeeting's state are u64.
-// SpanItem has u16 fields. All other fields are u32 or float.
+// There is no padding and no bool: fields are u64, u32, u16, float, or structs of these.
 #pragma once
 
 using u8 = unsigned char;
@@ -183,8 +182,8 @@ KV_AT(AttendLatentRowsParams, rows, 256);
 // works on chunk c / stripes of stripe c % stripes. CTAs of different stripes thus read neighbouring heads of the same tokens
 // at about the same time, and share one DecodeWork.
 //
-// A sequence with more query rows (extend_len * group) than the kernel takes (8, 16 or 64) has no units; the extend kernel
-// takes it. So does a tree, except in attend_decode_*_r64_sm90a. A sequence without query rows has no units either.
+// The extend kernel takes sequences with more query rows (extend_len * group) than the decode kernel's 8, 16 or 64, and
+// trees, except beside attend_decode_*_r64_sm90a. These sequences, and those without query rows, have no units.
 //
 // The last DECODE_EXTRA units of a head have no tokens: they represent the fixed cost of a sequence. Over fp8, whose units take
 // half the time, there are twice as many.

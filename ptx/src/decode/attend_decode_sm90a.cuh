@@ -24,7 +24,7 @@ WG_HALF_SCORES(bf16, "bf16")
 WG_HALF_SCORES(f16, "f16")
 DEVICE void wgmma_wait_half(float (&c)[8][4]) { asm volatile("wgmma.wait_group.sync.aligned 0;" : WG_HALF_REGISTERS(c)::"memory"); }
 
-// Adds to a counter that others wait for, and publishes this thread's earlier writes.
+// Adds to a counter for which other CTAs wait, and publishes this thread's earlier writes.
 DEVICE void add_released(u32* at, u32 some) { asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(some) : "memory"); }
 DEVICE u32 load_acquired(const u32* at) {
     u32 value;
@@ -91,15 +91,15 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
 
     // ---- producers ----------------------------------------------------------------------------------------------------
     //
-    // Warp w copies the rows r with r % 4 == w of each tile, with half of its lanes for each row. A lane holds the offsets of one row
-    // in two tiles.
+    // Warp w copies the rows r with r % 4 == w of each tile, with half of its lanes for each row. It looks up two tiles
+    // together: each lane holds the offset of one row of one of the two.
 
     __device__ __forceinline__ void produce() {
         const u32 piece = lane % 16, row = lane / 16 * 4 + warp;  // of the first rows of a tile
         const u32 mine = memory + piece / 8 * HALF + row * 128 + (piece % 8 ^ row) * 16;
         const u64 k = p.k + piece * 16, v = p.v + piece * 16;
         u32 page = 0, slot = 0;
-        // Begins to look up this lane's token of two tiles; rows past the end repeat the last token.
+        // Begins to look up this lane's token; rows past the end repeat the last token.
         auto look = [&](u32 begin) {
             const Look at = look_up(p, c.row & ~TREE_ROW, min(begin + lane / 16 * BN + lane % 16 * 4 + warp, c.end() - 1));
             page = load_page(p, at, load_directory(p, at)), slot = at.slot;
@@ -351,7 +351,7 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         write_part(target, o, top, sum);
         named_sync(MEET, CONSUMERS);
         if (threadIdx.x != 0) return;
-        // If this CTA has two parts, it signals the first at once, so that the CTA of the previous part need not wait for this
+        // If the work chunk continues, this signals at once, so that the CTA of the previous part need not wait for the
         // chunk's end.
         const bool last = more && arrive_last_fenced(counter(target.first_cta), target.parts);
         if (!more || last)

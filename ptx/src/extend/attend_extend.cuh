@@ -238,8 +238,8 @@ template <class T, int D, int MT, int WARPS, int BN> struct Extend {
 #pragma unroll 1
         for (u32 i = threadIdx.x; i < 2 * BN * PIECES; i += THREADS) {
             const u32 row = i / PIECES, token = row % BN, piece = i % PIECES * 2;
-            // Scales of K are applied to the logits instead. Scaled numbers of K would be rounded here, and that would cause an
-            // error as large as all products do.
+            // Scales of K are applied to the logits instead. Rounding scaled numbers of K here would add an error as
+            // large as that of all products.
             const bool scaled = fp8.scales.by_token && row >= BN;
             const float scale = scaled ? shared.scales[tile % 2][1][token] : 1.f;
             u32 bytes[4], wide[8];

@@ -30,7 +30,7 @@ struct SequenceItems {
 enum class Scales { NONE, STATIC, BY_TOKEN };
 template <Scales> struct SharedScales {};
 template <> struct SharedScales<Scales::STATIC> {
-    float head_scales[2];  // K's scale of the head of each item whose Q is in the ring
+    float head_scales[2];  // for each item whose Q is in the ring: the scale of K of its head
 };
 // Scales of the rows of each producer warp: K's of four tiles, which the consumers read after K, and V's of three. A
 // consumer lane reads scales of one producer warp, and its neighbours those of other warps. 36 columns put these scales
@@ -196,8 +196,8 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
 #pragma unroll
             for (u32 quarter = 0; quarter < 4; ++quarter) {
                 if constexpr (BY_TOKEN) {
-                    // V is multiplied by its scales here and rounded. K is not: the rounding would cause an error of a
-                    // logit as large as all products do.
+                    // V is multiplied by its scales here and rounded. K is not: the rounding would add an error to a
+                    // logit as large as that of all products.
                     const Producer again = producer.again();
                     if (v) again.template widen_quarter<Values, true>(bytes[quarter], to, quarter, shared.v_scales[again.warp][tile % 3]);
                     else again.template widen_quarter<Keys, false>(bytes[quarter], to, quarter, nullptr);

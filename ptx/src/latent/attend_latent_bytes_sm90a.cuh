@@ -105,7 +105,7 @@ template <class T> struct LatentBytes {
     static __device__ __forceinline__ void copy(const AttendLatentFp8Params& all, u32 memory, typename E::Shared& shared, u32 index, u32 end, u32 ctas) {
         const AttendParams& p = all.attend;
         const u32 warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, rank = ctas == 2 ? cluster_rank() : 0;
-        // Eight lanes look up rows of the first half of a tile, eight those of the second.
+        // A CTA of a pair looks up only its half of a tile. A single CTA looks up both halves, by eights of lanes in turn.
         const u32 mine = (ctas == 2 ? rank : lane / 8 % 2) * ROWS + warp * MINE + lane % 8;
         typename Few::Walk walk{p, index, end, 0, {}};
         walk.item();

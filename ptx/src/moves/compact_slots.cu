@@ -7,7 +7,7 @@
 // Build:   ptx/build.py
 #include "move.cuh"
 
-// Slots in flight.
+// Number of slots that a thread loads before it stores them.
 #define ABREAST 4
 
 // A thread moves its bytes of every slot of a row, in order. The n-th kept slot moves to place n, from which no later slot is

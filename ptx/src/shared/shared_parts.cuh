@@ -352,7 +352,7 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
 
     const AttendSharedParams& all;
     u32 decode_warps;  // unused over fp8, whose loop has no register for it
-    u32 number;        // this warp's index among all warps that decode
+    u32 number;        // this warp's index among all warps that work on tails
     __device__ __forceinline__ explicit SharedDecodeParts(const AttendParams& p)
         : Base(p, thread()), all(reinterpret_cast<const AttendSharedParams&>(p)) {
         if constexpr (!over_fp8(T())) decode_warps = load_u32(p.plan);

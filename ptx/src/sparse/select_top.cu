@@ -4,7 +4,8 @@
 // Params:  SelectParams (src/common, src/backend/cuda/kernels/params/sparse.rs); q, tables, labels, listed, counts unused
 // Shapes:  keys: see SelectParams; positions u32 [batch, kv_heads, top]
 // Grid:    x = batch * kv_heads, y = maximum number of CTAs of a long list
-// Needs:   keys of every position that such a row sees, except its own; a row past key_chunks selects only its own position
+// Needs:   keys of every position that a row with lists sees, except its own position, which is all that a row past
+//          key_chunks selects
 // Build:   ptx/build.py
 #include "select.cuh"
 
@@ -99,8 +100,9 @@ template <int DIGITS, class Keys> DEVICE Least find_least(const Keys& keys, u32 
     return {known, equal - wanted};
 }
 
-// Estimates from a sample a key that slightly more than `wanted` of the keys first..end reach. The sample has four neighbours at
-// each of THREADS places. Neighbours may be alike, so the margin is four and a half standard deviations of independent samples.
+// Estimates from a sample the key that slightly more than `wanted` of the keys first..end equal or exceed. The sample
+// has four neighbours at each of THREADS places. Neighbours may be alike, so the margin is four and a half standard
+// deviations of independent samples.
 DEVICE u32 guess(u64 keys, u32 first, u32 end, u32 wanted, Shared& s) {
     const u32 from = (first + 3) & ~3u, fours = (end - from) / 4;
     const uint4 some = load_written_uint4(keys + 4ull * (from + 4 * static_cast<u32>(static_cast<u64>(threadIdx.x) * fours / THREADS)));
@@ -166,8 +168,8 @@ DEVICE uint2 load_gathered(u64 at) {
     return v;
 }
 
-// Adds the candidates of this part of a list to those of its other parts. Returns whether this is the last part, which gets all
-// candidates, and their number in `candidates`.
+// Adds the candidates of this part of a list to those of the list's other parts. Returns whether this part is the last.
+// If so, this CTA then has the candidates of all parts, and `candidates` is their number.
 DEVICE bool join_parts(const SelectParams& params, u32 parts, u32& candidates, Shared& s) {
     const u64 all = params.gathered + 8ull * CANDIDATES * blockIdx.x;
     u32* const counters = reinterpret_cast<u32*>(params.gather_counters) + 2 * blockIdx.x;

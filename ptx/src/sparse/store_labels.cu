@@ -1,5 +1,5 @@
-// store_labels: stores the labels of each row of k, which are some channels of each head. Those of row i go to slot slots[i] of one
-// layer; if slots[i] is negative, they are not stored.
+// store_labels: stores the labels of each row of k, which are some channels of each head. The labels of row i go to
+// slot slots[i] of one layer; nothing is stored for a negative slot.
 // Twin:    src/backend/cpu/labels.rs store     (the specification)
 // Params:  StoreLabelsParams (src/common, src/backend/cuda/kernels/params/sparse.rs)
 // Shapes:  k [tokens, kv_heads, head_dim] of 16 bits, rows k_stride apart; channels u32 [kv_heads, channel_count]

@@ -212,8 +212,8 @@ fn computes_in_place<T: Number>(job: &Job<'_, T>, unit: Unit) -> bool {
     job.isa.is_vector() && whole && unit.rows_per_head(job.group()) <= NARROW_ROWS
 }
 
-/// Returns whether logits and weights are scaled instead of K and V. The result does not depend on prefill chunks, so
-/// neither do the bits of a row.
+/// Returns whether logits and weights are scaled instead of K and V. This choice does not depend on prefill chunks, so
+/// the bits of a row do not depend on them either.
 fn scales_products<T: Number>(job: &Job<'_, T>) -> bool {
     T::QUANTISED && job.isa.is_vector() && job.rope.is_none()
 }

@@ -26,7 +26,7 @@ pub(super) struct Rows<'a> {
     /// Number of kv heads, and of query rows for each.
     pub heads: usize,
     pub count: usize,
-    /// Number of query heads of a kv head, so of rows for each query token.
+    /// Number of query heads of a kv head, which are the rows of one query token.
     pub group: usize,
     /// Number of elements of a row of `q` and of `out`: whole vectors.
     pub widths: [usize; 2],
@@ -123,7 +123,7 @@ impl<T: Number> Op for Fold<'_, T> {
     }
 }
 
-/// Returns the number of the next rows to compute together. It is 1 only for the last row.
+/// Returns how many of `rows` remaining rows are computed together next; 1 only if `rows` is 1.
 #[inline(always)]
 fn block_of(rows: usize) -> usize {
     match rows {

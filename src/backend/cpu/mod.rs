@@ -1,6 +1,6 @@
 //! The CPU backend: the reference, and the specification of the kernels.
 //!
-//! The pool is one zeroed allocation, which the system backs as pages are first written. Every call is complete when it
+//! The pool is one zeroed allocation, which the system backs at the first writes. Every call is complete when it
 //! returns, and a failed call has written nothing. Attention is compiled for several instruction sets ([`CpuPath`]); a
 //! backend chooses one when it is opened.
 

@@ -1,4 +1,4 @@
-//! Norms and rotates q and k, then stores k and v. This code specifies `ptx/src/moves/rope_store.cuh`.
+//! Normalises and rotates q and k, then stores k and v. This code specifies `ptx/src/moves/rope_store.cuh`.
 
 use super::{Cpu, CpuError, CpuRows, CpuRowsMut};
 use crate::backend::{Backend, Operand, Rope, check, rope};
@@ -6,7 +6,7 @@ use crate::id::LayerId;
 use crate::plan::BatchPlan;
 
 impl Cpu {
-    /// Checks a call, norms and rotates q and k in place, and stores k and v.
+    /// Checks a call, normalises and rotates q and k in place, and stores k and v.
     pub(super) fn rotate_and_store(
         &mut self,
         plan: &BatchPlan<'_>,

@@ -17,8 +17,8 @@ use crate::plan::{BatchPlan, BatchRow};
 /// Approximate number of query rows of a unit.
 const UNIT_ROWS: u32 = 32;
 
-/// Positions of a segment. Each segment is summed separately, and segments are joined in order, so several threads can
-/// share the row of one long context without changing its bits.
+/// Number of positions of a segment. Each segment is summed separately, and segments are joined in order, so several
+/// threads can share the row of one long context without changing its bits.
 const SEGMENT: u32 = 1024;
 
 /// Number of multiplications that justify a thread. They take about 100 us.
@@ -95,7 +95,6 @@ impl Unit {
         attend.first_seen(end - 1)..end
     }
 
-    /// Returns whether the unit's tokens are a draft tree.
     pub fn is_tree(&self) -> bool {
         self.mask != 0
     }
@@ -129,12 +128,10 @@ impl Unit {
         self.tokens as usize * group
     }
 
-    /// Returns the number of query rows.
     pub fn row_count(&self, group: usize) -> usize {
         self.heads as usize * self.rows_per_head(group)
     }
 
-    /// Returns whether the unit reads the positions of a list.
     pub fn has_list(&self) -> bool {
         self.list.is_some()
     }
@@ -179,8 +176,8 @@ impl<T> Job<'_, T> {
     /// Returns all units except those of padding rows, in the order of query rows. In a draft tree each token has its
     /// own units.
     ///
-    /// A unit of few query tokens has several kv heads, because the heads of a slot are adjacent and memory is fastest
-    /// in order. It has fewer heads if some threads would otherwise have no work. If a row of few query tokens is a
+    /// A unit of few query tokens has several kv heads, because the heads of a slot are adjacent and sequential reads
+    /// are fastest. It has fewer heads if some threads would otherwise have no work. If a row of few query tokens is a
     /// large part of the work, each of its segments is a unit, so several threads share the row. The results are the
     /// same in all cases.
     pub fn units(&self) -> impl Iterator<Item = Unit> + Send + use<'_, T> {

@@ -64,8 +64,8 @@ impl Backend for Cuda {
     /// # Errors
     /// [`CudaError::Plan`] for an invalid plan, a step that is not open, a layer that does not exist, or rows that do
     /// not fit. [`CudaError::Element`], [`CudaError::RowStride`], [`CudaError::RowsAlignment`] or
-    /// [`CudaError::OtherDevice`] for rows that the kernels cannot use. [`CudaError::NotStaged`] in a capture. The
-    /// driver's errors.
+    /// [`CudaError::OtherDevice`] for rows that the kernels cannot use. In a capture, [`CudaError::NotStaged`] if
+    /// the plan must be sent, or [`CudaError::NotPrepared`] if the call must wait for a load. The driver's errors.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -120,9 +120,9 @@ impl Backend for Cuda {
     }
 
     /// The rows have the pool's dtype, or that of [`Cuda::rows`] if the pool is quantised. Rows of 16-bit numbers are
-    /// aligned to 16 bytes. Except for latent rows, head_dim is 64, 128 or 256, or for f32, which is slow and only for
-    /// checks, a multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks
-    /// are packed f32. A sink that is NaN or plus infinity invalidates its head's output.
+    /// aligned to 16 bytes. Except for latent rows, head_dim is 64, 128 or 256. Rows of f32, which are slow and only
+    /// for checks, allow each multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most
+    /// 128. Sinks are packed f32. A sink that is NaN or plus infinity invalidates its head's output.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, and for trees with a window.

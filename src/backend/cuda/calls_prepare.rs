@@ -26,8 +26,8 @@ impl Cuda {
     /// preparation, the attention of the first such layer rejects them.
     ///
     /// # Errors
-    /// [`CudaError::NotPrepared`] while the stream is captured. Errors of an [`Attend`] without a kernel. Errors of a
-    /// list length that is 0 or exceeds the longest row, and of lists over a pool that no such kernel supports. The
+    /// [`CudaError::NotPrepared`] while the stream is captured. Errors for an [`Attend`] without a kernel, for a list
+    /// length that is 0 or exceeds the longest row, and for lists over a pool that no such kernel supports. The
     /// driver's errors.
     pub fn prepare(&mut self, work: &Prepare<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;

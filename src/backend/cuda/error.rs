@@ -61,7 +61,7 @@ pub enum CudaError {
         /// The requested bytes.
         bytes: u64,
     },
-    /// Another failure of the driver. An asynchronous failure is returned by the next call of any kind.
+    /// Another failure of the driver. The next call of any kind returns an asynchronous failure.
     Driver {
         /// The driver's function.
         call: &'static str,
@@ -228,7 +228,8 @@ pub enum CudaError {
     /// During a capture, a call needed a kernel that is not loaded, a variant of attention without memory, or a save or
     /// load. [`prepare`](super::Cuda::prepare) loads kernels.
     NotPrepared,
-    /// Attention has more variants (query heads, windows, chunks and list lengths) than one step can have.
+    /// Attention has more variants than one step can have. Variants differ in shape, query heads, window, chunk, list
+    /// length or the sign of the scale.
     Variants {
         /// Maximum number of variants.
         max: usize,

@@ -36,7 +36,7 @@ pub struct Cuda {
     pub(super) steps: OpenSteps,
     /// Prepared attention with a window or chunks, if any. If it is set, plans with trees are rejected.
     pub(super) limited: Option<Attend>,
-    /// Number of modules loaded at the last preparation.
+    /// Number of loaded modules at the end of the last preparation.
     pub(super) prepared: Option<usize>,
 }
 
@@ -113,7 +113,7 @@ impl Cuda {
         self.stage.sent_bytes()
     }
 
-    /// Returns the time model of the staged step, if the step reads a span once; for `benches/gpu`.
+    /// Returns the staged step's work, the input of the time model, if the step reads a span once. For `benches/gpu`.
     #[doc(hidden)]
     pub fn span_work(&self) -> Option<SpanWork> {
         self.variants.span_work()

@@ -7,7 +7,7 @@ use crate::id::{Namespace, NodeKey, Scope};
 use crate::prefix::PrefixTree;
 
 impl PrefixTree {
-    /// Returns whether T11 holds, given the namespace of each sequence.
+    /// Returns whether T11 holds, given the namespace of each sequence and fetch.
     pub(crate) fn names_are_counted(&self, sequences: impl Iterator<Item = Namespace>) -> bool {
         let Some(chain) = &self.chain else { return true };
         let first_nodes = self.link.iter().filter(|(_, link)| link.parent.is_none());

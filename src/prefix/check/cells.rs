@@ -68,8 +68,8 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Checks H1 to H4 for cells. Host pages of cells are added to `pages`. Returns the number of
-    /// clean pages of idle cells.
+    /// Checks H1 to H4 for cells. Host pages of cells are added to `pages`. Returns the number of clean pages of idle
+    /// cells.
     pub(super) fn check_host_cells(&self, pages: &mut HashSet<HostPageId>) -> Result<u32, Broken> {
         let (Some(cells), Some(hosts)) = (&self.cells, &self.hosts) else { return Ok(0) };
         let mut clean = 0;

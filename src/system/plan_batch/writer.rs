@@ -165,7 +165,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
         self.advance(1, len);
     }
 
-    /// [`PlanWriter::decode`] for several tracks. Not inlined, as [`PlanWriter::extend`].
+    /// Calls [`PlanWriter::decode`] for several tracks. Not inlined, like [`PlanWriter::extend`].
     #[inline(never)]
     fn decode_tracks<const TRACKS: usize>(
         &mut self,

@@ -11,8 +11,8 @@ use crate::layout::Dtype;
 use crate::testkit::parallel;
 use crate::testkit::planner::Item;
 
-/// Approximate maximum number of multiplications of float64 attention for one call. The test compares a random sample
-/// of larger calls.
+/// Approximate maximum number of multiplications of float64 attention for one call. The test compares only a random
+/// sample of the rows of a larger call.
 const EXACT_WORK: u64 = 2_000_000;
 
 impl<B: TestBackend> World<'_, B> {

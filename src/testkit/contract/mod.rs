@@ -3,7 +3,7 @@
 //!
 //! A run uses one pool for a few rounds. A round admits, forks and finishes sequences, and begins several plans. Some
 //! plans are padded, or decoded from bytes. The round runs the plans layer by layer, sometimes on another thread. It
-//! ends them, and checks that the backend rejects ended plans (B8). Then it compares:
+//! ends them, and checks that the backend rejects ended plans (B8). It compares:
 //!
 //! * every byte of the pool with a shadow, after stores, copies and moves (B3, B5, B7, B11, B12). All pages are first
 //!   filled with NaN, so stray writes change these bytes and stray reads change outputs. Some pools have an additional
@@ -89,7 +89,7 @@ pub trait TestBackend: HostMemory + Send {
     /// Creates an output buffer with the type, stride and contents of these rows.
     fn output(&mut self, poison: &HostRows) -> Self::Output;
 
-    /// Returns the rows of a buffer to write.
+    /// Returns the writable rows of a buffer.
     fn rows_mut(output: &mut Self::Output) -> Self::RowsMut<'_>;
 
     /// Returns all `rows * stride` numbers of a buffer.
@@ -98,7 +98,7 @@ pub trait TestBackend: HostMemory + Send {
     /// Creates a buffer for `len` log-sum-exps, filled with NaN.
     fn sums(&mut self, len: usize) -> Self::Sums;
 
-    /// Returns the log-sum-exps of a buffer to write.
+    /// Returns the writable log-sum-exps of a buffer.
     fn lse(sums: &mut Self::Sums) -> Self::Lse<'_>;
 
     /// Returns all numbers of a buffer.

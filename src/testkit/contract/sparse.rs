@@ -29,15 +29,14 @@ pub trait SparseTestBackend: TestBackend + SparseBackend {
     /// Returns the lists of a buffer.
     fn positions(lists: &Self::Lists) -> Self::Positions<'_>;
 
-    /// Returns the lists of a buffer to write.
+    /// Returns the writable lists of a buffer.
     fn positions_mut(lists: &mut Self::Lists) -> Self::PositionsMut<'_>;
 
     /// Returns all numbers of a buffer.
     fn read_lists(&mut self, lists: &Self::Lists) -> Vec<u32>;
 }
 
-/// The same as [`check_cases`](super::check_cases), but also checks B9 and B10. The filter must select pools with
-/// labels.
+/// Like [`check_cases`](super::check_cases), but also checks B9 and B10. The filter must select pools with labels.
 ///
 /// # Panics
 /// As [`check_cases`](super::check_cases).
@@ -97,7 +96,7 @@ impl<B: SparseTestBackend> World<'_, B> {
         self.compare_selected(step, layer, attend, ((q, sinks), top, &positions), (&out, &lse));
     }
 
-    /// Returns the length of lists, which is constant for a seed, because a GPU allocates memory for each length.
+    /// Returns the length of the lists. It is constant for a seed, because a GPU allocates memory for each length.
     fn top(&self) -> u32 {
         let tops = [1, 2, 3, 16, 33, 64, 200];
         tops[mix(self.seed) as usize % tops.len()].min(self.case.max_len)

@@ -14,9 +14,9 @@ use crate::plan::Prompt;
 pub struct AdmissionWant {
     /// Number of cached tokens of the prompt.
     pub cached_len: u32,
-    /// Number of cached pages, of all groups, that are in host memory alone.
+    /// Number of the prompt's cached pages, of all groups, that are in host memory alone.
     pub host_pages: u32,
-    /// Number of cached device pages, of all groups, that are idle.
+    /// Number of the prompt's cached device pages, of all groups, that are idle.
     pub idle_pages: u32,
     /// Number of pages that the loads and the other tokens of the prompt or of the promise need.
     pub lacking_pages: u32,
@@ -289,7 +289,7 @@ impl Model {
         let (len, promised) =
             (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
         let has_groups = self.tracks() > 1;
-        let sequence = self.sequences.get_mut(&key).expect("the row was just made or seen");
+        let sequence = self.sequences.get_mut(&key).expect("it was just made or seen");
         self.tree.lock(scope, &sequence.tokens, pages);
         sequence.table = self.tree.matched(scope, &sequence.tokens[..len]);
         sequence.scope = scope;

@@ -76,7 +76,7 @@ struct Sequence {
     front: Option<Front>,
     /// For each removal of tokens, the number of tokens that were left.
     cuts: Vec<usize>,
-    /// The admission to count when the next of its steps is committed; `None` if it is counted.
+    /// The admission to count at the commit of the sequence's next step; `None` if it is counted.
     admission_kind: Option<AdmissionKind>,
     /// Counts preemptions: commits and aborts skip items that were planned before the last preemption.
     preemption_epoch: u32,

@@ -1,5 +1,5 @@
 //! Cells of the tree and of the model. A lock uses the cells of the tails at the end of its pages, creates missing
-//! cells, and gives its cells back.
+//! cells, and releases its cells.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -19,7 +19,7 @@ impl Both {
         self.model.acquire_cell(key);
     }
 
-    /// Returns the cells of the tails of a match that is not stale. The caller calls this before it locks the match,
+    /// Returns the cells of the tails of a match that is not stale. The caller must not have locked the match yet,
     /// because the lock may split a node.
     pub(super) fn tail_cells(&self, kept: &Kept) -> Result<Cells, String> {
         let Kept { found, scope, tokens, .. } = kept;

@@ -23,10 +23,10 @@ pub trait Inspect: Backend {
         v: &[f32],
     ) -> Result<(), Self::Error>;
 
-    /// Returns the values of a slot in a plane, `[heads, elements]`; `None` without bytes.
+    /// Returns the values of a slot in a plane, `[heads, elements]`; `None` if the backend has no bytes.
     fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>>;
 
-    /// Returns the words of the page tables; `None` without tables.
+    /// Returns the words of the page tables; `None` if the backend has no tables.
     fn words(&self) -> Option<&[u32]>;
 
     /// Returns a flag for each save and load since the last call, in order: whether it failed. Moves that are not in

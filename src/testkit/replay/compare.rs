@@ -148,7 +148,7 @@ impl<B: Inspect> Host<B> {
         self.index.agrees(hashing, names, self.model.present())
     }
 
-    /// Checks that the hashes of a text match the same pages.
+    /// Checks that the hashes of a text match the same pages as its tokens.
     fn compare_hashes(&self, namespace: Namespace, text: &[TokenId]) -> Result<(), String> {
         let shape = self.engine.shape();
         let Some(hashing) = shape.hashing else { return Ok(()) };

@@ -114,8 +114,8 @@ impl<B: Inspect> Host<B> {
     }
 }
 
-/// Adds a level's pages to those that its rows have read. Checks that each entry contains whole rows, and that no page
-/// follows a partial one.
+/// Adds a level's pages to the pages that its rows have read. Checks that each entry contains whole rows, and that no
+/// page follows a partial one.
 fn read_level(
     level: &PackedPlan<'_>,
     order: &[u32],

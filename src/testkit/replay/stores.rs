@@ -1,5 +1,5 @@
 //! The store of a replay. It makes puts and fetches on the engine and on the model, and compares the results. If the
-//! backend has bytes, it checks that the bytes of a put's page do not change.
+//! backend has bytes, the store also checks that the bytes of a put's page do not change.
 
 use super::agree;
 use super::bytes::Inspect;

@@ -1,8 +1,8 @@
 /* A libcuda.so.1 without a device: it runs kernels from their PTX on the CPU (ptx/machine.h). With it, the tests of the
  * CUDA backend run without a GPU (tests/cuda/fake_driver/run.sh).
  *
- * Device memory is host memory. A call only queues its work. The work runs, oldest first, when a call waits for it; each
- * call that asks whether work is done runs one piece. A missing wait therefore changes results. All streams of a device
+ * Device memory is host memory. A call only queues its work. The work runs, oldest first, when a call waits for it; a
+ * call that queries work runs one piece. A missing wait therefore changes results. All streams of a device
  * share one queue. A capture takes the work of all streams that its thread uses; calls that the driver forbids in a
  * capture return the driver's error codes. A wait for a stream ends as soon as the stream's work is done; other streams'
  * work may still be in the queue.
@@ -40,15 +40,15 @@
  * warps finely.
  * FAKE_DRIVER_ORDER=1: some CTAs get few turns; successive launches of a kernel slow different CTAs. This shows results
  * that depend on the order of CTAs.
- * FAKE_DRIVER_STREAMS=1: of the streams with work that can run, the one that was created first runs; 2: the one that was
- * created last. This shows missing waits between streams.
- * FAKE_DRIVER_PINS (no limit): maximum bytes of pinned host memory. FAKE_DRIVER_PIN_MS (0): milliseconds of a pinning
- * call.
+ * FAKE_DRIVER_STREAMS=1: of the streams with work that can run, the one created first runs; 2: the one created last.
+ * This shows missing waits between streams.
+ * FAKE_DRIVER_PINS (no limit): maximum bytes that cuMemHostRegister pins. FAKE_DRIVER_PIN_MS (0): milliseconds of each
+ * of its calls.
  * FAKE_DRIVER_PEERS=0: no device can access the memory of another.
  * FAKE_DRIVER_REFUSES=DEVICE:KERNEL: the device refuses launches of the kernel.
  * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_MULTIPROCESSORS (4): what the driver reports.
- * FAKE_DRIVER_CAPABILITY (90): the compute capability. With 80, 86, 89, 100 and 120, the kernels that need no sm_90a run,
- * with the shared memory of such a device. */
+ * FAKE_DRIVER_CAPABILITY (90): the compute capability. With 80, 86, 87, 89, 100 or 120, only kernels that need no
+ * sm_90a run, with the shared memory of such a device. */
 #include <dlfcn.h>
 #include <malloc.h>
 #include <math.h>
@@ -151,7 +151,7 @@ static int ask(const Work& work) {
 }
 
 static char* at(u64 address) { return reinterpret_cast<char*>(address); }
-/* Continues the kernel. Returns whether it is done. */
+/* Starts or continues the kernel. Returns whether it is done. */
 static bool run_kernel(Work& work) {
     if (work.running) return work.running->go_on();
     ptx::Launch launch;
@@ -247,7 +247,7 @@ static int wait_for(void* stream) {
 }
 static int wait() { return wait_for(NULL); }
 
-/* Allocations by address. After cuCtxEnablePeerAccess, another device's kernels can access those that are not pooled. */
+/* Allocations by address. After cuCtxEnablePeerAccess, kernels of another device can access the ones not pooled. */
 struct Allocation { u64 bytes; Device* device; bool pooled, pinned, of_graph; };
 static std::map<u64, Allocation> allocations;
 ptx::Range ptx::find_memory(u64 address) {
@@ -331,8 +331,8 @@ API int cuMemAllocAsync(u64* address, size_t bytes, void* stream) {
 }
 API int cuMemHostAlloc(void** memory, size_t bytes, u32) { return take(memory, bytes, false, true); }
 API int cuMemHostGetDevicePointer_v2(u64* address, void* memory, u32) { return *address = reinterpret_cast<u64>(memory), OK; }
-/* A real driver may free memory without waiting for queued work: the documentation of these calls does not promise a
-   wait. If queued work still names the memory, the device is broken as if the work had accessed freed memory. */
+/* Returns whether queued work names memory in the range. A real driver may free memory without waiting for such work:
+   its documentation promises no wait. The calls below then break the device, as if the work had used freed memory. */
 static bool is_named(u64 start, u64 end) {
     bool used = false;
     for (const Device& device : devices)
@@ -583,7 +583,7 @@ static int launch(const Function& function, const LaunchConfig& config, void** a
     return ask(work);
 }
 /* Decode kernels read the plan and the tables before they wait for the previous launch. Therefore a launch without PDL
-   must be between load_plan and a decode kernel with PDL; without it, the launch is refused. */
+   must be between load_plan and a decode kernel with PDL; otherwise the decode kernel is refused. */
 API int cuLaunchKernelEx(const LaunchConfig* config, const Function* function, void** arguments, void**) {
     static Stream default_stream;
     Stream& stream = config->stream ? *config->stream : default_stream;

@@ -24,9 +24,9 @@ pub struct Config {
 /// The reason that a config is not supported.
 #[derive(Debug)]
 pub enum ConfigError {
-    /// The text is not JSON, or a key is missing or has the wrong type.
+    /// The text is not a JSON object, or a key of candle's config type is missing or has the wrong type.
     Json(serde_json::Error),
-    /// A required key is missing.
+    /// A key that [`Config::parse`] requires is missing.
     Missing(&'static str),
     /// candle's implementation of the model does not support the value of this key.
     Unsupported(&'static str, Value),

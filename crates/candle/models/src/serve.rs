@@ -31,7 +31,7 @@ pub struct Served {
     pub prompt_tokens: usize,
     /// Number of prompt tokens that were cached.
     pub hit_tokens: usize,
-    /// Time of all steps.
+    /// Time of the whole run.
     pub time: Duration,
 }
 

@@ -19,7 +19,7 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../host/tests/data").join(name)
 }
 
-/// The prompts and their new tokens.
+/// Returns the prompts and their new tokens.
 fn golden(name: &str) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
     let text = fs::read_to_string(folder(name).join("golden.json")).expect("it is there");
     let all: Value = serde_json::from_str(&text).expect("JSON");
@@ -70,7 +70,7 @@ fn tokens_equal_the_references() {
     }
 }
 
-/// Compares the logits of both caches after each token of a text.
+/// Compares the logits over both caches after each token of a text.
 #[test]
 fn logits_equal_those_over_candles_own_cache() {
     for name in ["qwen3-tiny", "llama-tiny"] {

@@ -24,7 +24,7 @@ pub const DRAFTS_MAX: u32 = DRAFT_MAX - 1;
 pub struct Drafting {
     /// Maximum number of drafts of a stream in a step: 1 to [`DRAFTS_MAX`].
     pub tokens: u32,
-    /// Drafts are a tree: several continuations at a time, merged at common prefixes.
+    /// Whether drafts form a tree of several continuations, merged at common prefixes; otherwise they form a chain.
     pub tree: bool,
 }
 

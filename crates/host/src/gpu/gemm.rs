@@ -1,6 +1,6 @@
-//! The products of `ptx/src/gemm_sm90a.cu`: the kernels, their possible splits, and their launch.
+//! The products of `ptx/src/gemm_sm90a.cu`: the kernels, the implementations of a product, and their launch.
 //!
-//! `products/tuning.rs` chooses a split.
+//! `products/tuning.rs` chooses an implementation.
 
 use std::ffi::c_void;
 
@@ -27,7 +27,7 @@ const THREADS: u32 = 160;
 /// Additional threads of a CTA that norms x.
 const SQUARERS: u32 = 64;
 
-/// A split of the work.
+/// An implementation of a product: a kernel, a split of the columns, and a length of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GemmMethod {
     /// Index in [`GEMMS`].
@@ -55,12 +55,12 @@ pub struct Gemm {
     pub tokens: usize,
     /// The operation on the sums.
     pub mode: ProductMode,
-    /// Epsilon of the RMSNorm of x before the product, which has no weight; `None`: no norm.
+    /// Epsilon of the norm of x before the product, an RMSNorm without a weight; `None`: no norm.
     pub norm: Option<f32>,
 }
 
 impl GemmMethod {
-    /// Returns all splits of a product of this many rows.
+    /// Returns all implementations of a product of this many rows.
     pub fn all(outs: usize, ins: usize, rows: usize) -> Vec<Self> {
         let pieces = ins.div_ceil(PIECE);
         let mut methods = Vec::new();
@@ -88,14 +88,14 @@ impl GemmMethod {
         methods
     }
 
-    /// Returns whether a split can be fast: it has enough CTAs to occupy most of the device, and if it splits the
-    /// columns, not too many CTAs.
+    /// Returns whether an implementation can be fast: it has enough CTAs to occupy most of the device and, if it splits
+    /// the columns, not too many CTAs.
     pub fn is_sensible(self, mode: ProductMode, outs: usize) -> bool {
         let ctas = self.ctas(mode, outs);
         ctas >= 60 && (self.split == 1 || ctas <= 800)
     }
 
-    /// Returns the name of the split, for reports.
+    /// Returns the name of the implementation, for reports.
     pub fn name(self) -> String {
         let Self { kernel, split, stages } = self;
         format!("{}, split {split}, {stages} stages", GEMMS[kernel].entry.name())

@@ -136,7 +136,7 @@ impl Images {
     }
 
     /// Returns the milliseconds from the end of the previous step to the start, and to the end, of step `number`. Both
-    /// steps are done.
+    /// steps must be done.
     pub(super) fn times(&self, number: u64) -> Result<[f32; 2], GpuError> {
         let (before, slot) = (&self.slots[slot_of(number - 1)], &self.slots[slot_of(number)]);
         Ok([slot.begun.elapsed_ms(&before.done)?, slot.done.elapsed_ms(&before.done)?])

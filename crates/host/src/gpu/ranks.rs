@@ -105,7 +105,7 @@ impl OpenBackend for RanksOptions {
 
 impl Backend for Ranks {
     type Error = CudaError;
-    // Rows are on each rank's own GPU, and its own backend stores and attends.
+    // Rows are on each rank's own GPU, where the rank's backend stores K and V and computes attention.
     type Rows<'a> = ();
     type RowsMut<'a> = ();
     type Sinks<'a> = ();
@@ -255,7 +255,7 @@ impl RanksRunner {
     /// [`GpuRunner::warm`] does.
     ///
     /// # Errors
-    /// As for [`GpuRunner::warm`].
+    /// A rank cannot open its pool. A later failure ends the program, because the other ranks wait for the failed one.
     pub fn warm(&mut self, backend: &mut Ranks, streams: &[usize]) -> Result<()> {
         let Ranks { own, table, bounds, .. } = backend;
         let (layout, table, bounds) = (*own.layout(), *table, *bounds);

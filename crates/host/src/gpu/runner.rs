@@ -190,7 +190,7 @@ impl GpuRunner {
     /// other sizes choose theirs when they are launched.
     ///
     /// # Errors
-    /// Heads that no kernel supports, or the driver's error.
+    /// Heads that no kernel supports, or an error of the driver, cublasLt or NCCL.
     pub fn warm(&mut self, backend: &mut Cuda, streams: &[usize]) -> GpuResult<()> {
         let work = Prepare {
             decode_tokens: self.options.decode_tokens(),
@@ -364,7 +364,7 @@ pub trait OnGpu: Runner {
     /// Returns the runner of the first GPU.
     fn gpu_mut(&mut self) -> &mut GpuRunner;
 
-    /// Returns the number of modules loaded since this GPU's pool was prepared; above 0, a step waited for a module.
+    /// Returns the number of modules loaded since the first GPU's pool was prepared. A step waits for such a module.
     fn late_modules(&self, backend: &Self::Backend) -> usize;
 }
 

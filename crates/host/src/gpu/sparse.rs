@@ -129,7 +129,6 @@ impl Gauge {
         Ok(())
     }
 
-    /// Returns the measurement.
     pub(super) fn measured(self) -> Measured {
         self.measured
     }

@@ -51,7 +51,7 @@ pub struct LayerWeights {
     pub sinks: u64,
     /// Norms of the outputs of attention and of the MLP, `[hidden]`; 0 if there are none
     pub output_norms: [u64; 2],
-    /// All 0 if there are none.
+    /// Weights of the experts; all 0 if there are none.
     pub experts: ExpertWeights,
 }
 
@@ -185,7 +185,7 @@ impl NamedTensor {
     }
 }
 
-/// Assigns consecutive places to tensors.
+/// Assigns consecutive offsets to tensors.
 struct Offsets {
     list: Vec<NamedTensor>,
     end: u64,

@@ -5,8 +5,8 @@
 //! plan     one new token of every generating stream, and a chunk of the uncomputed prompts
 //! launch   the runner starts the step
 //! collect  the runner waits for the step's tokens
-//! accept   keep accepted drafts, commit and complete the step, append its tokens, fork samples, end
-//!          finished streams
+//! accept   keep accepted drafts, commit the step, fork samples, append tokens, end finished streams,
+//!          complete the step
 //! ```
 //!
 //! With overlap, the loop plans and launches the next step before it collects a step. The next step's inputs refer to
@@ -51,15 +51,15 @@ pub struct Policy {
     pub chunk: u32,
     /// Maximum number of streams at a time.
     pub concurrency: u32,
-    /// The loop plans a step before it has the tokens of the previous step.
+    /// Whether the loop plans a step before it has the tokens of the previous step.
     pub overlap: bool,
-    /// Every n-th step fails, to test the retry.
+    /// Makes every n-th step fail, to test the retry.
     pub fail_every: Option<u64>,
-    /// A stream waits while a running stream computes the same prompt. The length of the wait depends on `overlap`. The
-    /// rows of later steps, and the last bits of products on a GPU, depend on the length of the wait.
+    /// Whether a stream waits while a running stream computes the same prompt. The length of the wait depends on
+    /// `overlap`. The rows of later steps, and the last bits of products on a GPU, depend on the length of the wait.
     pub wait_for_leaders: bool,
-    /// A step checks drafts together with each stream's next token. Drafts exclude `overlap`, which plans before that
-    /// token exists.
+    /// Drafts that a step checks together with each stream's next token. They exclude `overlap`, which plans before
+    /// that token exists.
     pub drafts: Option<Drafting>,
 }
 
@@ -85,14 +85,14 @@ impl Policy {
 
 /// Receives the events of streams.
 pub trait Sink {
-    /// A stream has a new token, chosen from these logits (empty if the runner does not keep them).
+    /// Receives a stream with a new token, and the logits of the choice (empty if the runner does not keep logits).
     fn token(&mut self, _stream: &Stream, _logits: &[f32]) {}
 
     /// Receives the logits from which token number `position` of a stream's prompt would have been chosen, if
     /// requested. The calls are in order and precede the stream's first token.
     fn prompt(&mut self, _stream: &Stream, _position: u32, _logits: &[f32]) {}
 
-    /// A stream has ended; `last` marks the last stream of its request.
+    /// Receives an ended stream; `last` marks the last stream of its request.
     fn done(&mut self, _stream: &Stream, _last: bool) {}
 
     /// Returns a reason to end the stream now, if any: its client has disconnected or needs no more tokens. The loop
@@ -202,7 +202,7 @@ impl<R: Runner> Server<R> {
     /// Creates a server without requests.
     ///
     /// # Panics
-    /// If the policy has both drafts and overlap, or more drafts than the runner has draws.
+    /// If the policy has both drafts and overlap, or at least as many drafts as the runner has draws.
     pub fn new(runner: R, engine: Engine<R::Backend>, policy: Policy) -> Self {
         assert!(!policy.overlap || policy.drafts.is_none(), "drafts exclude overlap");
         let drafts = policy.drafts.map_or(0, |drafts| drafts.tokens as usize);

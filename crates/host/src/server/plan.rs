@@ -108,7 +108,7 @@ impl<R: Runner> Server<R> {
             Err(error) => Err(error),
         };
         if is_named {
-            // The sequence and the cached pages now keep the name alive, so unused salts do not accumulate.
+            // Unused salts must not accumulate. The sequence and the cached pages keep the names that are in use.
             self.engine.forget_namespace(namespace).map_err(refused)?;
         }
         let seq = match admitted {
@@ -129,9 +129,9 @@ impl<R: Runner> Server<R> {
         Ok(true)
     }
 
-    /// Plans a step and launches it. `before` is the step in flight, if any. With it, the function preempts no stream.
-    /// Without it, the function drops drafts before it preempts a stream. Returns `None` if no stream can take part, or
-    /// if pages are short while a step is in flight.
+    /// Plans a step and launches it. While a step is in flight (`before`), the function preempts no stream. Otherwise
+    /// it drops drafts before it preempts a stream. Returns `None` if no stream can take part, or if pages are short
+    /// while a step is in flight.
     pub(super) fn plan(&mut self, before: Option<&InflightStep>) -> Result<Option<InflightStep>> {
         let ahead = before.is_some();
         if !ahead {
@@ -273,7 +273,7 @@ impl<R: Runner> Server<R> {
     fn select(&mut self, ahead: bool, flight: &mut InflightStep, loading: Loading) -> Result<()> {
         let mut budget = self.policy.chunk;
         let (mut edits, mut draws) = (self.runner.edits_max(), self.runner.draws_max());
-        // Draws that each later stream needs for one new token.
+        // Draws that all later streams need, for one new token each.
         let mut reserved = self.draws_per_token() * self.running.len();
         flight.streams.clear();
         flight.capacity_turn = 0;
@@ -328,8 +328,8 @@ impl<R: Runner> Server<R> {
     ) -> u32 {
         let request = self.request(stream);
         match known.saturating_sub(planned) {
-            // The step in flight will choose a token. A step after it is useful unless that token is the stream's last,
-            // or its edits depend on that token.
+            // The step in flight will choose a token. Another step is useful unless that token is the stream's last, or
+            // the edits of the next draw depend on it.
             0 => {
                 let max_new = request.max_new_tokens.unwrap_or(0) as usize;
                 let shaping = request.shaping.as_ref();

@@ -1,4 +1,4 @@
-//! Fair turns: each group of requests gets an equal share of the running streams, so that a group with many choices
+//! Fair turns: each group of requests gets an equal share of the running streams, so that a group with many streams
 //! does not block another group.
 
 use std::collections::HashMap;

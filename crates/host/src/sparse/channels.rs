@@ -27,7 +27,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Starts an empty measurement for a model.
+    /// Starts an empty measurement for a model whose layers have one shape.
     pub fn new(config: &ModelConfig) -> Self {
         Self::of(config.layers, config.kv_heads, config.head_dim)
     }

@@ -4,7 +4,7 @@
 //! channels   the channels of K that are labels: measured with full reads, stored in a file
 //! reader     attention of a step over selected positions
 //! recall     the share of attention's weight on selected positions
-//! change     the tokens that change
+//! change     counts of the tokens that sparse reads change
 //! reference  logits of streams with given tokens
 //! ```
 

@@ -34,7 +34,7 @@ impl Recall {
         self.sums.map(|sum| sum / self.lists as f64)
     }
 
-    /// Returns JSON; `null` if no list was measured.
+    /// Returns the measurement as JSON; `null` if no list was measured.
     pub fn json(&self) -> Value {
         if self.lists == 0 {
             return Value::Null;

@@ -39,14 +39,12 @@ impl Dir {
         dir
     }
 
-    /// Writes a file.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.0.join(name);
         fs::write(&path, content).expect("a file");
         path
     }
 
-    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }

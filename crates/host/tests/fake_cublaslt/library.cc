@@ -1,8 +1,8 @@
-/* A libcublasLt.so.13 without a device, and the kernels of crates/host on the CPU. The tests of crates/host use them with
+/* A libcublasLt.so.13 without a device, and most kernels of crates/host on the CPU. The tests of crates/host use them with
  * tests/cuda/fake_driver/driver.cc. The kernels have the same parameters (crates/host/ptx/src/params.cuh), and compute sums in f32
  * and rows in bf16. The driver queues all work, so a missing wait changes the results.
  *
- * `sample_shaped` is missing, because the driver runs its PTX. One call of a kernel computes its whole grid.
+ * The driver runs the PTX of `sample_shaped` and `sum_ranks`. One call of a kernel here computes its whole grid.
  *
  * FAKE_CUBLASLT_OVERFLOWS=DEVICE:N: on this device, a search for N algorithms reports N + 1, so the program panics. */
 #include <dlfcn.h>

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests the GPU code of crates/host and crates/server without a GPU, over a driver, a cublasLt and an NCCL on the CPU
-# (tests/cuda/fake_driver, library.cc, nccl.cc). library.cc also replaces most kernels of crates/host. Needs
-# .ci/cuda-stub.sh and the library of tests/cuda/fake_driver/run.sh.
+# (tests/cuda/fake_driver, library.cc, nccl.cc). library.cc also replaces most kernels of crates/host. First
+# run .ci/cuda-stub.sh and tests/cuda/fake_driver/build.sh.
 set -euo pipefail
 cd "$(dirname "$0")/../../../.."
 driver=$PWD/target/fake-driver lt=$PWD/target/fake-cublaslt nccl=$PWD/target/fake-nccl

@@ -16,7 +16,7 @@ pub struct Times {
     pub idle: f64,
     /// The same share, over decode steps only.
     pub decode_idle: f64,
-    /// Microseconds of each step in the engine's calls, and in launching the step.
+    /// Mean microseconds of a step in the engine's calls, and in launches.
     pub host_us: [f64; 2],
     /// The transport of sums over GPUs, if there are several.
     pub sums: Option<Transport>,

@@ -51,7 +51,7 @@ impl Loaded {
     /// Reads everything but the weights.
     ///
     /// # Errors
-    /// A model that no GPU supports, or requests that cannot be served.
+    /// A model or an option that no GPU supports, or a file that cannot be read.
     pub fn new(args: &Args) -> Result<Self> {
         let (config, source, text) = model(args)?;
         check_shape(&config)?;

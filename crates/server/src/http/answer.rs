@@ -39,7 +39,7 @@ pub struct Answer {
     hides_new: bool,
 }
 
-/// A prompt that begins its choices.
+/// A prompt with which its choices begin.
 struct Echo {
     tokens: Vec<u32>,
     logprobs: Vec<Option<Logprob>>,

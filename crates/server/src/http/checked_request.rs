@@ -50,7 +50,7 @@ pub struct CheckedRequest {
     pub logprobs: Option<u32>,
     /// Whether the answer begins with the prompt.
     pub echo: bool,
-    /// Whether the answer omits new tokens, because the request asks for none.
+    /// Whether the answer omits new tokens, because `max_tokens` is 0.
     pub hides_new: bool,
 }
 
@@ -266,7 +266,7 @@ fn bad_words(body: Body<'_>, host: &Host) -> Result<Vec<Vec<u32>>> {
     Ok(words)
 }
 
-/// Returns the request for one prompt, with its final number of tokens.
+/// Returns the request for one prompt, with its maximum number of new tokens.
 fn settle(host: &Host, kind: Kind, template: &Request, prompt: Vec<u32>) -> Result<Request> {
     let name = kind.prompt_field();
     let room = host.limits.room(prompt.len());

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::api_error::ApiError;
 
-/// Maximum bytes of a body that is read and parsed in parallel with any number of other bodies.
+/// Maximum bytes of a short body. Short bodies need no share of the budgets.
 const SHORT: usize = 64 << 10;
 /// Budget for the bytes by which bodies exceed [`SHORT`], as a number of bodies of the maximum length.
 const BODIES: usize = 16;
@@ -129,11 +129,12 @@ impl Intake {
         parsing.await.map_err(|e| ApiError::failed(e.to_string()))?
     }
 
-    /// Counts the tokens of a request's prompts and predictions until the result is dropped. The errors name the
-    /// request's field for prompts.
+    /// Counts the tokens of a request's prompts and predictions until the result is dropped. `field` is the request's
+    /// field for prompts.
     ///
     /// # Errors
-    /// The request has more tokens than all requests together may have (400), or than the budget has left (429).
+    /// The request has more tokens than all requests together may have (400, names `field`), or than the budget has
+    /// left (429).
     pub fn hold(&self, field: &str, tokens: usize) -> Result<Held, ApiError> {
         let most = self.held_max;
         if tokens > most {

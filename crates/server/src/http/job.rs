@@ -71,7 +71,7 @@ pub enum Event {
 pub struct Logprob {
     /// Natural logarithm of the probability.
     pub own: f32,
-    /// Most likely tokens with their logarithms.
+    /// Most likely tokens with their log-probabilities.
     pub top: Vec<(u32, f32)>,
 }
 

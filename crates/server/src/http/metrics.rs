@@ -60,7 +60,7 @@ impl Metrics {
         *lock(&self.answers).entry((path, status)).or_default() += 1;
     }
 
-    /// Returns all metrics in Prometheus's text format. `waiting` is the number of jobs that have not begun.
+    /// Returns all metrics in Prometheus's text format. `waiting` is the number of waiting jobs and streams.
     pub fn text(&self, waiting: usize) -> String {
         let mut text = String::new();
         // A write to a String cannot fail.
@@ -124,8 +124,7 @@ impl Metrics {
     }
 }
 
-/// Returns all metrics in the OpenMetrics format: descriptions of counters omit `_total`, and the text has an end
-/// marker.
+/// Converts Prometheus's text format to OpenMetrics: descriptions of counters omit `_total`, and an end marker follows.
 pub fn open_metrics(text: &str) -> String {
     let counters: HashSet<&str> = text
         .lines()

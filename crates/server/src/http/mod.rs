@@ -21,10 +21,10 @@
 //! announcer              cache events for routers
 //! ```
 //!
-//! A client that disconnects drops its `JobHandle`. The loop then ends the client's streams before the next step, which
-//! releases their pages. The clients' tasks convert tokens to text and search for stop strings, so that steps do not
-//! wait for this work. A stream with a stop string therefore ends one or two steps later. SIGTERM closes the queue: the
-//! queued requests finish, the engine audits its state, and the program ends.
+//! If a client disconnects, its task drops the `JobHandle`. The loop then ends the client's streams and releases their
+//! pages before the next step. The clients' tasks convert tokens to text and search for stop strings, so that steps do
+//! not wait for this work. A stream therefore ends one or two steps after its stop string. SIGTERM closes the queue.
+//! Then the accepted requests finish, the engine audits its state, and the program ends.
 
 pub mod announcer;
 mod answer;

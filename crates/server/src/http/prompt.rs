@@ -104,7 +104,7 @@ pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     }
 }
 
-/// Returns the prompt that the model's own template makes of a chat.
+/// Returns the tokens of a chat, rendered by the model's own template.
 pub fn messages(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     let wrong = |what: String| ApiError::field("messages", what);
     let list = body.list("messages")?.ok_or_else(|| wrong("messages is missing".into()))?;

@@ -24,13 +24,13 @@ pub struct Queue<T> {
 #[derive(Debug)]
 struct State<T> {
     jobs: VecDeque<T>,
-    /// Number of taken jobs that had not begun at the last call of `take` or of a wait.
+    /// Number of streams of taken jobs that waited at the last call of `take` or of a wait.
     waiting: usize,
     is_closed: bool,
 }
 
 impl<T> Queue<T> {
-    /// Creates a queue for `max` waiting jobs, including taken jobs that have not begun.
+    /// Creates a queue for `max` waiting jobs, including the waiting streams of taken jobs.
     pub fn new(max: usize) -> Self {
         let state = State { jobs: VecDeque::new(), waiting: 0, is_closed: false };
         Self { state: Mutex::new(state), changed: Condvar::new(), max }
@@ -54,15 +54,15 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Takes all jobs in order, without waiting. `waiting` is the number of earlier taken jobs that have not begun.
+    /// Takes all jobs in order, without waiting. `waiting` is the number of waiting streams of jobs taken earlier.
     pub fn take(&self, waiting: usize, jobs: &mut Vec<T>) {
         let mut state = self.lock();
         jobs.extend(state.jobs.drain(..));
-        // The jobs taken now have not begun either.
+        // Each job taken now has one waiting stream.
         state.waiting = waiting + jobs.len();
     }
 
-    /// Waits for jobs; returns false if the queue is empty and closed. The caller has no job that waits to begin.
+    /// Waits for jobs; returns false if the queue is empty and closed. The caller has no waiting stream.
     pub fn wait(&self) -> bool {
         let mut state = self.lock();
         state.waiting = 0;
@@ -93,7 +93,7 @@ impl<T> Queue<T> {
         self.lock().is_closed
     }
 
-    /// Returns the number of waiting jobs: those in the queue, and those taken that had not begun.
+    /// Returns the number of jobs in the queue and of waiting streams of taken jobs.
     pub fn waiting(&self) -> usize {
         let state = self.lock();
         state.jobs.len() + state.waiting

@@ -1,4 +1,4 @@
-"""Tests `generate --serve` with OpenAI's own client. run.sh runs them; no test has a time limit."""
+"""Tests `generate --serve` with OpenAI's own client. run.sh runs the tests, which have no time limit."""
 
 import asyncio
 import json

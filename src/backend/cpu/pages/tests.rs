@@ -9,7 +9,7 @@ use crate::testkit::rng::Rng;
 
 const PAGES: u32 = 6;
 
-/// Returns a pool whose pages have bytes derived from their number and the seed.
+/// Returns a pool with random bytes, and the bytes of each page.
 fn filled(layout: Layout, seed: u64) -> (Cpu, Vec<Vec<u8>>) {
     let shape = KvShape::heads(2, 3);
     let capacity = Capacity::Pages(PAGES);

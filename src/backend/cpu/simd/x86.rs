@@ -179,8 +179,8 @@ const fn e4m3_bytes(byte: usize) -> [u8; 128] {
 }
 
 /// For each place before the look-ups, the index of the number that goes there. The order compensates for two later
-/// steps. Unpacking makes 8 words from each half of 16 bytes. Then the half of 32 bits that a word occupies decides its
-/// vector.
+/// steps. Unpacking makes 8 words from each half of a 16-byte lane. Then the low and the high words of the 32-bit lanes
+/// go to different vectors.
 static E4M3_ORDER: [u8; 64] = {
     let mut order = [0; 64];
     let mut at = 0;

@@ -1,8 +1,9 @@
 //! The key of a captured graph, which determines the steps that the graph serves.
 //!
-//! A step's kernels depend on its rows. Spans may be read once. The extend kernel runs if a row has more new tokens
-//! than a decode kernel takes. Partial sums of latent rows may have to be joined. A captured graph contains the kernels
-//! of the staged step. It serves all steps with the same key; their lengths, page tables and spans may differ.
+//! A step's kernels depend on its rows. A kernel that reads spans once may replace the decode kernel. The extend kernel
+//! runs if a row has more new tokens than a decode kernel takes. A further kernel may join partial sums of latent rows.
+//! A captured graph contains the kernels of the staged step. It serves all steps with the same key; their lengths, page
+//! tables and spans may differ.
 
 /// Maximum number of attention variants in a key.
 pub(in crate::backend::cuda) const KEY_VARIANTS: usize = 16;

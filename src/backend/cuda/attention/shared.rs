@@ -149,7 +149,7 @@ impl SharedDecode {
         self.shape.taken(&self.grid, plan.token_count(), plan.rows)
     }
 
-    /// Loads the kernel that a step would use if it had spans. A capture, which may follow, cannot load kernels.
+    /// Loads the kernel that a step with spans may use, because a later capture cannot load it.
     pub(in crate::backend::cuda) fn load(
         &self,
         gpu: &Gpu,

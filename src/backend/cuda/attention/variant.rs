@@ -67,7 +67,7 @@ pub(super) struct Variant {
     pub(super) shared: Option<SharedDecode>,
     /// The split of the staged step.
     pub(super) count: SplitCount,
-    /// Byte offset of this variant's split from the begin of the image's splits.
+    /// Byte offset of this variant's split from the start of the image's splits.
     pub(super) image_at: usize,
     /// Partial sums.
     pub(super) partial: DeviceBuffer,

@@ -44,7 +44,7 @@ impl Variants {
         self.list.len() + self.latent.len()
     }
 
-    /// Returns the time model of the staged step, if its first variant reads a span once.
+    /// Returns the staged step's work, the input of the time model, if the first variant reads a span once.
     pub(in crate::backend::cuda) fn span_work(&self) -> Option<SpanWork> {
         self.list.first()?.shared.as_ref()?.work()
     }
@@ -82,8 +82,8 @@ impl Variants {
         (4 * words.expect("there is a group")).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
-    /// Loads the kernels of a step that are not loaded yet. The narrowest decode kernel is loaded with its variant. A
-    /// capture cannot stage a step that loads a kernel.
+    /// Loads the missing kernels of a step, because a later capture of the step cannot load them. The narrowest decode
+    /// kernel is loaded with its variant.
     pub(in crate::backend::cuda) fn load(
         &mut self,
         gpu: &Gpu,
@@ -265,7 +265,6 @@ impl Variants {
         Ok(self.list.len() - 1)
     }
 
-    /// Returns the memory for the slots of a variant over lists.
     pub(in crate::backend::cuda) fn lists(&self, index: usize) -> Option<&ListBuffers> {
         self.list[index].lists.as_ref()
     }

@@ -163,7 +163,6 @@ impl Gpu {
         self.shared.pools
     }
 
-    /// Returns the context's handle.
     pub(in crate::backend::cuda) fn context(&self) -> RawContext {
         self.shared.context.handle
     }

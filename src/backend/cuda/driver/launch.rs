@@ -6,7 +6,7 @@
 //! launch of a kernel that reads them early is therefore in order ([`Start`]). Later PDL launches start after that
 //! launch.
 //!
-//! Drivers before CUDA 12.3 cannot capture PDL launches. With these drivers, all launches are in order.
+//! Drivers before CUDA 12.3 cannot capture PDL launches. With these drivers, the backend launches its kernels in order.
 //! `kernels/marks.rs` has the instructions of the wait.
 
 use std::ffi::c_void;
@@ -289,7 +289,7 @@ impl Gpu {
     /// Launches a kernel of attention on `ctas` CTAs, with the kernel's threads.
     ///
     /// # Safety
-    /// As [`Gpu::launch`], also for the extra parts.
+    /// As [`Gpu::launch`], also for the addresses in `extra`.
     pub(in crate::backend::cuda) unsafe fn launch_attention<P: KernelParams + Pod>(
         &self,
         kernel: &'static Kernel,

@@ -190,7 +190,7 @@ pub(in crate::backend::cuda) enum Element {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cuda) struct Extent {
     pub address: u64,
-    /// Elements from the begin of one row to the begin of the next; `None` if packed.
+    /// Number of elements from the start of one row to the start of the next; `None` if packed.
     pub stride: Option<usize>,
     pub bytes: u64,
     pub element: Element,

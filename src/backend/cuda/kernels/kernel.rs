@@ -159,7 +159,7 @@ impl Kernel {
         self.name
     }
 
-    /// Returns the name of the kernel's text. The text may contain other entry points too.
+    /// Returns the name of the kernel's text. The text may contain other entry points.
     pub fn text(&self) -> &'static str {
         self.text
     }

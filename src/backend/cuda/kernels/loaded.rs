@@ -113,12 +113,10 @@ impl Loaded {
         self.kernels.iter().find(|(k, _)| std::ptr::eq(*k, kernel)).map(|(_, function)| *function)
     }
 
-    /// Returns the loaded kernels.
     pub(in super::super) fn kernels(&self) -> impl Iterator<Item = &'static Kernel> {
         self.kernels.iter().map(|&(kernel, _)| kernel)
     }
 
-    /// Returns the number of loaded modules.
     pub(in super::super) fn module_count(&self) -> usize {
         self.modules.len()
     }

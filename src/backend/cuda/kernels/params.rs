@@ -24,7 +24,7 @@ use crate::plan::BatchRow;
 /// Maximum number of tokens of a page: `attend_decode_*` stores a slot of a page in ten bits of a word.
 pub const PAGE_TOKENS_MAX: u32 = 1024;
 
-/// Maximum number of kv heads for 16-bit rows, also over fp8: `attend_decode_*` stores a head in 16 bits of that word.
+/// Maximum number of kv heads for 16-bit rows, also over fp8: `attend_decode_*` stores a head in 16 bits of a word.
 pub const KV_HEADS_MAX: u32 = 65535;
 
 const _: () =
@@ -198,9 +198,9 @@ pub const LISTED_SUMS: u32 = 4096;
 pub const LISTED_TAILS: u32 = 512;
 /// Number of warps of a CTA of `attend_shared_*` that work on tails.
 pub const TAIL_WARPS: u32 = 8;
-/// The same in the kernels for any device, up to head_dim 128.
+/// [`TAIL_WARPS`] of the kernels for any device, up to head_dim 128.
 pub const TAIL_WARPS_ANY: u32 = 4;
-/// The same for head_dim 256.
+/// [`TAIL_WARPS`] of the kernels for head_dim 256.
 pub const TAIL_WARPS_256: u32 = 2;
 
 /// The first words of the plan of `attend_shared_*`; `DecodeWork`s follow. See `ptx/src/common/params.cuh`.
@@ -262,8 +262,8 @@ pub struct SpanParts {
     pub parent: u32,
     /// Number of query rows of earlier query tiles.
     pub row_at: u32,
-    /// Number of tiles from the begin of one of the span's query tiles to the next. The extra tiles between them count
-    /// as work.
+    /// Number of tiles from the start of one of the span's query tiles to the start of the next. The extra tiles
+    /// between them count as work.
     pub stride: u32,
     /// 0.
     pub reserved: u32,

@@ -1,8 +1,8 @@
 //! Selects the attention kernels for a pool and a device. Only this file selects by compute capability.
 //!
 //! Each step of attention uses the kernel in the table that matches the pool's contents, the type of rows and the
-//! head_dim. Of two such kernels, it uses the one that runs only on this compute capability. The table's columns `step`
-//! and `cache` select the family.
+//! head_dim. If two kernels match, the step uses the one that runs only on this compute capability. The table's columns
+//! `step` and `cache` select the family.
 
 use super::kernel::{Kernel, Step};
 use super::table::KERNELS;

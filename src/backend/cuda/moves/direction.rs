@@ -1,4 +1,4 @@
-//! A stream of saves or of loads, and how far it has come.
+//! A stream of saves or of loads, and its progress.
 
 use std::collections::VecDeque;
 
@@ -28,7 +28,7 @@ impl Direction {
         }
     }
 
-    /// Returns the number in `moved` for this direction.
+    /// Returns the id in `moved` of this direction.
     pub(super) fn of(self, moved: &mut Moved) -> &mut MoveId {
         match self {
             Self::Save => &mut moved.saved,

@@ -109,7 +109,7 @@ impl HostMoves {
     }
 
     /// Moves pages: saves them after all earlier work of the backend's `stream`, or loads them after the work before
-    /// its first open step. If a later call did not belong to the last step, loads wait for all earlier work too.
+    /// its first open step. If a call since then did not belong to the last step, a load waits for all earlier work.
     pub fn move_pages(
         &mut self,
         direction: Direction,
@@ -206,12 +206,10 @@ impl HostMoves {
         latest(moves.iter().flat_map(both))
     }
 
-    /// Returns the error, if any, that keeps some pages from ever being ready.
     pub fn failure(&self) -> Option<&CudaError> {
         self.region.failure()
     }
 
-    /// Returns the number of pages that are ready.
     pub fn ready(&self) -> u32 {
         self.region.ready()
     }
@@ -226,8 +224,8 @@ impl HostMoves {
         self.save.0.done() < self.last.saved || self.load.0.done() < self.last.loaded
     }
 
-    /// Records a step and its pages, which its table writes name: makes the backend's stream wait for their saves, and
-    /// the calls of its layers for their loads.
+    /// Records a step and the pages that its table writes name. The backend's stream waits for the saves of these
+    /// pages; later calls of layers wait for the loads.
     pub fn begin(
         &mut self,
         step: StepId,
@@ -321,8 +319,8 @@ impl HostMoves {
                 self.begins.drain(..ended)
             }
             StepEnd::Abort(step) => {
-                // Loads must also wait for calls of the aborted steps. These calls came after the begin of steps that
-                // stay open.
+                // Loads must also wait for calls of the aborted steps. These calls came after the steps that stay open
+                // had begun.
                 self.outside = last;
                 let open = self.begins.iter().take_while(|(begun, _)| *begun < step).count();
                 self.begins.drain(open..)

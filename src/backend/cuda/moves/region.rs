@@ -13,8 +13,8 @@ use crate::backend::cuda::error::CudaError;
 use crate::id::HostPageId;
 use crate::layout::PoolLayout;
 
-/// Bytes that are pinned in one call, if the bytes of a page divide this number. Other calls of the driver wait for
-/// such a call: a step took up to 471 ms while pieces of 1 GiB were pinned (H100).
+/// Maximum number of bytes that are pinned in one call, unless whole pages need more. Other calls of the driver wait
+/// for such a call: a step took up to 471 ms while pieces of 1 GiB were pinned (H100).
 const PIECE_BYTES: u64 = 128 << 20;
 /// Bytes of the smallest page of the system.
 const SYSTEM_PAGE: u64 = 4096;

@@ -20,8 +20,9 @@ use crate::backend::cuda::store::pool::Pages;
 use crate::id::PageId;
 use crate::plan::{PageCopy, PageMove};
 
-/// The kernel moves pages of fewer bytes. On an H100 it saves and loads pages of 16 KiB at 47 GB/s. The copy engines
-/// move pages of 32, 64, 128 and 256 KiB at 23, 33, 41 and 47 GB/s. They leave the multiprocessors to other work.
+/// Minimum bytes of a page that the copy engines move; the kernel moves smaller pages. On an H100 the kernel saves and
+/// loads pages of 16 KiB at 47 GB/s. The copy engines move pages of 32, 64, 128 and 256 KiB at 23, 33, 41 and 47 GB/s.
+/// They leave the multiprocessors to other work.
 const BATCHED_BYTES: u64 = 128 << 10;
 /// The same limit for drivers that take one copy in a call. Each call costs some microseconds.
 const SINGLE_BYTES: u64 = 256 << 10;
@@ -61,7 +62,6 @@ impl Transfer {
         Ok(Self { direction, batch, by_engines, chunk, copies: Vec::new() })
     }
 
-    /// Returns whether the copy engines move the pages.
     pub fn is_by_engines(&self) -> bool {
         self.by_engines
     }

@@ -69,12 +69,10 @@ impl UploadRing {
         })
     }
 
-    /// Returns the bytes of one slot.
     pub(in crate::backend::cuda) fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    /// Returns the number of bytes sent so far.
     pub(in crate::backend::cuda) fn sent_bytes(&self) -> u64 {
         self.sent_bytes
     }

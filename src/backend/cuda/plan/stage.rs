@@ -148,12 +148,10 @@ impl Stage {
         })
     }
 
-    /// Returns the number of bytes sent so far.
     pub(in crate::backend::cuda) fn sent_bytes(&self) -> u64 {
         self.ring.sent_bytes()
     }
 
-    /// Records that the backend switches to another stream.
     pub(in crate::backend::cuda) fn switch_stream(&mut self) {
         self.ring.switch_stream();
     }

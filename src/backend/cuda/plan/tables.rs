@@ -39,7 +39,6 @@ impl Tables {
         &self.shape
     }
 
-    /// Returns the device address of the words.
     pub(in crate::backend::cuda) fn address(&self) -> u64 {
         self.words.address()
     }

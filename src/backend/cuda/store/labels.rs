@@ -1,7 +1,7 @@
 //! Labels on the device: their channels, their plane, and the scores of selections.
 //!
-//! Scores of all rows with lists share one buffer, in chunks of [`SCORE_TOKENS`] positions. When a plan is staged, the
-//! index of each row's first chunk is sent to the device.
+//! Scores of all rows with lists share one buffer, in chunks of [`SCORE_TOKENS`] positions. Staging a plan sends the
+//! index of each row's first chunk to the device.
 
 use super::pool::Pool;
 use crate::backend::Operand;

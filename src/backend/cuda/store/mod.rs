@@ -5,7 +5,7 @@
 //! rows      stores rows unchanged
 //! fp8       quantises rows to fp8, and stores them with their scales
 //! scales    static scales, or the planes of scales by token
-//! rope      norms and rotates rows, then stores them as `rows` and `fp8` do
+//! rope      normalises and rotates rows, then stores them as `rows` and `fp8` do
 //! labels    stores channels of K in the label plane; computes the scores of a selection
 //! ```
 //!

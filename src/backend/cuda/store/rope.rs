@@ -1,4 +1,4 @@
-//! Launches of rope_store: norm and rotation of q and k, and for unquantised pools the store.
+//! Launches `rope_store`, which normalises and rotates q and k, and stores k and v in unquantised pools.
 
 use super::pool::Pool;
 use crate::backend::cuda::check::{check_frequencies, row_stride};

@@ -1,4 +1,4 @@
-//! Launches of store_cache into unquantised pools: selects one of three kernels, and the threads for each row.
+//! Launches `store_cache` into unquantised pools: selects one of three kernels, and the threads for each row.
 
 use super::pool::Pool;
 use crate::backend::Operand;

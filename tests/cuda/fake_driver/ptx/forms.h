@@ -1,5 +1,5 @@
-/* Creates forms: opcodes with their operands and the function that runs them. If an opcode does the same in each lane, its form is
-   created from a lambda for one lane; the types of the lambda's arguments and result are the operands' sizes. */
+/* Creates forms: opcodes with their operands and the function that runs them. The form of an opcode that does the same
+   in each lane is created from a lambda for one lane, whose argument and result types are the operands' sizes. */
 #pragma once
 #include <tuple>
 #include <utility>
@@ -12,7 +12,7 @@ void add_conversions(Forms& forms);
 void add_control(Forms& forms);   // branches, barriers, shuffles and votes
 void add_memory(Forms& forms);    // atomics, asynchronous copies
 void add_matrix(Forms& forms);
-/* Creates the form of a load or a store of registers of `width` bytes. Returns false if it does not know the opcode as either. */
+/* Creates the form of a load or a store of registers of `width` bytes. Returns false for an unsupported opcode. */
 bool load_or_store(const std::string& opcode, u32 width, Form& form);
 
 /* Returns the size of T in bytes, as forms describe operands. */

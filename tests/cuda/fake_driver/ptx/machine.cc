@@ -161,7 +161,7 @@ void start_cta(Cta& cta, Launch& launch, u64 number) {
     cta.launch = &launch;
     cta.index[0] = number % launch.grid[0], cta.index[1] = number / launch.grid[0] % launch.grid[1];
     cta.index[2] = static_cast<u32>(number / launch.grid[0] / launch.grid[1]);
-    cta.shared.assign(launch.entry->dynamic_shared_at + launch.dynamic_shared - SHARED_BASE, 0xff);  // as nans, never zeros by chance
+    cta.shared.assign(launch.entry->dynamic_shared_at + launch.dynamic_shared - SHARED_BASE, 0xff);  // NaN, never zeros by chance
     memset(cta.barriers, 0, sizeof cta.barriers);
     const u32 threads = launch.block[0] * launch.block[1] * launch.block[2];
     cta.warps.resize((threads + LANES - 1) / LANES);

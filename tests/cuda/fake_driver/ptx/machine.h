@@ -141,10 +141,10 @@ struct Device { u32 capability, cta_shared, shared, threads; };
 const Device& device();
 /* Shared memory of a CTA in bytes, static and dynamic. */
 u32 cta_shared(const Entry& entry, u32 dynamic_shared);
-/* Returns how many CTAs of the entry one multiprocessor can run at once; 0 if a CTA has too much shared memory. */
+/* Returns how many CTAs of the entry a multiprocessor runs at once, at most 2; 0 if one has too much shared memory. */
 u32 occupancy(const Entry& entry, u32 threads, u32 dynamic_shared);
 
-/* Prints what a kernel did wrong, and where, and ends the process. */
+/* Prints a kernel's error and its place, and ends the process. */
 [[noreturn]] void fail(const Warp& warp, const Instruction& instruction, u32 lane, const char* format, ...);
 
 template <class T> T* column(Warp& warp, u32 offset) { return reinterpret_cast<T*>(warp.file + offset); }

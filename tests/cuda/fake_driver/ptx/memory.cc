@@ -150,7 +150,7 @@ template <class T, class F> void add_atomic(Forms& forms, const std::string& ope
 void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address, Clock* known);
 void arrive_at(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, Clock* known);
 
-/* Makes those started copies and arrivals of a warp for which `wanted(copy, lane)` is true, oldest first. */
+/* Makes the started copies and arrivals of a warp for which `wanted(copy, lane)` is true, oldest first. */
 template <class F> void settle(Warp& warp, F wanted) {
     for (AsyncCopy& copy : warp.copies)
         for (u32 rest = copy.lanes; rest; rest &= rest - 1) {

@@ -1,5 +1,5 @@
-/* Numbers as the device has them: halves, bf16, e4m3, and functions by which it approximates. Written so that loops over lanes become
- * vector instructions: no branches, no library calls. */
+/* Numbers as the device has them: halves, bf16, e4m3, and approximate functions. They have no branches and no library
+ * calls, so that the compiler vectorises loops over lanes. */
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -30,7 +30,7 @@ inline u32 float_to_bf16(float value) {
     return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 inline u32 e4m3_to_half(u32 byte) {
-    const u32 sign = (byte & 0x80) << 8, rest = (byte & 0x7f) << 7;  // as a half of an exponent that is 8 too small
+    const u32 sign = (byte & 0x80) << 8, rest = (byte & 0x7f) << 7;  // a half whose exponent is 8 too small
     return sign | ((byte & 0x7f) == 0x7f ? 0x7fff : float_to_half(half_to_float(rest) * 256.f));
 }
 inline u32 float_to_e4m3(float value) {

@@ -25,7 +25,7 @@ struct Instruction;
 enum class Outcome { NEXT, JUMPED, BLOCKED };
 using Handler = Outcome (*)(Warp&, const Instruction&);
 
-/* Which lanes must have reached an instruction before it is executed. */
+/* The lanes that must have reached an instruction before it is executed. */
 enum class Together : u8 { NONE, WARP, MEMBERS };
 
 struct Instruction {
@@ -39,11 +39,11 @@ struct Instruction {
     bool polls;          // it loads memory that another device may write (.sys), perhaps in a loop
 };
 
-/* An opcode that the machine knows. `operands` has one word for each operand, in the order of the text:
- *   4      a column of 4 bytes a lane that is read (2, 4 or 8)    =4  written   +4  read and written   =4*8  eight in braces
- *   p =p   a predicate                                           =4|p  a column, and maybe a predicate
- *   T      a tensor's box in brackets: an address, three columns      @      an address in brackets          #  a number, known at once          ##  a bit of it          m  lanes that take part
- *   L      a label                                               .  says nothing to the machine   ?4  may be left out */
+/* An opcode that the machine supports. `operands` has one word for each operand, in the order of the text:
+ *   4   a column of 4 bytes a lane that is read (2, 4 or 8)   =4  written   +4  both   =4*8  eight in braces
+ *   p   a predicate that is read   =p  written   =4|p  a column, and maybe a predicate   m  the lanes that take part
+ *   @   an address in brackets   T  a tensor's box in brackets: an address and three columns   L  a label
+ *   #   an immediate number   ##  an immediate bit   .  ignored   ?4  may be left out */
 struct Form {
     std::string opcode, operands;
     Handler run;
@@ -59,7 +59,7 @@ struct Entry {
     std::string name;
     std::vector<Parameter> parameters;
     std::vector<Instruction> code;
-    std::vector<u32> operands;           // the `at` of all instructions point here
+    std::vector<u32> operands;           // where the `at` of each instruction points
     std::vector<u8> constants;           // the first columns of each warp's register file
     u32 specials[int(Special::COUNT)];   // the column of each special register, or NO_COLUMN
     u32 file_bytes, predicates;
@@ -72,7 +72,7 @@ struct Entry {
     mutable u64 launches = 0, instructions = 0;
 };
 constexpr u32 NO_COLUMN = ~0u, LANES = 32;
-constexpr u32 TRUE_PREDICATE = 0, FALSE_PREDICATE = 1;  // are never written
+constexpr u32 TRUE_PREDICATE = 0, FALSE_PREDICATE = 1;  // never written
 constexpr u32 SHARED_BASE = 1024;  // shared memory starts here, so accesses of address 0 fail
 constexpr u32 RANK_SHIFT = 24;     // these upper bits of a shared address in a cluster are 1 + the CTA's rank; 0: the own CTA
 

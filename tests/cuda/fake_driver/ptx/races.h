@@ -1,12 +1,13 @@
-/* Finds data races in shared memory, between the warps of a CTA or a cluster: one warp writes a word that another reads or writes, and
- * no synchronisation orders the two accesses. The machine runs warps in one of many possible orders. With a race, another order could
- * compute another result.
+/* Finds data races in shared memory, between the warps of a CTA or a cluster: one warp writes a word that another reads
+ * or writes, and no synchronisation orders the two accesses. The machine runs warps in one of many possible orders.
+ * With a race, another order could compute another result.
  *
- * Each warp has a vector clock: its own time, and for each other warp the latest time that is ordered before its own. A warp that arrives
- * at a barrier merges its clock into the barrier's; a warp that passes the barrier merges the barrier's clock into its own. For each word
- * the tables record which warp wrote it and which warps read it, and when. The next access must be ordered after these times. Warps may
- * write different bytes of a word; only the last write is recorded. Lanes of one warp are not distinguished. All accesses to shared
- * memory are checked, so the tables have few bytes for each word and stay in the processor's cache. */
+ * Each warp has a vector clock: its own time, and for each other warp the latest time that is ordered before its own. A
+ * warp that arrives at a barrier merges its clock into the barrier's; a warp that passes merges the barrier's clock
+ * into its own. For each word, tables record which warp wrote it and which warps read it, and when. The next access
+ * must be ordered after these times. Warps may write different bytes of a word; only the last write is recorded. Lanes
+ * of a warp are not distinguished. Atomics and mbarriers are not checked. All other accesses are, so the tables have
+ * few bytes for each word and stay in the processor's cache. */
 #pragma once
 #include <unordered_map>
 #include <vector>
@@ -41,10 +42,10 @@ struct Races {
     /* Merges `at` into the warp's clock. */
     void take(u32 warp, const Clock& at);
 };
-/* Checks that a warp may arrive at an mbarrier of another CTA of the cluster, or have bytes copied to this CTA: the mbarrier must be
- * initialised in an order before, and the CTA must not have ended. */
+/* Checks that the initialisation of another CTA's mbarrier is ordered before a warp's arrival at it, or before its
+ * copy to that CTA. Records the use for `end`. */
 void reach(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u32 barrier);
-/* Checks at the end of a CTA that all accesses of other CTAs to its memory are ordered before. */
+/* Checks at the end of a CTA that other CTAs' uses of its mbarriers are ordered before the end. */
 void end(Cta& cta);
 /* Records a warp's read or write of shared memory, of its CTA or another CTA of the cluster, and reports a race. */
 void touch(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u64 address, u32 bytes, bool writes);

@@ -1,5 +1,5 @@
 //! The bridge's overhead on a GPU: decode steps through the bridge, and by direct calls of the engine
-//! and the backend. The host's times are measured in alternation, the device's one after the other.
+//! and the backend. Both alternate while the host is timed; the device is timed for one after the other.
 
 use std::time::Instant;
 

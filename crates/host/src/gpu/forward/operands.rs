@@ -8,7 +8,7 @@ use crate::config::ModelConfig;
 
 impl Forward {
     /// Chooses the implementations of all products for steps of this many tokens and draws, with `Products::plan`.
-    /// If `unhurried`, it also measures products of many rows. Overwrites the activations.
+    /// If `unhurried`, also measures products of many rows. Overwrites the activations.
     ///
     /// # Errors
     /// cublasLt or the driver failed.

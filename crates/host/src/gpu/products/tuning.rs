@@ -22,8 +22,8 @@ const SKINNY_ROWS: usize = 16;
 /// Maximum number of rows of a product that is tuned. Products of more rows use the first algorithm of cublasLt, unless
 /// the caller of [`Products::plan`] is `unhurried`.
 const TUNED_ROWS: usize = 512;
-/// Maximum number of layers over which a product is measured, so that their weights exceed the cache. Products of more
-/// than [`TUNED_ROWS`] rows are measured over one layer.
+/// Number of layers over which a product is measured, if the model has as many; their weights exceed the cache.
+/// Products of more than [`TUNED_ROWS`] rows are measured over one layer.
 const TUNED_LAYERS: usize = 12;
 /// Rounds that measure a product's candidates: the number of launches of each candidate, and the number of candidates
 /// of each kind that the round keeps. The fastest launch of a candidate counts.
@@ -31,7 +31,7 @@ const ROUNDS: [(usize, usize); 2] = [(1, 6), (5, 2)];
 /// Number of launches when products are measured in sequence.
 const LAUNCHES: usize = 5;
 
-/// How implementations are chosen.
+/// The rule that chooses implementations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Choice {
     /// The implementation that was measured as the fastest.
@@ -53,10 +53,10 @@ impl Product<'_> {
 }
 
 impl Products {
-    /// Chooses the implementations of products of this many rows that follow each other in every layer. To tune
-    /// products, it first measures each alone and keeps a few fast candidates. Then it measures the candidates in
-    /// sequence, because a product starts before its predecessor has ended. [`Choice::Fastest`] tunes products of up to
-    /// 512 rows; if `unhurried`, it tunes products of any number of rows. Overwrites the products' outputs.
+    /// Chooses the implementations of products of this many rows that follow each other in every layer. Tuning measures
+    /// each product alone and keeps a few fast candidates. It then measures the candidates in sequence, because a
+    /// product starts before its predecessor has ended. [`Choice::Fastest`] tunes products of up to 512 rows, or of any
+    /// number of rows if `unhurried`. Overwrites the products' outputs.
     ///
     /// # Errors
     /// cublasLt has no algorithm, or a call failed.

@@ -14,15 +14,15 @@ pub struct GpuOptions {
     pub drafts: u32,
     /// Whether drafts may form trees.
     pub trees: bool,
-    /// Replay decode steps as graphs.
+    /// Whether decode steps run as graphs.
     pub graphs: bool,
     /// The choice of products' implementations.
     pub choice: Choice,
     /// The transport of sums over ranks. `None`: the fastest that the GPUs support.
     pub sums: Option<Transport>,
-    /// Copy logits to the host, for checks and for log-probabilities.
+    /// Whether the runner copies logits to the host, for checks and for log-probabilities.
     pub keep_logits: bool,
-    /// Record the times of steps on the device. The record grows with every step.
+    /// Whether the runner records the times of steps on the device. The record grows with every step.
     pub keep_times: bool,
 }
 

@@ -21,7 +21,7 @@ pub struct StepTime {
 }
 
 impl GpuRunner {
-    /// Requests that the runner measure the parts of the next decode step that has this many streams and no drafts.
+    /// Requests that the runner measure the parts of the next decode step of `streams` tokens.
     /// [`GpuRunner::take_parts`] returns the result. The measurement overwrites that step's results.
     pub fn measure_parts(&mut self, streams: usize) {
         (self.measured, self.parts) = (Some(streams), None);

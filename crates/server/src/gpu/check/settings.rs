@@ -126,8 +126,8 @@ fn drafted() -> impl Iterator<Item = Setting> {
 }
 
 /// Returns settings with sparse reads. Some read as many positions as streams have, with every schedule. The others
-/// read fewer: each prompt is computed once and in parts of several tokens, so the reference can select the same
-/// positions.
+/// read fewer positions. They compute each prompt once, in parts of several tokens, so that the reference can select
+/// the same positions.
 fn sparse() -> impl Iterator<Item = Setting> {
     let pages = [(1, Layout::LayerFirst), (16, Layout::PageFirst)];
     let launched = [(true, true), (false, false), (true, false)];

@@ -60,8 +60,8 @@ impl SplitShape {
         DecodeFilter::new(DECODE_ROWS[width] / self.group, width >= TREES_FROM)
     }
 
-    /// Returns the number of words of the largest decode plan: a [`DecodeWork`] for each work chunk. The CTAs of all
-    /// stripes share them.
+    /// Returns the number of words of the largest decode plan: a [`DecodeWork`] for each work chunk of a stripe. All
+    /// stripes read the same words.
     pub const fn decode_words(&self) -> usize {
         let (mut most, mut width) = (0, self.narrowest());
         while width < DECODE_ROWS.len() {

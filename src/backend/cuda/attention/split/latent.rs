@@ -6,8 +6,8 @@
 //! only if whole items would end later. The cost is O(items + CTAs), independent of the context.
 //!
 //! Tiles of one sequence read the same rows and should run at the same time. Cut tiles do. Whole tiles do if the first
-//! tiles of all sequences precede their second tiles. If clusters may share an item ([`PAIR`]), two adjacent tiles form
-//! one item, and each cluster has one list.
+//! tiles of all sequences precede their second tiles. If the CTAs of a cluster share an item ([`PAIR`]), two adjacent
+//! tiles form one item, and each cluster has one list.
 //!
 //! * K5. Each (query row, visible token) is in exactly one part; parts of an item have consecutive slots.
 

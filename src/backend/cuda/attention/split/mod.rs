@@ -8,7 +8,7 @@
 //! query tiles), independent of the context.
 //!
 //! * K1. Each (sequence with query rows, kv head, visible token) is in exactly one share.
-//! * K2. A CTA has at most two partial sums of the decode plan: one at the begin of its work chunk and one at its end.
+//! * K2. A CTA has at most two partial sums of the decode plan: at the start and at the end of its work chunk.
 //! * K3. Parts of one extend item share a run of slots; runs do not overlap, and end within the available slots.
 //!
 //! Latent rows have a kernel for both kinds of sequences (`latent.rs`). Rows with lists have a kernel like decode that

@@ -7,8 +7,8 @@ use super::{DecodeFilter, Split, SplitCount, SplitShape, is_tree};
 use crate::plan::BatchRow;
 
 impl SplitShape {
-    /// Returns a row for the kernel over lists. The tokens of a row with lists are its entries; other rows get no query
-    /// rows.
+    /// Converts a row for the kernel over lists. The tokens of a row with lists become the entries of its lists; other
+    /// rows get no query rows.
     fn places(&self, row: &BatchRow) -> BatchRow {
         if row.extend_len != 1 || is_tree(row) {
             return BatchRow { extend_len: 0, kv_len: 0, ..*row };

@@ -63,7 +63,7 @@ struct Accepted {
 }
 
 impl Accepted {
-    /// Returns for a row's own tokens the number of tokens from `end` on, plus 1, up to the kernel's maximum; else 0.
+    /// Returns 1 plus the number of a row's own tokens from `end` on, up to the kernel's maximum; 0 for a span.
     fn behind(&self, end: u32) -> u16 {
         if self.own { (self.end - end).saturating_add(1).min(0xffff) as u16 } else { 0 }
     }

@@ -17,9 +17,9 @@ pub struct SpanCosts {
     pub memory: f64,
     /// Fixed time of a step that reads each row separately.
     pub flat: f64,
-    /// Bandwidth of rows' own tokens in such a step.
+    /// Bandwidth of rows' own tokens if each row reads separately.
     pub own: f64,
-    /// Bandwidth of the first read of a span in such a step.
+    /// Bandwidth of the first read of a span if each row reads separately.
     pub first: f64,
     /// Bandwidth of each later read of a span, which the L2 cache partly serves.
     pub again: f64,

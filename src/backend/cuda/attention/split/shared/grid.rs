@@ -31,7 +31,6 @@ impl RowAssignment {
         Self { tails, with_tails: shape.decoded(tails), longest }
     }
 
-    /// Returns whether a row has a tail.
     pub fn has_tail(&self, row: &BatchRow) -> bool {
         self.with_tails.has(row)
     }
@@ -41,7 +40,6 @@ impl RowAssignment {
         self.longest > self.with_tails.longest
     }
 
-    /// Returns whether a row has own items.
     pub fn has_items(&self, row: &BatchRow) -> bool {
         let is_long = row.extend_len > self.with_tails.longest && row.extend_len <= self.longest;
         is_long && row.kv_len > 0 && !is_tree(row)

@@ -343,7 +343,7 @@ def rust_text(table):
 
 def readme_text(table):
     """Returns two tables: of the families, and of their launches."""
-    text = "| entries | take | grid | serve |\n|---|---|---|---|\n"
+    text = "| entries | parameters | grid | capability | task |\n|---|---|---|---|---|\n"
     launches = "\n| entry | block | CTAs that registers leave room for | dynamic shared memory, bytes |\n|---|---|---|---|\n"
     for name, row in table.families.items():
         base, suffix = name.removesuffix("_sm90a"), "_sm90a" if row.get("target") == "90a" else ""
@@ -360,10 +360,10 @@ def readme_text(table):
             column = lambda key, none: " and ".join(dict.fromkeys(f"{launch.get(key, none):,}" if key in launch else none for launch in group))
             cluster = f", clusters of {group[0]['cluster']}" if "cluster" in group[0] else ""
             launches += f"| `{shown}` | {column('threads', '')}{cluster} | {column('ctas', '-')} | {column('shared', '0')} |\n"
-        on = ", on compute capability 9.0 alone" if suffix else ""
+        capability = "9.0" if suffix else "8.0 and later"
         short = base + kind + ("_d*" if "d" in row["launches"][0] else "") + ("_r*" if "r" in row["launches"][0] else "") + suffix
         shown = short if "entry" not in row["launches"][0] else ", ".join(entries).replace(", ", "`, `")
-        text += f"| `{shown}` | `{row['params']}` | {row['grid']} | {row['does']}{on} |\n"
+        text += f"| `{shown}` | `{row['params']}` | {row['grid']} | {capability} | {row['does']} |\n"
     return text + launches
 
 

@@ -90,7 +90,7 @@ stats! {
         evicted_cells,
         /// Tokens of matches that were in host memory alone and were loaded.
         host_hit_tokens,
-        /// Pages saved to host memory, including failed saves.
+        /// Pages saved to host memory, including failed and cancelled saves.
         saved_pages,
         /// Pages that were copied to host memory at their eviction, because no earlier save had copied them.
         forced_pages,

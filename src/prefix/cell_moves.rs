@@ -26,7 +26,7 @@ pub(super) enum Oldest {
 }
 
 /// Frees the host pages of a cell, if it has any.
-pub(super) fn drop_copy(cells: &mut Cells, hosts: &mut Hosts, cell: CellId) {
+pub(super) fn drop_host_copy(cells: &mut Cells, hosts: &mut Hosts, cell: CellId) {
     let sides = &mut cells.cells[cell.index()].sides;
     if *sides & HOST == 0 {
         return;
@@ -148,7 +148,7 @@ impl PrefixTree {
     /// Frees the host pages of a cell, if it has any.
     pub(super) fn drop_cell_copy(&mut self, cell: CellId) {
         let Self { cells: Some(cells), hosts: Some(hosts), .. } = self else { return };
-        drop_copy(cells, hosts, cell);
+        drop_host_copy(cells, hosts, cell);
     }
 
     /// Undoes a failed batch of saves. Cells that are still on the device become dirty again; the other cells are

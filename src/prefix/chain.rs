@@ -23,6 +23,7 @@ use crate::memory::{OutOfMemory, touch, zeroed};
 use super::child_table::ChildTable;
 use super::column::RareColumn;
 use super::span::SpanStore;
+use super::walk::Cursor;
 use super::{PrefixMatch, PrefixTree};
 
 /// Bit that is set in the hash of each node in the table, so that 0 stands for no hash.
@@ -171,17 +172,7 @@ impl PrefixTree {
     /// The match considers group 0 alone. A prompt matches less if other groups lack pages that its next token reads.
     pub fn match_hashes(&self, chain: &[PageHash], mut each: impl FnMut(&[PageId])) -> PrefixMatch {
         let scope = self.present_scope(Namespace::default());
-        let epoch = self.epoch;
-        let none = PrefixMatch {
-            scope,
-            node: None,
-            pages_in_node: 0,
-            pages: 0,
-            full_pages: 0,
-            host_pages: 0,
-            host_cell_pages: 0,
-            epoch,
-        };
+        let none = self.match_at(scope, Cursor::START, 0);
         let Some(column) = &self.chain else { return none };
         let (mut found, mut rest) = (none, chain);
         while let Some(&first) = rest.first() {

@@ -55,7 +55,7 @@ fn slot_index(node: NodeKey) -> usize {
 }
 
 /// Requests huge pages for a column, given its first slot.
-pub(super) fn column_of<T>(first: &T, capacity: usize) {
+pub(super) fn advise_column<T>(first: &T, capacity: usize) {
     advise_huge_pages(std::ptr::from_ref(first).addr(), capacity * slot_size::<T>());
 }
 

@@ -68,7 +68,7 @@ use ages::Ages;
 use cells::Cells;
 use chain::Chain;
 use child_table::ChildTable;
-use column::{RareColumn, column_of, slot_size};
+use column::{RareColumn, advise_column, slot_size};
 use deferred::Deferred;
 use events::EventBuffer;
 use hosts::Hosts;
@@ -284,8 +284,8 @@ impl PrefixTree {
             self.usage.insert(node, Usage::new(0));
             if nodes.is_empty() {
                 // The columns begin here. Request huge pages before the loop touches the rest.
-                column_of(&self.link[node], capacity);
-                column_of(&self.usage[node], capacity);
+                advise_column(&self.link[node], capacity);
+                advise_column(&self.usage[node], capacity);
             }
             nodes.push(node);
         }

@@ -8,7 +8,7 @@ use crate::layout::Limits;
 use crate::memory::OutOfMemory;
 
 use super::ages::Ages;
-use super::cell_moves::drop_copy;
+use super::cell_moves::drop_host_copy;
 use super::cells::Cells;
 use super::span::SpanStore;
 use super::walk::Cursor;
@@ -143,19 +143,10 @@ impl PrefixTree {
             pages_in_node = node.map_or(0, |parent| self.link[parent].span.pages());
         }
         let pages_in_node = pages_in_node - (end - hit);
-        let epoch = self.epoch;
-        let mut found = PrefixMatch {
-            scope,
-            node,
-            pages_in_node,
-            pages: hit,
-            full_pages: pages,
-            host_pages: 0,
-            host_cell_pages: 0,
-            epoch,
-        };
+        let cursor = Cursor { node, pages_in_node };
+        let mut found = PrefixMatch { full_pages: pages, ..self.match_at(scope, cursor, hit) };
         if self.has_hosts() {
-            found.host_pages = self.host_only_before(Cursor { node, pages_in_node });
+            found.host_pages = self.host_only_before(cursor);
             let mut host_cell_pages = 0;
             self.each_tail_cell(&found, |cell| {
                 host_cell_pages += cells.tracks(cell) - cells.device_tracks(cell);
@@ -302,7 +293,7 @@ impl PrefixTree {
                     let cell = cells.at(group, entry);
                     if cell.is_some() {
                         if let Some(hosts) = hosts {
-                            drop_copy(cells, hosts, cell);
+                            drop_host_copy(cells, hosts, cell);
                         }
                         *evictable -= cells.device_tracks(cell);
                         cells.remove(cell, freed);

@@ -99,32 +99,28 @@ impl PrefixTree {
         if self.has_cells() {
             return self.hit(scope, cursor, pages);
         }
-        let Cursor { node, pages_in_node } = cursor;
-        let (epoch, full_pages) = (self.epoch, pages);
         let host_pages = if self.has_hosts() { self.host_only_before(cursor) } else { 0 };
+        PrefixMatch { host_pages, ..self.match_at(scope, cursor, pages) }
+    }
+
+    /// Returns the longest prefix of `tokens` in group 0. Does not count its pages in host memory. O(tokens matched).
+    pub(crate) fn match_full(&self, namespace: Namespace, tokens: &[TokenId]) -> PrefixMatch {
+        let scope = self.present_scope(namespace);
+        let (cursor, pages) = self.walk_from(Cursor::START, scope, tokens);
+        self.match_at(scope, cursor, pages)
+    }
+
+    /// Returns the match of `pages` device pages that ends at a cursor.
+    #[inline]
+    pub(super) fn match_at(&self, scope: Scope, cursor: Cursor, pages: u32) -> PrefixMatch {
+        let Cursor { node, pages_in_node } = cursor;
+        let (full_pages, epoch) = (pages, self.epoch);
         PrefixMatch {
             scope,
             node,
             pages_in_node,
             pages,
             full_pages,
-            host_pages,
-            host_cell_pages: 0,
-            epoch,
-        }
-    }
-
-    /// Returns the longest prefix of `tokens` in group 0. Does not count its pages in host memory. O(tokens matched).
-    pub(crate) fn match_full(&self, namespace: Namespace, tokens: &[TokenId]) -> PrefixMatch {
-        let scope = self.present_scope(namespace);
-        let (Cursor { node, pages_in_node }, pages) = self.walk_from(Cursor::START, scope, tokens);
-        let epoch = self.epoch;
-        PrefixMatch {
-            scope,
-            node,
-            pages_in_node,
-            pages,
-            full_pages: pages,
             host_pages: 0,
             host_cell_pages: 0,
             epoch,

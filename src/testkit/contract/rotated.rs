@@ -1,4 +1,4 @@
-//! B19: one call that norms and rotates q and k, and stores k and v.
+//! B19: one call that normalises and rotates q and k, and stores k and v.
 //!
 //! The test computes norm and rotation in float64, and compares them with the q and k that the call wrote. It compares
 //! the pool with a shadow, which contains the written k and the given v. Then it stores the step's own K and V over the

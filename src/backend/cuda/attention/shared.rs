@@ -18,7 +18,7 @@ use crate::backend::cuda::kernels::params::{
     SpanMeeting, SpanMember, SpanParts,
 };
 use crate::backend::cuda::kernels::{Selection, Shared};
-use crate::backend::cuda::plan::image::StepLimits;
+use crate::backend::cuda::plan::image::{StepLimits, put};
 use crate::plan::BatchPlan;
 
 /// Maximum number of variants with this kernel, for which the image has space.
@@ -240,11 +240,4 @@ impl SharedDecode {
         // SAFETY: the caller guarantees the rows; plan, sums and counters belong to this variant and grid.
         unsafe { gpu.launch_attention(kernel, ctas, &params, &extra, start, stream) }
     }
-}
-
-/// Copies records to offset `at` and returns the offset after them.
-fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, records: &[T]) -> usize {
-    let end = at + size_of_val(records);
-    bytes[at..end].copy_from_slice(bytemuck::cast_slice(records));
-    end
 }

@@ -19,7 +19,7 @@
 //! neither sends nor reads masks. A graph without extend kernels serves plans with trees and plans without.
 
 use super::chunk_rows::{self, ChunkRows};
-use super::image::{Image, StepLimits};
+use super::image::{Image, StepLimits, put};
 use super::ring::{Load, UploadRing};
 use super::tables::Tables;
 use crate::backend::cuda::attention::graph_key::GraphKey;
@@ -373,11 +373,4 @@ fn put_slots(bytes: &mut [u8], at: usize, slots: SlotMapping<'_>) {
         SlotMapping::I32(slots) => put(bytes, at, slots),
         SlotMapping::I64(slots) => put(bytes, at, slots),
     };
-}
-
-/// Copies items to offset `at`, and returns their end.
-fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, items: &[T]) -> usize {
-    let end = at + size_of_val(items);
-    bytes[at..end].copy_from_slice(bytemuck::cast_slice(items));
-    end
 }

@@ -10,9 +10,8 @@ use super::split::{
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
 use crate::backend::cuda::driver::memory::DeviceBuffer;
-use crate::backend::cuda::driver::raw::{RawStream, raw};
-use crate::backend::cuda::driver::sys;
-use crate::backend::cuda::error::{CudaError, check};
+use crate::backend::cuda::driver::raw::RawStream;
+use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::{
     AttendParams, AttendSharedParams, DecodeWork, LayerScales, RowShare, SharedHead, SpanItem,
     SpanMeeting, SpanMember, SpanParts,
@@ -109,12 +108,7 @@ impl SharedDecode {
         }
         let rows = SharedSplit::rows_max(&shape) as usize;
         let heads = rows * shape.kv_heads as usize;
-        let counters = DeviceBuffer::lasting(gpu, (Self::barrier_bytes(&grid) + 4 * heads) as u64)?;
-        // SAFETY: the range is the buffer allocated above.
-        let result = unsafe {
-            sys::cuMemsetD32Async(counters.address(), 0, counters.bytes() as usize / 4, raw(stream))
-        };
-        check("cuMemsetD32Async", result)?;
+        let counters = DeviceBuffer::zeros(gpu, Self::barrier_bytes(&grid) + 4 * heads, stream)?;
         let rows = Self::own_rows(&shape, &grid) + grid.partial_rows();
         let floats = rows as u64 * u64::from(shape.head_dim + 2);
         Ok(Some(Self {

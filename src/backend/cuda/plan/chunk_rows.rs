@@ -6,7 +6,7 @@
 //! index of that word, as in a directory with one word for each row.
 
 use crate::backend::cuda::error::CudaError;
-use crate::backend::cuda::kernels::params::TREE_ROW;
+use crate::backend::cuda::kernels::params::{TREE_ROW, is_tree};
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::id::RowId;
 use crate::layout::{PoolLayout, Reach, TableShape};
@@ -79,7 +79,7 @@ impl ChunkRows {
         for pieces in &mut self.list {
             let count = count(pieces.size, tokens, rows.len());
             pieces.rows.clear();
-            for row in rows.iter().filter(|row| row.row.raw() < TREE_ROW) {
+            for row in rows.iter().filter(|row| !is_tree(row)) {
                 pieces.cut(row, self.row_words);
             }
             assert!(pieces.rows.len() <= count, "a row has more pieces than its tokens allow");

@@ -31,7 +31,7 @@ use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
 use crate::backend::cuda::error::CudaError;
-use crate::backend::cuda::kernels::params::TREE_ROW;
+use crate::backend::cuda::kernels::params::{TREE_ROW, is_tree};
 use crate::backend::cuda::store::labels;
 use crate::backend::{Attend, check};
 use crate::id::{RowId, StepId};
@@ -340,15 +340,14 @@ impl Stage {
 /// Returns the plan's rows with trees marked, in `marked` if they differ. Kernels treat any row from [`TREE_ROW`] on as
 /// a tree. The caller may give padding such a row; it becomes row 0.
 fn mark_trees<'a>(plan: &BatchPlan<'a>, marked: &'a mut Vec<BatchRow>) -> &'a [BatchRow] {
-    let is_marked = |row: &BatchRow| row.row.raw() >= TREE_ROW;
-    if plan.masks.is_empty() && !plan.rows.iter().fold(false, |any, row| any | is_marked(row)) {
+    if plan.masks.is_empty() && !plan.rows.iter().fold(false, |any, row| any | is_tree(row)) {
         return plan.rows;
     }
     marked.clear();
     marked.extend(plan.rows.iter().map(|row| match plan.tree(row) {
         Some(_) => BatchRow { row: RowId::new(row.row.raw() | TREE_ROW), ..*row },
         // The plan was checked, so only padding has such a row.
-        None if is_marked(row) => BatchRow { row: RowId::new(0), ..*row },
+        None if is_tree(row) => BatchRow { row: RowId::new(0), ..*row },
         None => *row,
     }));
     marked

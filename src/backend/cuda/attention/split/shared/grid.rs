@@ -1,9 +1,9 @@
 //! The kernels that read a step's spans once, and their grids on a device.
 
-use super::super::{DECODE_ROWS, DecodeFilter, SplitShape, is_tree};
+use super::super::{DECODE_ROWS, DecodeFilter, SplitShape};
 use super::{PARTIAL_ROWS, SpanCosts};
 use crate::backend::cuda::kernels::params::{
-    SPAN_ROWS, SPAN_ROWS_256, TAIL_WARPS, TAIL_WARPS_256, TAIL_WARPS_ANY,
+    SPAN_ROWS, SPAN_ROWS_256, TAIL_WARPS, TAIL_WARPS_256, TAIL_WARPS_ANY, is_tree,
 };
 use crate::plan::BatchRow;
 

@@ -9,9 +9,11 @@ use kvarena::testkit::rng::Rng;
 use kvarena::testkit::spans::Spans;
 use kvarena::{
     Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvShape, LayerId, OpenBackend,
-    OwnedPlan, PageId, PlanSize, PoolConfig, PoolLayout, RowId, SharedSpan, SharedSpans,
+    OwnedPlan, PageId, PlanSize, PoolConfig, RowId, SharedSpan, SharedSpans,
     SlotMapping, StepId, StepScratch, TableShape, TableWrite, TokenId,
 };
+
+use crate::small_cpu::all_bytes;
 
 /// Bytes of the header. Its words: magic, step, rows, tokens, table writes, bytes of a slot (low 32 bits) with the
 /// number of tracks after the first (high 32 bits), spans, members, masks.
@@ -290,7 +292,7 @@ fn padding_rows_read_nothing_and_padding_tokens_store_nothing() {
 }
 
 /// Creates a small pool with two sequences, and the plan of their next step.
-fn begun() -> (Cpu, PoolLayout, OwnedPlan) {
+fn begun() -> (Cpu, OwnedPlan) {
     let (page_size, capacity) = (3, Capacity::Pages(20));
     let config = PoolConfig {
         layers: 2,
@@ -309,15 +311,7 @@ fn begun() -> (Cpu, PoolLayout, OwnedPlan) {
     cpu.begin(&first.plan()).expect("a valid plan");
     let items = [extend(b, 1), Item::Padding { len: 1 }, extend(a, 6)];
     let second = planner.plan_trees(&items, &[false, false, true]);
-    (cpu, layout, second)
-}
-
-fn pool_bytes(cpu: &Cpu, layout: &PoolLayout) -> Vec<u8> {
-    let mut bytes = vec![0; layout.total_bytes() as usize];
-    for (page, bytes) in bytes.chunks_exact_mut(layout.page_bytes() as usize).enumerate() {
-        cpu.read_page(PageId::new(page as u32), bytes).expect("a page of the pool");
-    }
-    bytes
+    (cpu, second)
 }
 
 #[test]
@@ -325,7 +319,7 @@ fn garbled_plans_are_refused_or_access_only_the_pool() {
     let mut rng = Rng::new(6);
     let (mut read, mut refused, mut stored) = (0, 0, 0);
     for _ in 0..5000 {
-        let (mut cpu, layout, plan) = begun();
+        let (mut cpu, plan) = begun();
         let mut bytes = plan.as_bytes().to_vec();
         for _ in 0..rng.within(1, 3) {
             let header = rng.one_in(8);
@@ -337,7 +331,7 @@ fn garbled_plans_are_refused_or_access_only_the_pool() {
         let Ok(plan) = OwnedPlan::from_bytes(&bytes) else { continue };
         read += 1;
         let plan = plan.plan();
-        let (words, pool) = (cpu.table_words().to_vec(), pool_bytes(&cpu, &layout));
+        let (words, pool) = (cpu.table_words().to_vec(), all_bytes(&cpu));
         if cpu.begin(&plan).is_err() {
             refused += 1;
             assert_eq!(cpu.table_words(), words);
@@ -349,7 +343,7 @@ fn garbled_plans_are_refused_or_access_only_the_pool() {
             let layer = LayerId::new(layer);
             let (k, v) = (CpuRows::from(&rows[..]), CpuRows::from(&rows[..]));
             if cpu.store_cache(&plan, layer, k, v).is_err() {
-                assert_eq!(pool_bytes(&cpu, &layout), pool);
+                assert_eq!(all_bytes(&cpu), pool);
                 continue;
             }
             stored += 1;

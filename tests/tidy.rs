@@ -43,8 +43,7 @@ fn root() -> PathBuf {
 
 fn files(folder: &Path, extension: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
-    let Ok(entries) = fs::read_dir(folder) else { return found };
-    for entry in entries {
+    for entry in fs::read_dir(folder).unwrap_or_else(|_| panic!("no folder {}", folder.display())) {
         let path = entry.expect("a folder can be listed").path();
         if path.ends_with("target") {
             continue; // Build output.

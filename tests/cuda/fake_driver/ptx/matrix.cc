@@ -92,7 +92,7 @@ template <u32 COUNT, bool TRANSPOSED> Outcome load_matrix(Warp& warp, const Inst
     for (u32 lane = 0; lane < 8 * COUNT; ++lane) {
         const u64 address = row_address(warp, in.at + COUNT, lane);
         const u8* row = shared_at(warp, in, lane, address, 16);
-        touch(warp, in, lane, address, 16, false);
+        touch(warp, in, lane, address, 16, Access::READ);
         memcpy(pieces[lane / 8] + lane % 8 * 8, row, 16);
     }
     for (u32 i = 0; i < COUNT; ++i) {
@@ -109,7 +109,7 @@ template <u32 COUNT, bool TRANSPOSED> Outcome store_matrix(Warp& warp, const Ins
         for (u32 row = 0; row < 8; ++row) {
             const u32 lane = i * 8 + row;
             const u64 address = row_address(warp, in.at, lane);
-            memcpy(shared_at(warp, in, lane, address, 16), piece + row * 8, 16), touch(warp, in, lane, address, 16, true);
+            memcpy(shared_at(warp, in, lane, address, 16), piece + row * 8, 16), touch(warp, in, lane, address, 16, Access::WRITE);
         }
     }
     return Outcome::NEXT;
@@ -153,7 +153,7 @@ void read_pieces(Warp& warp, const Instruction& in, const Matrix& matrix, bool r
     for (u32 eighth = 0; eighth < 2; ++eighth) {
         for (u32 i = 0; i < 8; ++i) {
             const u64 address = row_major ? matrix.row_major(at, eighth * 8 + i) : matrix.k_major(at + i, eighth);
-            memcpy(pieces[eighth] + i * 8, shared_at(warp, in, 0, address, 16), 16), touch(warp, in, 0, address, 16, false);
+            memcpy(pieces[eighth] + i * 8, shared_at(warp, in, 0, address, 16), 16), touch(warp, in, 0, address, 16, Access::READ);
         }
         if (row_major) transpose(pieces[eighth]);
     }

@@ -302,7 +302,7 @@ impl Variants {
         let extend = variant.extend.as_ref().filter(|_| variant.count.extend_items > 0);
         assert!(
             extend.is_some() || variant.count.extend_items == 0,
-            "staging loads the kernels with items"
+            "staging adds the extend kernel if it has items"
         );
         let decode = variant.count.decode_units > 0 || shared.is_some();
         if let Some(shared) = shared {

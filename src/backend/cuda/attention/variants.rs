@@ -203,7 +203,7 @@ impl Variants {
                 variant.count = variant.split.plan_selected(plan.rows, places, words);
                 continue;
             }
-            // The pieces of a row are no longer than the row, so the width of the step serves them.
+            // The chunk rows of a row are no longer than the row, so the width of the step serves them.
             let width = variant.split.shape().width(plan.token_count(), plan.rows.len());
             let rows = chunks.of(variant.key.chunk).unwrap_or(plan.rows);
             variant.count = match variant.shared.as_ref().and_then(SharedDecode::taken) {

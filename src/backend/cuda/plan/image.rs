@@ -18,7 +18,7 @@ pub(in crate::backend::cuda) struct Image {
     pub(in crate::backend::cuda) track_bytes: u64,
     pub(in crate::backend::cuda) positions: u64,
     pub(in crate::backend::cuda) rows: u64,
-    /// The pieces of rows, for each size of chunks.
+    /// The chunk rows, for each size of chunks.
     pub(in crate::backend::cuda) chunks: u64,
     /// First chunk of each row's scores, in pools with labels.
     pub(in crate::backend::cuda) starts: u64,

@@ -66,7 +66,7 @@ struct Offsets {
     /// Slots of the second track, and bytes from one track to the next.
     tracks: usize,
     track_bytes: usize,
-    /// Pieces of rows, for layers with chunks.
+    /// Chunk rows.
     chunks: usize,
     decode: usize,
 }
@@ -99,7 +99,7 @@ pub(in crate::backend::cuda) struct Stage {
     layout: PoolLayout,
     staged: Option<Staged>,
     spans: SpanCheck,
-    /// The pieces of the staged plan's rows.
+    /// The chunk rows of the staged plan.
     chunks: ChunkRows,
     /// The masks of the staged plan, if it has some.
     masks: DeviceBuffer,
@@ -205,12 +205,12 @@ impl Stage {
         chunk: Option<u32>,
     ) -> Result<(u64, u32), CudaError> {
         let Some(chunk) = chunk else { return Ok((image.rows, image.row_count as u32)) };
-        let (at, _, pieces) = self
+        let (at, _, rows) = self
             .chunks
             .all()
             .find(|&(_, size, _)| size == chunk)
             .ok_or(CudaError::Chunk { chunk })?;
-        Ok((image.chunks + at as u64, pieces.len() as u32))
+        Ok((image.chunks + at as u64, rows.len() as u32))
     }
 
     /// Rejects chunks that no group of the pool has.
@@ -287,8 +287,8 @@ impl Stage {
             labels::starts(plan.rows, |start| at = put(bytes, at, &[start]));
         }
         self.chunks.cut(plan.rows, plan.token_count());
-        for (at, _, pieces) in self.chunks.all() {
-            put(bytes, offsets.chunks + at, pieces);
+        for (at, _, rows) in self.chunks.all() {
+            put(bytes, offsets.chunks + at, rows);
         }
         let image_bytes = variants.split(plan, &self.chunks, bytes, offsets.decode);
         let writes_at = image_bytes.next_multiple_of(16);

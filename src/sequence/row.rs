@@ -306,9 +306,9 @@ impl RowMut<'_> {
         let Sequence { promised, page_len, published: before, .. } = **sequence;
         sequence.published = published;
         let kept = stores.kept(sequence);
-        let Stores { limits, promised: all, .. } = &mut **stores;
+        let Stores { limits, all_outstanding, .. } = &mut **stores;
         let outstanding = |published| limits.outstanding(promised, page_len, published, kept);
-        *all += outstanding(published) - outstanding(before);
+        *all_outstanding += outstanding(published) - outstanding(before);
     }
 
     /// Appends one place for each of `pages`, the tree's pages for track 0. The caller sets the cells of other tracks.

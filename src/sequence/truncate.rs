@@ -20,10 +20,10 @@ impl SequenceTable {
         self.stores.pages.shrink(sequence.row, sequence.page_len, page_len);
         // Promised pages that the sequence drops become outstanding again.
         let kept = self.stores.kept(sequence);
-        let Stores { limits, promised, .. } = &mut self.stores;
+        let Stores { limits, all_outstanding, .. } = &mut self.stores;
         let outstanding =
             |page_len| limits.outstanding(sequence.promised, page_len, sequence.published, kept);
-        *promised += outstanding(page_len) - outstanding(sequence.page_len);
+        *all_outstanding += outstanding(page_len) - outstanding(sequence.page_len);
         sequence.page_len = page_len;
         sequence.dirty_from = sequence.dirty_from.min(page_len);
         if page_len > 0 {

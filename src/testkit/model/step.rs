@@ -178,7 +178,7 @@ impl Model {
             let sequence = &self.sequences[&item.seq];
             let (len, published) = (sequence.table.len(), sequence.published);
             let outstanding =
-                |len| self.outstanding(sequence.promised, len, published, sequence.kept);
+                |len| self.outstanding_of_promise(sequence.promised, len, published, sequence.kept);
             outstanding(len) - outstanding(len + self.places_for(item))
         };
         items.iter().map(drawn).sum()

@@ -9,8 +9,8 @@ use kvarena::testkit::rng::Rng;
 use kvarena::testkit::spans::Spans;
 use kvarena::{
     Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvShape, LayerId, OpenBackend,
-    OwnedPlan, PageId, PlanSize, PoolConfig, RowId, SharedSpan, SharedSpans,
-    SlotMapping, StepId, StepScratch, TableShape, TableWrite, TokenId,
+    OwnedPlan, PageId, PlanSize, PoolConfig, RowId, SharedSpan, SharedSpans, SlotMapping, StepId,
+    StepScratch, TableShape, TableWrite, TokenId,
 };
 
 use crate::small_cpu::all_bytes;
@@ -191,7 +191,8 @@ fn wrong_spans_are_refused() {
     assert!(shared.take(50).any(|spans| !spans.plan().spans.is_empty()));
     let spans = [SharedSpan { member_start: 0, member_count: 2, begin: 0, end: 3 }];
     let rows = [row(0, 1, 4), row(1, 1, 4)];
-    let with_members = |members: &[u32]| read(&rows, 2, SharedSpans { spans: &spans, members }, &[]);
+    let with_members =
+        |members: &[u32]| read(&rows, 2, SharedSpans { spans: &spans, members }, &[]);
     assert_eq!(with_members(&[1, 0]), Ok(()));
     assert_eq!(with_members(&[1, 1]), Err(PlanBytesError::Span { span: 1 }));
     assert_eq!(with_members(&[1, 2]), Err(PlanBytesError::Span { span: 1 }));

@@ -10,8 +10,8 @@ use kvarena::testkit::poison::poison;
 use kvarena::testkit::rng::{Rng, mix};
 use kvarena::{
     Attend, Backend, BatchPlan, Capacity, Dtype, Engine, EngineConfig, Extend, Groups, KvDtype,
-    KvShape, LayerId, Layout, Namespace, PlanSize, PoolConfig, Reach, Scaling, SeqKey,
-    StepScratch, TokenId,
+    KvShape, LayerId, Layout, Namespace, PlanSize, PoolConfig, Reach, Scaling, SeqKey, StepScratch,
+    TokenId,
 };
 
 use crate::gpu;

@@ -80,8 +80,9 @@ impl<B: TestBackend> World<'_, B> {
         let location = format!("seed {} {:?}", self.seed, self.case);
         let (unit, first_v) = (rounding(self.case.kv_rows), (inputs.q_heads + kv_heads) * dim);
         for (token, row) in got.chunks_exact(inputs.qkv.stride).enumerate() {
-            let is_same =
-                |at: usize| row[at].to_bits() == inputs.qkv.values[token * row.len() + at].to_bits();
+            let is_same = |at: usize| {
+                row[at].to_bits() == inputs.qkv.values[token * row.len() + at].to_bits()
+            };
             let v_is_same = (first_v..inputs.qkv.width).all(is_same);
             assert!(v_is_same, "{location}: token {token}: v has changed");
             let between = &row[inputs.qkv.width..];

@@ -99,8 +99,8 @@ impl Function {
         self.handle
     }
 
-    /// Returns whether the kernel itself waits for earlier work (programmatic dependent launch), and the driver supports
-    /// this.
+    /// Returns whether the kernel itself waits for earlier work (programmatic dependent launch), and the driver
+    /// supports such launches.
     pub fn waits(self) -> bool {
         self.pdl
     }

@@ -354,8 +354,8 @@ fn a_hosts_kernel_that_waits_is_captured_by_every_driver() {
 ";
     let frame = compress_to_vec(TEXT.as_bytes(), CompressionLevel::Uncompressed);
     let archive = Box::leak(Box::new(Archive::new("waits", frame.leak())));
-    let kernel = gpu.load(Box::leak(Box::new(Kernel::new("waits", archive, 32, 0).pdl())));
-    let kernel = kernel.expect("valid PTX");
+    let kernel = Box::leak(Box::new(Kernel::new("waits", archive, 32, 0).pdl()));
+    let kernel = gpu.load(kernel).expect("valid PTX");
     let stream = CudaStream::new(&gpu).expect("a stream");
     let launch = Launch { grid: (1, 1), block: 32, shared: 0, cluster: 1 };
     // SAFETY: the kernel takes one u32 and accesses no memory.

@@ -90,12 +90,9 @@ impl CudaOptions {
         attend_latent::check_shape(layout)?;
         LabelChannels::check_pool(self.labels.as_ref(), layout)?;
         let dtype = layout.dtype();
-        let has_kernels = dtype.rows() != Dtype::F32 && !dtype.is_quantised();
-        if layout.label_channels() == 0 || has_kernels {
-            Ok(())
-        } else {
-            Err(CudaError::Lists { dtype })
-        }
+        let may_have_labels = dtype.rows() != Dtype::F32 && !dtype.is_quantised();
+        let served = layout.label_channels() == 0 || may_have_labels;
+        if served { Ok(()) } else { Err(CudaError::Lists { dtype }) }
     }
 }
 

@@ -215,17 +215,10 @@ fn evictions(table: &mut Table, page_size: u32) {
         floor.warm_up();
         let (mut samples, mut floor_samples) = (Vec::new(), Vec::new());
         while samples.len() < 20 {
-            let calls = evict.calls().min(1000);
-            for _ in 0..calls / SAMPLE {
-                samples.push(median_ns(1, SAMPLE, || evict.call()));
-                evict.empty_list();
-            }
             // The CPU caches have the same contents before both measurements.
-            evict.restore();
-            for _ in 0..calls / SAMPLE {
-                floor_samples.push(median_ns(1, SAMPLE, || floor.call()));
-            }
-            evict.restore();
+            let mut more = evict.samples();
+            floor_samples.extend(more.iter().map(|_| median_ns(1, SAMPLE, || floor.call())));
+            samples.append(&mut more);
         }
         let (ns, floor_ns) = (median(samples), median(floor_samples));
         table.row(&case, page_size, ns, Some(floor_ns), 400.0);

@@ -95,7 +95,7 @@ struct Host<B> {
     done: Done,
 }
 
-/// Counts of each kind of event. `check` requires most kinds to occur.
+/// Counts of each kind of event. `run` and `check` require all kinds to occur.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
     prefills: u64,
@@ -417,6 +417,8 @@ fn run<B: Backend>(
     let (hosts, stores) = tiers.split_at(4);
     assert!(hosts.iter().all(|&pages| (pages > 100) == has_hosts), "{tiers:?}");
     assert!(stores.iter().all(|&pages| (pages > 100) == has_stores), "{tiers:?}");
+    let has_followers = config.prefix == PrefixMode::Radix;
+    assert_eq!(host.done.followers > 3, has_followers, "{:?}", host.done);
     host.engine.verify().expect("it is sound at the end");
     host.done
 }
@@ -431,14 +433,17 @@ fn check(done: Done) {
         resumes,
         rollbacks,
         drafts,
+        promises,
+        followers: _, // None without reuse: see `run`.
+        batches,
         aborts,
         finishes,
-        ..
+        refusals,
     } = done;
-    let all = [prefills, decodes, forks, preemptions, resumes, rollbacks, drafts, aborts, finishes];
-    for count in all {
-        assert!(count > 3, "too little happened: {done:?}");
-    }
+    let sequences = [prefills, decodes, forks, preemptions, resumes, rollbacks, finishes];
+    let calls = [drafts, promises, batches, aborts, refusals];
+    let mut all = sequences.iter().chain(&calls);
+    assert!(all.all(|&count| count > 3), "too little happened: {done:?}");
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use std::hint::black_box;
 
-use super::work;
 use kvarena::PageId;
 
-use super::{Cache, whole_pages};
+use super::sample::median_ns;
+use super::{Cache, whole_pages, work};
 
 /// Number of calls in a sample. The evicted pages of a sample fill one list, which is reused as a host reuses its list.
 pub const SAMPLE: usize = 100;
@@ -79,6 +79,18 @@ impl Evict {
         }
         self.cache.tree.evict(self.pages_per_leaf, &mut self.list);
         self.done += 1;
+    }
+
+    /// Measures samples of [`SAMPLE`] calls each, and restores the tree.
+    pub fn samples(&mut self) -> Vec<f64> {
+        let samples = (0..self.calls().min(1000) / SAMPLE).map(|_| {
+            let ns = median_ns(1, SAMPLE, || self.call());
+            self.empty_list();
+            ns
+        });
+        let samples = samples.collect();
+        self.restore();
+        samples
     }
 
     /// Empties the list between samples, so that no measured call has to empty it.

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::path::PathBuf;
 
 use cases::decode::Decode;
-use cases::evict::{Evict, SAMPLE, fits};
+use cases::evict::{Evict, fits};
 use cases::pages::{AllocFree, COUNT};
 use cases::sample::{median, median_ns};
 use cases::{Cache, NAMESPACE, whole_pages};
@@ -110,11 +110,7 @@ fn evict() -> Chart {
             evict.warm_up();
             let mut samples = Vec::new();
             while samples.len() < 20 {
-                for _ in 0..evict.calls().min(1000) / SAMPLE {
-                    samples.push(median_ns(1, SAMPLE, || evict.call()));
-                    evict.empty_list();
-                }
-                evict.restore();
+                samples.append(&mut evict.samples());
             }
             median(samples)
         })

@@ -197,7 +197,7 @@ impl<'a> Scheduler<'a> {
                 .map_err(refused(request))?;
             host.tally.resume_hit_tokens += u64::from(hit);
             host.work.admitted += 1;
-            host.work.matched_prompt_tokens += u64::from(oldest.known);
+            host.work.admitted_tokens += u64::from(oldest.known);
             let resumed = self.preempted.pop().map(|oldest| Running { planned: hit, ..oldest });
             self.running.extend(resumed);
         }

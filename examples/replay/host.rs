@@ -109,7 +109,7 @@ pub struct StepWork {
     pub most_ns: u64,
     pub admitted: u32,
     /// Tokens of the requests that were admitted or resumed, cached or not.
-    pub matched_prompt_tokens: u64,
+    pub admitted_tokens: u64,
     pub computed_tokens: u64,
     pub evicted_pages: u64,
     pub preempted: u32,
@@ -261,7 +261,7 @@ impl<'a> Host<'a> {
         self.tally.hit_tokens += u64::from(hit);
         self.tally.host_hit_tokens += u64::from(host_hit);
         self.work.admitted += 1;
-        self.work.matched_prompt_tokens += input;
+        self.work.admitted_tokens += input;
     }
 
     /// Counts a served request.

@@ -330,7 +330,7 @@ impl Report {
                 micros(work.core_ns),
                 if one_run { "-".to_owned() } else { micros(work.machine_ns()) },
                 grouped(work.admitted.into()),
-                grouped(work.matched_prompt_tokens),
+                grouped(work.admitted_tokens),
                 grouped(work.computed_tokens),
                 grouped(work.evicted_pages),
                 grouped(work.preempted.into()),

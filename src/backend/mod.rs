@@ -116,8 +116,8 @@ pub struct Queries<R, S> {
 ///   steps, because their pages may belong to another sequence. Calls made while the step was open still take effect,
 ///   so a step may end right after its last call. A backend without bytes need not reject plans.
 /// * B11. [`compact`](Backend::compact) moves the kept slots of each row to the places from `first` on, in all planes
-///   of all layers, in every track, through the page tables of the last `begin`. The effect is as if the backend read all
-///   slots of a row before it writes one. It writes nothing else. Rows are distinct.
+///   of all layers, in every track, through the page tables of the last `begin`. The effect is as if the backend read
+///   all slots of a row before it writes one. It writes nothing else. Rows are distinct.
 /// * B12. [`save_pages`](Backend::save_pages) and [`load_pages`](Backend::load_pages) copy whole pages, all planes of
 ///   all lanes. A host page has the order `[plane, lane, piece]` in every layout. Targets of one call are distinct. A
 ///   save reads the effects of all earlier calls; later calls read the effects of a load. The next call may use sources

@@ -121,7 +121,7 @@ impl PoolConfig {
     /// [`ConfigError::Zero`], [`ConfigError::HeadSplit`] if neither number divides the other, [`ConfigError::Rank`] if
     /// the rank is not below the number of ranks.
     pub fn local_kv_heads(&self) -> Result<u32, ConfigError> {
-        Ok(self.local_shape()?.kv_heads())
+        Ok(self.local(self.shape)?.kv_heads())
     }
 
     /// Returns the index of the first of the model's kv heads on this rank. The rank has
@@ -289,10 +289,6 @@ impl PoolConfig {
             let (value, max) = (self.label_channels.into(), most.into());
             return Err(ConfigError::Limit { name: "label_channels", value, max });
         }
-        self.local_shape()
-    }
-
-    fn local_shape(&self) -> Result<KvShape, ConfigError> {
         self.local(self.shape)
     }
 

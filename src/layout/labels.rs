@@ -157,7 +157,7 @@ impl LabelChannels {
     }
 }
 
-fn head_of(row: usize, kv_heads: u32) -> (LayerId, u32) {
+pub(super) fn head_of(row: usize, kv_heads: u32) -> (LayerId, u32) {
     let heads = kv_heads as usize;
     (LayerId::new((row / heads) as u32), (row % heads) as u32)
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::config::PoolConfig;
 use super::dtype::Scaling;
+use super::labels::head_of;
 use super::plane::PlaneName;
 use super::pool::PoolLayout;
 use crate::error::{ConfigError, Count};
@@ -68,8 +69,7 @@ impl KvScales {
         let sound = |scale: f32| scale.is_finite() && scale > 0.0;
         if let Some(at) = values.iter().position(|&scale| !sound(scale)) {
             let (row, plane) = (at / 2, PLANES[at % 2]);
-            let layer = LayerId::new((row / kv_heads as usize) as u32);
-            let head = (row % kv_heads as usize) as u32;
+            let (layer, head) = head_of(row, kv_heads);
             return Err(ScaleError::Value { layer, head, plane, scale: values[at] });
         }
         Ok(Self { layers, kv_heads, values: values.into() })

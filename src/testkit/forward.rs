@@ -108,3 +108,54 @@ macro_rules! forward_backend {
         }
     };
 }
+
+/// Implements the buffers of `TestBackend` by those of an inner backend, which the expression returns.
+#[macro_export]
+macro_rules! forward_buffers {
+    ($this:ident: $inner:ty => $backend:expr) => {
+        type Input = <$inner as $crate::testkit::contract::TestBackend>::Input;
+        type Output = <$inner as $crate::testkit::contract::TestBackend>::Output;
+        type Sums = <$inner as $crate::testkit::contract::TestBackend>::Sums;
+
+        fn input(&mut self, rows: &$crate::testkit::contract::HostRows) -> Self::Input {
+            let $this = self;
+            $backend.input(rows)
+        }
+
+        fn rows(input: &Self::Input) -> Self::Rows<'_> {
+            <$inner>::rows(input)
+        }
+
+        fn sinks(input: &Self::Input) -> Self::Sinks<'_> {
+            <$inner>::sinks(input)
+        }
+
+        fn output(&mut self, poison: &$crate::testkit::contract::HostRows) -> Self::Output {
+            let $this = self;
+            $backend.output(poison)
+        }
+
+        fn rows_mut(output: &mut Self::Output) -> Self::RowsMut<'_> {
+            <$inner>::rows_mut(output)
+        }
+
+        fn read_output(&mut self, output: &Self::Output) -> Vec<f32> {
+            let $this = self;
+            $backend.read_output(output)
+        }
+
+        fn sums(&mut self, len: usize) -> Self::Sums {
+            let $this = self;
+            $backend.sums(len)
+        }
+
+        fn lse(sums: &mut Self::Sums) -> Self::Lse<'_> {
+            <$inner>::lse(sums)
+        }
+
+        fn read_sums(&mut self, sums: &Self::Sums) -> Vec<f32> {
+            let $this = self;
+            $backend.read_sums(sums)
+        }
+    };
+}

@@ -336,7 +336,7 @@ pub(super) fn groups(setting: u8) -> Groups {
         (&[all, chunk(2)], &[1, 0, 1, 1, 1]),
     ];
     let Some(index) = usize::from(setting).checked_sub(1) else { return Groups::ONE };
-    let (reaches, layers) = several[index % several.len()];
+    let (reaches, layers) = several[index];
     let groups = Groups::new(reaches, layers).expect("each group has layers");
     let latent = KvShape::Latent { rank: 1, rope: 1 };
     let shaped = match setting {

@@ -10,14 +10,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use half::{bf16, f16};
 use kvarena::backend::{CpuError, CpuRead, CpuWrite, ElementsMut};
 use kvarena::testkit::contract::{
-    Case, Filter, HostRows, OwnedRows, SparseTestBackend, TestBackend, check_cases, check_rotated,
-    check_served, check_sparse_backend,
+    Case, Filter, SparseTestBackend, TestBackend, check_cases, check_rotated, check_served,
+    check_sparse_backend,
 };
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Compaction, Cpu, CpuOptions, CpuRows, CpuRowsMut,
     HostMemory, HostPageId, LayerId, MoveId, Moved, NO_POSITION, OpenBackend, PageCopy, PageId,
     PageMove, PoolLayout, Queries, Rope, Select, Selection, SlotMapping, SparseBackend, StepBounds,
-    StepEnd, TableShape, forward_backend,
+    StepEnd, TableShape, forward_backend, forward_buffers,
 };
 
 /// A call for one layer of a step.
@@ -318,9 +318,7 @@ impl HostMemory for Defective {
 }
 
 impl TestBackend for Defective {
-    type Input = OwnedRows;
-    type Output = OwnedRows;
-    type Sums = Vec<f32>;
+    forward_buffers!(this: Cpu => this.cpu);
 
     fn supports(case: &Case) -> bool {
         Cpu::supports(case)
@@ -328,42 +326,6 @@ impl TestBackend for Defective {
 
     fn unit(&self, case: &Case) -> f64 {
         self.cpu.unit(case)
-    }
-
-    fn input(&mut self, rows: &HostRows) -> OwnedRows {
-        self.cpu.input(rows)
-    }
-
-    fn rows(input: &OwnedRows) -> CpuRows<'_> {
-        Cpu::rows(input)
-    }
-
-    fn sinks(input: &OwnedRows) -> &[f32] {
-        Cpu::sinks(input)
-    }
-
-    fn output(&mut self, poison: &HostRows) -> OwnedRows {
-        self.cpu.output(poison)
-    }
-
-    fn rows_mut(output: &mut OwnedRows) -> CpuRowsMut<'_> {
-        Cpu::rows_mut(output)
-    }
-
-    fn read_output(&mut self, output: &OwnedRows) -> Vec<f32> {
-        self.cpu.read_output(output)
-    }
-
-    fn sums(&mut self, len: usize) -> Vec<f32> {
-        self.cpu.sums(len)
-    }
-
-    fn lse(sums: &mut Vec<f32>) -> &mut [f32] {
-        sums
-    }
-
-    fn read_sums(&mut self, sums: &Vec<f32>) -> Vec<f32> {
-        sums.clone()
     }
 
     fn read_pages(&mut self, pages: &[PageId], target: &mut [u8]) {

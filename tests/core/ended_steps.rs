@@ -4,9 +4,11 @@ use kvarena::backend::{CpuError, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::{
     Attend, Backend, Capacity, Cpu, CpuOptions, Engine, Extend, KvShape, LayerId, Namespace,
-    OpenBackend, OwnedPlan, PageId, PlanError, PoolConfig, SeqKey, StepEnd, StepId, StepScratch,
+    OpenBackend, OwnedPlan, PlanError, PoolConfig, SeqKey, StepEnd, StepId, StepScratch,
     TableShape, TokenId,
 };
+
+use crate::small_cpu::all_bytes;
 
 const LAYER: LayerId = LayerId::new(0);
 
@@ -43,23 +45,14 @@ fn attend(cpu: &mut Cpu, plan: &OwnedPlan) -> Result<(), CpuError> {
     cpu.attend(&plan.plan(), LAYER, &Attend::new(1, 8), q, out, None)
 }
 
-/// Returns all bytes of the pool.
-fn bytes(cpu: &Cpu) -> Vec<u8> {
-    let mut page = vec![0; cpu.layout().page_bytes() as usize];
-    let pages = (0..4).map(PageId::new);
-    pages
-        .flat_map(|id| cpu.read_page(id, &mut page).map(|()| page.clone()).expect("a page"))
-        .collect()
-}
-
 /// Checks that the old plan is rejected and does not write to its pages, which another sequence now uses.
 fn is_refused(engine: &mut Engine<Cpu>, old: &OwnedPlan) {
     fill(engine, 100, 2.0);
-    let before = bytes(engine.backend());
+    let before = all_bytes(engine.backend());
     let ended = Err(CpuError::Plan(PlanError::Ended { step: old.plan().step() }));
     assert_eq!(store(engine.backend_mut(), old, 1.0), ended);
     assert_eq!(attend(engine.backend_mut(), old), ended);
-    assert_eq!(bytes(engine.backend()), before);
+    assert_eq!(all_bytes(engine.backend()), before);
 }
 
 #[test]

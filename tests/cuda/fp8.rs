@@ -11,8 +11,8 @@ use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, Backend, BatchPlan, Capacity, Cpu, CpuOptions, Dtype, KvDtype, KvScales, KvShape,
-    LayerId, Layout, OpenBackend, PageCopy, PageId, PoolConfig, PoolLayout, Scaling, StepEnd,
-    TableShape,
+    LayerId, Layout, OpenBackend, OwnedPlan, PageCopy, PageId, PlaneName, PoolConfig, PoolLayout,
+    Scaling, StepEnd, TableShape,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
@@ -227,6 +227,34 @@ fn shape(scaling: Scaling, dtype: Dtype, head_dim: u32, group: u32) -> Shape {
     }
 }
 
+/// Attends again with the last queries of a sequence. Returns the plan, q, the output and its log-sum-exp.
+fn requery(
+    drive: &mut Drive,
+    backend: &mut OnGpu,
+    items: &[Item],
+) -> (OwnedPlan, HostRows, Vec<f32>, Vec<f32>) {
+    let Shape { kv_heads, group, head_dim, dtype, .. } = drive.shape;
+    let (owned, attend) = (drive.planner.plan(items), drive.shape.attend());
+    let plan = owned.plan();
+    let mut q = drive.rows(plan.token_count(), (kv_heads * group * head_dim) as usize);
+    // K grows 16 times from head to head. q shrinks as much, so the logits of all heads are alike.
+    for (i, heads) in q.values.chunks_exact_mut((group * head_dim) as usize).enumerate() {
+        let factor = 2_f32.powi(4 - 4 * (i as i32 % 4));
+        heads.iter_mut().for_each(|x| *x = round(dtype, *x * factor));
+    }
+    backend.begin(&plan).expect("a valid plan");
+    let mut out = backend.output(&q);
+    let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
+    let (rows, to, sums) = (backend.input(&q), OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
+    backend
+        .attend(&plan, LayerId::new(0), &attend, OnGpu::rows(&rows), to, Some(sums))
+        .expect("attention");
+    backend.synchronize().expect("nothing failed");
+    let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+    backend.end(StepEnd::Complete(plan.step()));
+    (owned, q, out, lse)
+}
+
 /// Attention reads fp8 rows that contain all bytes of finite numbers, including subnormal ones. Then it reads rows with
 /// a NaN in V, and at last with another NaN in K.
 #[test]
@@ -276,47 +304,22 @@ fn every_byte_is_read_as_it_is() {
             backend.synchronize().expect("nothing failed");
             backend.end(StepEnd::Complete(plan.step()));
             let items = [Item::Requery { sequence, len: new }];
-            let attend = shape.attend();
             let slot = drive
                 .planner
                 .slot(&drive.planner.sequence(sequence).expect("it is live").clone(), 40);
-            let mut nans = [0; 2];
-            for turn in 0..3 {
-                let plan = drive.planner.plan(&items);
-                let plan = plan.plan();
-                let mut q = drive.rows(new as usize, width * group as usize);
-                // K grows 16 times from head to head. q shrinks as much, so the logits of all heads are alike.
-                for (i, heads) in q.values.chunks_exact_mut((group * head_dim) as usize).enumerate()
-                {
-                    let factor = 2_f32.powi(4 - 4 * (i as i32 % 4));
-                    heads.iter_mut().for_each(|x| *x = round(dtype, *x * factor));
-                }
-                backend.begin(&plan).expect("a valid plan");
-                let mut out = backend.output(&q);
-                let mut lse = backend.sums(new as usize * attend.q_heads as usize);
-                let (rows, to, sums) =
-                    (backend.input(&q), OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
-                backend
-                    .attend(&plan, id, &attend, OnGpu::rows(&rows), to, Some(sums))
-                    .expect("attention");
-                backend.synchronize().expect("nothing failed");
-                let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
-                if turn == 0 {
-                    drive.check(&items, &plan, (0, &q), &attend, (&out, &lse), 40);
-                } else {
-                    nans[turn - 1] = out.iter().filter(|x| x.is_nan()).count();
-                }
-                backend.end(StepEnd::Complete(plan.step()));
-                // Replaces a byte of head 0 by NaN: first in V, then in K.
-                let plane = [kvarena::PlaneName::V, kvarena::PlaneName::K][turn.min(1)];
+            let (plan, q, out, lse) = requery(&mut drive, &mut backend, &items);
+            drive.check(&items, &plan.plan(), (0, &q), &shape.attend(), (&out, &lse), 40);
+            // Replaces a byte of head 0 by NaN: first in V, then in K.
+            let nans = [(PlaneName::V, 0x7f), (PlaneName::K, 0xff)].map(|(plane, nan)| {
                 let (page, offset) = shape.pool().page_of(slot);
                 let mut bytes = vec![0; shape.pool().page_bytes() as usize];
                 backend.read_pages(&[page], &mut bytes);
                 let strides = shape.pool().page_strides(plane).expect("the pool has it");
-                bytes[strides.row(id.raw(), PageId::new(0), offset) as usize + 5] =
-                    [0x7f, 0xff][turn.min(1)];
+                bytes[strides.row(id.raw(), PageId::new(0), offset) as usize + 5] = nan;
                 backend.write_pages(&[page], &bytes);
-            }
+                let (.., out, _) = requery(&mut drive, &mut backend, &items);
+                out.iter().filter(|x| x.is_nan()).count()
+            });
             // A NaN of V affects one dim of each query of the head, a NaN of K all dims.
             let queries = (new * group) as usize;
             assert_eq!(

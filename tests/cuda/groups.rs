@@ -4,14 +4,14 @@
 use std::collections::HashMap;
 
 use kvarena::backend::cuda::{CudaGraph, DeviceBuffer, Gpu, GraphKey, Prepare};
-use kvarena::page::PageState;
 use kvarena::testkit::contract::{TestBackend, bytes};
 use kvarena::testkit::padded::padded;
+use kvarena::testkit::poison::poison;
 use kvarena::testkit::rng::{Rng, mix};
 use kvarena::{
     Attend, Backend, BatchPlan, Capacity, Dtype, Engine, EngineConfig, Extend, Groups, KvDtype,
-    KvShape, LayerId, Layout, Namespace, PageId, PlanSize, PoolConfig, Reach, Scaling, SeqKey,
-    StepScratch, TokenId,
+    KvShape, LayerId, Layout, Namespace, PlanSize, PoolConfig, Reach, Scaling, SeqKey, StepScratch,
+    TokenId,
 };
 
 use crate::gpu;
@@ -130,7 +130,7 @@ impl Host {
         self.engine.commit(plan.step()).expect("it is open");
         self.engine.complete(plan.step()).expect("it is committed");
         self.engine.verify().expect("all invariants hold");
-        self.poison();
+        poison(&mut self.engine, |gpu, id, page| gpu.write_pages(&[id], page));
         bits
     }
 
@@ -148,17 +148,6 @@ impl Host {
         // SAFETY: backend and buffers live until the end, and the plan was just staged.
         unsafe { graph.launch(&stream) }.expect("a replay");
         self.replays += 1;
-    }
-
-    /// Fills all free pages with NaN.
-    fn poison(&mut self) {
-        let layout = self.engine.shape().layout;
-        let page = vec![0xff; layout.page_bytes() as usize];
-        for id in (0..layout.page_count()).map(PageId::new) {
-            if self.engine.world().pages.state(id) == PageState::Free {
-                self.engine.backend_mut().write_pages(&[id], &page);
-            }
-        }
     }
 }
 

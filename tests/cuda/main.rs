@@ -70,9 +70,12 @@ fn device(ordinal: u32) -> Option<Gpu> {
     }
 }
 
-/// Returns the seeds of a random test.
+/// Returns the seeds of a random test: the first `count`, or a range such as `KVARENA_SEEDS=1000..2000`.
 fn seeds(count: u64) -> std::ops::Range<u64> {
-    let Ok(range) = std::env::var("KVARENA_SEEDS") else { return 0..count };
+    let range = match std::env::var("KVARENA_SEEDS") {
+        Ok(range) if range != "all" => range,
+        _ => return 0..count,
+    };
     let bounds = range.split_once("..").map(|(from, to)| (from.parse(), to.parse()));
     match bounds {
         Some((Ok(from), Ok(to))) => from..to,

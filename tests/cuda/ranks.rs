@@ -70,6 +70,39 @@ fn join(left: &[f32], right: &[f32], width: usize) -> Vec<f32> {
     halves.flat_map(|(left, right)| [left, right].concat()).collect()
 }
 
+/// The items of a step, its plan, and the inputs of each layer.
+type Planned = (Vec<Item>, OwnedPlan, Vec<LayerInputs>);
+
+/// Returns the steps of all ranks and the shape of their page tables. The engine that plans them has no bytes.
+fn plan_steps(drive: &mut Drive) -> (Vec<Planned>, TableShape) {
+    let mut engine = Engine::new(drive.shape.config(), Null).expect("a small engine");
+    let mut scratch = StepScratch::new();
+    let (mut steps, mut sequences) = (Vec::new(), Vec::new());
+    for step in 0..12_u32 {
+        let mut items = Vec::new();
+        for (sequence, &seq) in sequences.iter().enumerate() {
+            engine.append(seq, &[TokenId::new(step)]).expect("room for a token");
+            items.push((Item::Extend { sequence, len: 1 }, Extend { seq, len: 1 }));
+        }
+        if step % 3 == 0 {
+            let len = drive.rng.within(1, 900) as u32;
+            let prompt: Vec<_> = (0..len).map(|i| TokenId::new(1_000 * step + i)).collect();
+            let seq = engine.admit(Namespace::default(), &prompt, 0).expect("room for a prompt");
+            sequences.push(seq);
+            items.push((Item::Extend { sequence: drive.admit(), len }, Extend { seq, len }));
+        }
+        let (items, extends): (Vec<_>, Vec<_>) = items.into_iter().unzip();
+        let plan = engine.plan_batch(&mut scratch, &extends).expect("room for a step");
+        let plan = OwnedPlan::from(&plan);
+        engine.commit(plan.plan().step()).expect("the step just planned");
+        // No sequence ends, so no page is released before the ranks have run.
+        engine.complete(plan.plan().step()).expect("the step just committed");
+        let inputs = drive.inputs(&items, &plan.plan());
+        steps.push((items, plan, inputs));
+    }
+    (steps, engine.shape().table)
+}
+
 #[test]
 fn two_ranks_are_one_gpu() {
     let Some(first) = gpu() else { return };
@@ -96,33 +129,7 @@ fn two_ranks_are_one_gpu() {
         let config = kvarena::PoolConfig { tp_size: 2, tp_rank: rank, ..shape.config() };
         config.layout().expect("a valid pool")
     };
-    // The engine has no bytes: it plans for all ranks.
-    let mut engine = Engine::new(shape.config(), Null).expect("a small engine");
-    let mut scratch = StepScratch::new();
-    let (mut steps, mut sequences) = (Vec::new(), Vec::new());
-    for step in 0..12_u32 {
-        let mut items = Vec::new();
-        for (sequence, &seq) in sequences.iter().enumerate() {
-            engine.append(seq, &[TokenId::new(step)]).expect("room for a token");
-            items.push((Item::Extend { sequence, len: 1 }, Extend { seq, len: 1 }));
-        }
-        if step % 3 == 0 {
-            let len = drive.rng.within(1, 900) as u32;
-            let prompt: Vec<_> = (0..len).map(|i| TokenId::new(1_000 * step + i)).collect();
-            let seq = engine.admit(Namespace::default(), &prompt, 0).expect("room for a prompt");
-            sequences.push(seq);
-            items.push((Item::Extend { sequence: drive.admit(), len }, Extend { seq, len }));
-        }
-        let (items, extends): (Vec<_>, Vec<_>) = items.into_iter().unzip();
-        let plan = engine.plan_batch(&mut scratch, &extends).expect("room for a step");
-        let plan = OwnedPlan::from(&plan);
-        engine.commit(plan.plan().step()).expect("the step just planned");
-        // No sequence ends, so no page is released before the ranks have run.
-        engine.complete(plan.plan().step()).expect("the step just committed");
-        let inputs = drive.inputs(&items, &plan.plan());
-        steps.push((items, plan, inputs));
-    }
-    let table = engine.shape().table;
+    let (steps, table) = plan_steps(&mut drive);
     let mut single = Vec::new();
     let all = steps.iter().map(|(_, plan, inputs)| of_rank(plan, inputs.clone()));
     serve(first, &shape.pool(), &table, &attend, all, |outputs| single.push(outputs));

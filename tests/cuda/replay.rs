@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::convert::identity;
 
 use half::{bf16, f16};
-use kvarena::backend::cuda::{CudaError, DeviceBuffer, DeviceRows};
+use kvarena::backend::cuda::{CudaError, DeviceBuffer, DeviceRows, DeviceRowsMut};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::op::SmallConfig;
 use kvarena::testkit::quantised::value;
@@ -12,7 +12,7 @@ use kvarena::testkit::replay::{Inspect, Summary, replay_on};
 use kvarena::testkit::workload::Workload;
 use kvarena::{
     Backend, BatchPlan, Compaction, EngineShape, HostMemory, HostPageId, KvDtype, LayerId, MoveId,
-    Moved, OpenBackend, PageCopy, PageMove, PlaneName, PoolLayout, Reach, Scaling, SlotId,
+    Moved, OpenBackend, PageCopy, PageMove, PlaneName, PoolLayout, Reach, Rope, Scaling, SlotId,
     StepBounds, TableShape, forward_backend,
 };
 
@@ -60,7 +60,7 @@ impl OpenBackend for WatchedOptions {
 
 impl Backend for Watched {
     type Error = CudaError;
-    forward_backend!(gpu: OnGpu, identity; types, end, rope_store, attend, host_pages, synchronize);
+    forward_backend!(gpu: OnGpu, identity; types, end, attend, host_pages, synchronize);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.begin(plan)?;
@@ -77,6 +77,17 @@ impl Backend for Watched {
     ) -> Result<(), CudaError> {
         self.pool.take();
         self.gpu.store_cache(plan, layer, k, v)
+    }
+
+    fn rope_store(
+        &mut self,
+        plan: &BatchPlan<'_>,
+        layer: LayerId,
+        rope: &Rope<DeviceRows<'_>, DeviceRows<'_>>,
+        qkv: DeviceRowsMut<'_>,
+    ) -> Result<(), CudaError> {
+        self.pool.take();
+        self.gpu.rope_store(plan, layer, rope, qkv)
     }
 
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {

@@ -321,7 +321,7 @@ impl Cuda {
             chunk_magic: magic(table.chunk_pages),
             page_size: layout.page_size(),
             chunk_pages: table.chunk_pages,
-            // With chunks, `batch_rows` has pieces of rows. The number of a piece is the index of its first directory
+            // With chunks, `batch_rows` has chunk rows. The number of a chunk row is the index of its first directory
             // word.
             chunks_per_row: if attend.chunk.is_some() { 1 } else { table.chunks_per_row },
             chunk_base: self.tables.chunk_base(layout.place(layer).track),

@@ -141,9 +141,11 @@ fn served(
     check::attend(attend, layout)?;
     let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
     let most = if layout.is_latent() { LATENT_HEADS_MAX } else { 16 };
-    let wide = rows != Dtype::F32 && kv_heads > KV_HEADS_MAX;
-    if q_heads / kv_heads > most || wide {
+    if q_heads / kv_heads > most {
         return Err(CudaError::Heads { q_heads, kv_heads });
+    }
+    if rows != Dtype::F32 && kv_heads > KV_HEADS_MAX {
+        return Err(CudaError::KvHeads { kv_heads, max: KV_HEADS_MAX });
     }
     let served = match rows {
         _ if layout.is_latent() => true,
@@ -283,7 +285,7 @@ mod tests {
             let (shape, dtype) = (KvShape::heads(kv_heads, 64), KvDtype::Bf16);
             let config = PoolConfig { shape, dtype, ..config };
             let wide = config.layout().expect("a small pool");
-            let heads = CudaError::Heads { q_heads: kv_heads, kv_heads };
+            let heads = CudaError::KvHeads { kv_heads, max: KV_HEADS_MAX };
             let answer = check_attend(&Attend::new(kv_heads, 64), &wide, 100).map(|_| ());
             assert_eq!(answer, if served { Ok(()) } else { Err(heads) });
         }

@@ -194,13 +194,19 @@ pub enum CudaError {
         /// Maximum for this page size.
         max: u64,
     },
-    /// A kv head has more than 16 query heads (latent rows: 128), or a pool with 16-bit rows has more than 65,535 kv
-    /// heads.
+    /// A kv head has more than 16 query heads (latent rows: 128).
     Heads {
         /// Number of query heads.
         q_heads: u32,
         /// Number of kv heads.
         kv_heads: u32,
+    },
+    /// A pool with 16-bit rows has more kv heads than the kernels can count.
+    KvHeads {
+        /// Number of kv heads.
+        kv_heads: u32,
+        /// Maximum number.
+        max: u32,
     },
     /// No kernel supports a scale of 0.
     ZeroScale,
@@ -341,6 +347,9 @@ impl fmt::Display for CudaError {
             }
             Self::Heads { q_heads, kv_heads } => {
                 write!(f, "{q_heads} query heads cannot share {kv_heads} kv heads")
+            }
+            Self::KvHeads { kv_heads, max } => {
+                write!(f, "{kv_heads} kv heads are above the kernels' limit of {max}")
             }
             Self::ZeroScale => write!(f, "no attention kernel takes a scale of 0"),
             Self::RowStride { bytes } => {

@@ -73,6 +73,27 @@ impl CudaOptions {
             selected_capability: None,
         }
     }
+
+    /// Rejects options that do not fit the pool, and pools without kernels.
+    fn check(&self, layout: &PoolLayout) -> Result<(), CudaError> {
+        if let Some(scales) = &self.scales {
+            scales.check_pool(layout)?;
+        }
+        for dtype in layout.views().map(|layout| layout.dtype()) {
+            if let Some(rows) = self.rows
+                && rows != dtype.rows()
+                && !dtype.is_quantised()
+            {
+                return Err(CudaError::RowsDtype { rows, pool: dtype });
+            }
+        }
+        attend_latent::check_shape(layout)?;
+        LabelChannels::check_pool(self.labels.as_ref(), layout)?;
+        let dtype = layout.dtype();
+        let may_have_labels = dtype.rows() != Dtype::F32 && !dtype.is_quantised();
+        let served = layout.label_channels() == 0 || may_have_labels;
+        if served { Ok(()) } else { Err(CudaError::Lists { dtype }) }
+    }
 }
 
 impl OpenBackend for CudaOptions {
@@ -90,26 +111,9 @@ impl OpenBackend for CudaOptions {
         table: &TableShape,
         bounds: impl Into<StepBounds>,
     ) -> Result<Cuda, CudaError> {
-        let Self { gpu, stream, max_step_rows, .. } = self;
+        self.check(layout)?;
+        let Self { gpu, stream, max_step_rows, all_spans, .. } = self;
         let StepBounds { steps, tokens } = bounds.into();
-        let (scales, all_spans) = (self.scales.as_ref(), self.all_spans);
-        if let Some(scales) = scales {
-            scales.check_pool(layout)?;
-        }
-        for dtype in layout.views().map(|layout| layout.dtype()) {
-            if let Some(rows) = self.rows
-                && rows != dtype.rows()
-                && !dtype.is_quantised()
-            {
-                return Err(CudaError::RowsDtype { rows, pool: dtype });
-            }
-        }
-        attend_latent::check_shape(layout)?;
-        LabelChannels::check_pool(self.labels.as_ref(), layout)?;
-        let (dtype, has_labels) = (layout.dtype(), layout.label_channels() > 0);
-        if has_labels && (dtype.rows() == Dtype::F32 || dtype.is_quantised()) {
-            return Err(CudaError::Lists { dtype });
-        }
         let stream = stream.unwrap_or_else(|| CudaStream::default_of(&gpu));
         gpu.check_same(Some(stream.gpu().ordinal()))?;
         gpu.bind()?;
@@ -123,12 +127,13 @@ impl OpenBackend for CudaOptions {
         let uploads = 2 * steps as usize + 2;
         let capability = self.selected_capability.unwrap_or(gpu.capability());
         let memory = Arc::new(DeviceBuffer::lasting(&gpu, layout.total_bytes())?);
+        let given = (self.scales.as_ref(), self.labels.as_ref());
         let mut shapes = 0..;
         let pools = ByShape::new(layout, |layout| {
             let rows = self.rows.unwrap_or(layout.dtype().rows());
             let selection = Selection::of(capability, layout, rows);
             let shape = (*layout, shapes.next().expect("the numbers do not end"));
-            Pool::new(&gpu, memory.clone(), shape, selection, (scales, self.labels.as_ref()))
+            Pool::new(&gpu, memory.clone(), shape, selection, given)
         })?;
         let room = match self.select_tokens {
             0 => layout.slot_count(),

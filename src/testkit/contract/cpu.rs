@@ -39,12 +39,12 @@ pub struct OwnedRows {
 }
 
 impl OwnedRows {
-    pub(super) fn new(rows: &HostRows) -> Self {
+    fn new(rows: &HostRows) -> Self {
         let stride = (rows.stride != rows.width).then_some(rows.stride);
         Self { buffer: Numbers::new(rows), stride }
     }
 
-    pub(super) fn read(&self) -> Vec<f32> {
+    fn read(&self) -> Vec<f32> {
         match &self.buffer {
             Numbers::F32(x) => x.clone(),
             Numbers::F16(x) => x.to_f32_vec(),

@@ -31,7 +31,7 @@ where
 }
 
 /// The inputs of a call.
-struct Given {
+struct RopeInputs {
     q_heads: usize,
     qkv: HostRows,
     /// Weights of the norms of q and of k; `None` for no norm.
@@ -40,7 +40,7 @@ struct Given {
     frequencies: HostRows,
 }
 
-impl Given {
+impl RopeInputs {
     /// Returns the expected elements of a token's head, each with the sum of the absolute values of its two terms.
     fn exact(&self, token: usize, head: usize, dim: usize, position: u32) -> Vec<(f64, f64)> {
         let norm = &self.norms[usize::from(head >= self.q_heads)];
@@ -70,24 +70,25 @@ impl<B: TestBackend> World<'_, B> {
         let case = self.case.of(id);
         let dim = case.layout.head_dim() as usize;
         let kv_heads = case.layout.kv_heads() as usize;
-        let given = self.given_rows(&case, plan.token_count());
-        let mut qkv = self.backend.output(&given.qkv);
-        self.call(step, id, &given, &mut qkv).expect("a valid call");
+        let inputs = self.rope_inputs(&case, plan.token_count());
+        let mut qkv = self.backend.output(&inputs.qkv);
+        self.call(step, id, &inputs, &mut qkv).expect("a valid call");
         let past = LayerId::new(self.case.layout.layers());
-        assert!(self.call(step, past, &given, &mut qkv).is_err(), "a layer past the last");
+        assert!(self.call(step, past, &inputs, &mut qkv).is_err(), "a layer past the last");
         self.backend.synchronize().expect("nothing failed");
         let got = self.backend.read_output(&qkv);
         let location = format!("seed {} {:?}", self.seed, self.case);
-        let (unit, first_v) = (rounding(self.case.kv_rows), (given.q_heads + kv_heads) * dim);
-        for (token, row) in got.chunks_exact(given.qkv.stride).enumerate() {
-            let is_same =
-                |at: usize| row[at].to_bits() == given.qkv.values[token * row.len() + at].to_bits();
-            let v_is_same = (first_v..given.qkv.width).all(is_same);
+        let (unit, first_v) = (rounding(self.case.kv_rows), (inputs.q_heads + kv_heads) * dim);
+        for (token, row) in got.chunks_exact(inputs.qkv.stride).enumerate() {
+            let is_same = |at: usize| {
+                row[at].to_bits() == inputs.qkv.values[token * row.len() + at].to_bits()
+            };
+            let v_is_same = (first_v..inputs.qkv.width).all(is_same);
             assert!(v_is_same, "{location}: token {token}: v has changed");
-            let between = &row[given.qkv.width..];
+            let between = &row[inputs.qkv.width..];
             assert!(between.iter().all(|x| x.is_nan()), "{location}: written between rows");
-            for head in 0..given.q_heads + kv_heads {
-                let exact = given.exact(token, head, dim, plan.positions[token]);
+            for head in 0..inputs.q_heads + kv_heads {
+                let exact = inputs.exact(token, head, dim, plan.positions[token]);
                 for (i, (&got, (wanted, size))) in row[head * dim..].iter().zip(exact).enumerate() {
                     let bound = unit * wanted.abs() + 2_f64.powi(-19) * size + 2_f64.powi(-25);
                     let error = (f64::from(got) - wanted).abs();
@@ -98,7 +99,7 @@ impl<B: TestBackend> World<'_, B> {
                 continue;
             };
             let width = kv_heads * dim;
-            let k = &row[given.q_heads * dim..][..width];
+            let k = &row[inputs.q_heads * dim..][..width];
             self.shadow_rows(layer, slot, [k, &row[first_v..][..width]]);
         }
         self.compare_pool();
@@ -106,7 +107,7 @@ impl<B: TestBackend> World<'_, B> {
     }
 
     /// Returns random rows, with or without norms.
-    fn given_rows(&mut self, case: &Case, tokens: usize) -> Given {
+    fn rope_inputs(&mut self, case: &Case, tokens: usize) -> RopeInputs {
         let (layout, dtype) = (&case.layout, case.kv_rows);
         let (dim, kv_heads) = (layout.head_dim() as usize, layout.kv_heads() as usize);
         let q_heads = case.q_heads() as usize;
@@ -117,21 +118,21 @@ impl<B: TestBackend> World<'_, B> {
         frequencies.values.truncate(dim / 2);
         frequencies.stride = dim / 2;
         let eps = rng.pick(&[1e-6, 1e-5, 0.1]);
-        Given { q_heads, qkv, norms, eps, frequencies }
+        RopeInputs { q_heads, qkv, norms, eps, frequencies }
     }
 
     fn call(
         &mut self,
         step: &Step,
         layer: LayerId,
-        given: &Given,
+        inputs: &RopeInputs,
         qkv: &mut B::Output,
     ) -> Result<(), B::Error> {
         let mut input = |rows: &HostRows| self.backend.input(rows);
-        let norms = given.norms.each_ref().map(|norm| norm.as_ref().map(&mut input));
-        let frequencies = input(&given.frequencies);
+        let norms = inputs.norms.each_ref().map(|norm| norm.as_ref().map(&mut input));
+        let frequencies = input(&inputs.frequencies);
         let [q_norm, k_norm] = norms.each_ref().map(|norm| norm.as_ref().map(B::rows));
-        let (q_heads, eps) = (given.q_heads as u32, given.eps);
+        let (q_heads, eps) = (inputs.q_heads as u32, inputs.eps);
         let rope = Rope { q_heads, q_norm, k_norm, eps, frequencies: B::sinks(&frequencies) };
         self.backend.rope_store(&step.plan.plan(), layer, &rope, B::rows_mut(qkv))
     }

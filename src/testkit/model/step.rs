@@ -42,11 +42,7 @@ impl Step {
 
     /// Records a rollback: cuts the items of a sequence at `len` tokens.
     pub(super) fn cap(&mut self, seq: SeqKey, preemption_epoch: u32, len: usize) {
-        for item in self
-            .items
-            .iter_mut()
-            .filter(|item| (item.seq, item.preemption_epoch) == (seq, preemption_epoch))
-        {
+        for item in self.items.iter_mut().filter(|item| item.is_of(seq, preemption_epoch)) {
             item.cut |= item.end > len;
             item.start = item.start.min(len);
             item.end = item.end.min(len);
@@ -141,8 +137,7 @@ impl Model {
         let sequence = self.running(seq)?;
         let known = sequence.tokens.len().saturating_sub(sequence.planned_len) as u32;
         let mut items = self.steps.values().flat_map(|step| &step.items);
-        let last = items
-            .rfind(|item| (item.seq, item.preemption_epoch) == (seq, sequence.preemption_epoch));
+        let last = items.rfind(|item| item.is_of(seq, sequence.preemption_epoch));
         let sampling = last.is_some_and(|item| !item.cut);
         let room = sequence.planned_len < self.shape.max_sequence_len as usize;
         Ok(if known == 0 && sampling && room { 1 } else { known })

@@ -36,9 +36,7 @@ pub trait Inspect: Backend {
     }
 
     /// Returns the last result of [`Backend::moved`] that the engine has read.
-    fn last_moved(&mut self) -> Moved {
-        Moved::ALL
-    }
+    fn last_moved(&mut self) -> Moved;
 
     /// Returns the bytes of a host page that a put reads, if the backend has bytes.
     fn read_host(&mut self, _: HostPageId) -> Option<Vec<u8>> {
@@ -71,6 +69,10 @@ impl Inspect for Null {
 
     fn words(&self) -> Option<&[u32]> {
         None
+    }
+
+    fn last_moved(&mut self) -> Moved {
+        Moved::ALL
     }
 }
 

@@ -2,7 +2,7 @@
  * CUDA backend run without a GPU (tests/cuda/fake_driver/run.sh).
  *
  * Device memory is host memory. A call only queues its work. The work runs, oldest first, when a call waits for it; a
- * call that queries work runs one piece. A missing wait therefore changes results. All streams of a device
+ * call that queries work runs one item. A missing wait therefore changes results. All streams of a device
  * share one queue. A capture takes the work of all streams that its thread uses; calls that the driver forbids in a
  * capture return the driver's error codes. A wait for a stream ends as soon as the stream's work is done; other streams'
  * work may still be in the queue.
@@ -99,7 +99,7 @@ struct Work {
     u64 target, source, bytes;
     u32 word;
     void* stream;
-    u64 number;  /* number of this piece among all work of the device */
+    u64 number;  /* number of this item among all work of the device */
     Call call;
     Ready ready;  /* if not null: the work waits until it returns true */
     const ptx::Entry* entry;
@@ -120,10 +120,10 @@ struct Stream {
 struct Device {
     Line queue;
     int broken = OK;  /* after an error, the result of every call that queues work or waits */
-    u64 asked = 0;  /* number of queued pieces so far */
+    u64 asked = 0;  /* number of queued items so far */
 };
 
-struct Event { Device* device; void* stream; u64 at; bool captured; };  /* `at`: number of the device's pieces queued before it */
+struct Event { Device* device; void* stream; u64 at; bool captured; };  /* `at`: number of the device's items queued before it */
 
 static thread_local Line* capturing = NULL;  /* the graph that gets the thread's work during a capture */
 static Device devices[DEVICES + 1];  /* the last one belongs to threads without a context */
@@ -177,7 +177,7 @@ static bool run_host(Work& work) {
     return *work.over;
 }
 static void forget(u64 address);
-/* Runs or continues a piece of work. Returns whether it is done. */
+/* Runs or continues an item. Returns whether it is done. */
 static bool run(Work& work) {
     if (work.kind == Work::COPY || work.kind == Work::STAGED) memcpy(at(work.target), at(work.source), work.bytes);
     if (work.kind == Work::STAGED) free(at(work.source));
@@ -188,7 +188,7 @@ static bool run(Work& work) {
     if (work.kind == Work::CALL) work.call(work.params, work.grid[0], work.grid[1]);
     return work.kind != Work::KERNEL || run_kernel(work);
 }
-/* Runs or continues a piece of a device's work. If the piece is done, removes it from the queue and returns true. */
+/* Runs or continues an item of a device's work. If it is done, removes it from the queue and returns true. */
 static bool try_run(Device& device, Work** at) {
     running_on = &device;
     Work* work = *at;
@@ -199,8 +199,8 @@ static bool try_run(Device& device, Work** at) {
     more.notify_all();  /* other threads may wait for this work */
     return true;
 }
-/* Runs the oldest piece of a device's work that need not wait; with FAKE_DRIVER_STREAMS, that of the first or last
-   stream. Returns whether a piece was done. */
+/* Runs the oldest item of a device's work that need not wait; with FAKE_DRIVER_STREAMS, that of the first or last
+   stream. Returns whether an item was done. */
 static bool step(Device& device) {
     static const u64 order = setting("FAKE_DRIVER_STREAMS", 0);
     Lock lock(queue_lock);
@@ -220,7 +220,7 @@ static bool step(Device& device) {
         if (try_run(device, at)) return true;
     return false;
 }
-/* Runs one piece of the device's work. If all of it waits, runs one piece of each other device. Returns whether any was
+/* Runs one item of the device's work. If all of it waits, runs one item of each other device. Returns whether any was
    done. */
 static bool advance(Device& device) {
     if (step(device)) return true;

@@ -10,15 +10,14 @@ use super::split::{
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
 use crate::backend::cuda::driver::memory::DeviceBuffer;
-use crate::backend::cuda::driver::raw::{RawStream, raw};
-use crate::backend::cuda::driver::sys;
-use crate::backend::cuda::error::{CudaError, check};
+use crate::backend::cuda::driver::raw::RawStream;
+use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::{
     AttendParams, AttendSharedParams, DecodeWork, LayerScales, RowShare, SharedHead, SpanItem,
     SpanMeeting, SpanMember, SpanParts,
 };
 use crate::backend::cuda::kernels::{Selection, Shared};
-use crate::backend::cuda::plan::image::StepLimits;
+use crate::backend::cuda::plan::image::{StepLimits, put};
 use crate::plan::BatchPlan;
 
 /// Maximum number of variants with this kernel, for which the image has space.
@@ -109,12 +108,7 @@ impl SharedDecode {
         }
         let rows = SharedSplit::rows_max(&shape) as usize;
         let heads = rows * shape.kv_heads as usize;
-        let counters = DeviceBuffer::lasting(gpu, (Self::barrier_bytes(&grid) + 4 * heads) as u64)?;
-        // SAFETY: the range is the buffer allocated above.
-        let result = unsafe {
-            sys::cuMemsetD32Async(counters.address(), 0, counters.bytes() as usize / 4, raw(stream))
-        };
-        check("cuMemsetD32Async", result)?;
+        let counters = DeviceBuffer::zeros(gpu, Self::barrier_bytes(&grid) + 4 * heads, stream)?;
         let rows = Self::own_rows(&shape, &grid) + grid.partial_rows();
         let floats = rows as u64 * u64::from(shape.head_dim + 2);
         Ok(Some(Self {
@@ -240,11 +234,4 @@ impl SharedDecode {
         // SAFETY: the caller guarantees the rows; plan, sums and counters belong to this variant and grid.
         unsafe { gpu.launch_attention(kernel, ctas, &params, &extra, start, stream) }
     }
-}
-
-/// Copies records to offset `at` and returns the offset after them.
-fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, records: &[T]) -> usize {
-    let end = at + size_of_val(records);
-    bytes[at..end].copy_from_slice(bytemuck::cast_slice(records));
-    end
 }

@@ -7,9 +7,8 @@ use super::split::{DECODE_ROWS, Split, SplitCount, SplitShape, decode_extra};
 use crate::backend::Attend;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
-use crate::backend::cuda::driver::raw::{RawStream, raw};
-use crate::backend::cuda::driver::sys;
-use crate::backend::cuda::error::{CudaError, check};
+use crate::backend::cuda::driver::raw::RawStream;
+use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::{Lists, wide_magic};
 use crate::backend::cuda::kernels::{Decodes, Kernel, Selection};
 use crate::backend::cuda::plan::chunk_rows;
@@ -138,15 +137,6 @@ pub(super) fn ctas(gpu: &Gpu, kernel: &'static Kernel) -> Result<u32, CudaError>
     Ok(gpu.multiprocessors() * gpu.resident(kernel)?.clamp(1, RESIDENT_MAX))
 }
 
-/// Allocates device memory and fills it with zeros.
-pub(super) fn zeros(gpu: &Gpu, bytes: usize, stream: RawStream) -> Result<DeviceBuffer, CudaError> {
-    let buffer = DeviceBuffer::lasting(gpu, bytes as u64)?;
-    // SAFETY: the range is this buffer, and its size is a multiple of 4.
-    let result = unsafe { sys::cuMemsetD32Async(buffer.address(), 0, bytes / 4, raw(stream)) };
-    check("cuMemsetD32Async", result)?;
-    Ok(buffer)
-}
-
 impl ListBuffers {
     /// Allocates the slots of a variant for the rows of the largest step.
     pub(super) fn new(gpu: &Gpu, shape: &SplitShape) -> Result<Self, CudaError> {
@@ -212,7 +202,7 @@ impl Variant {
             count: SplitCount::default(),
             image_at: 0,
             partial: DeviceBuffer::lasting(gpu, shape.decode_partial_bytes() as u64)?,
-            counters: zeros(gpu, shape.decode_counter_bytes(), stream)?,
+            counters: DeviceBuffer::zeros(gpu, shape.decode_counter_bytes(), stream)?,
         })
     }
 
@@ -229,7 +219,7 @@ impl Variant {
             trees: self.of.trees(),
             plan: DeviceBuffer::lasting(gpu, 4 * shape.extend_words() as u64)?,
             partial: DeviceBuffer::lasting(gpu, shape.extend_partial_bytes() as u64)?,
-            counters: zeros(gpu, shape.extend_counter_bytes(), stream)?,
+            counters: DeviceBuffer::zeros(gpu, shape.extend_counter_bytes(), stream)?,
         });
         self.split.add_extend(shape.extend_ctas);
         Ok(())

@@ -203,7 +203,7 @@ impl Variants {
                 variant.count = variant.split.plan_selected(plan.rows, places, words);
                 continue;
             }
-            // The pieces of a row are no longer than the row, so the width of the step serves them.
+            // The chunk rows of a row are no longer than the row, so the width of the step serves them.
             let width = variant.split.shape().width(plan.token_count(), plan.rows.len());
             let rows = chunks.of(variant.key.chunk).unwrap_or(plan.rows);
             variant.count = match variant.shared.as_ref().and_then(SharedDecode::taken) {
@@ -302,7 +302,7 @@ impl Variants {
         let extend = variant.extend.as_ref().filter(|_| variant.count.extend_items > 0);
         assert!(
             extend.is_some() || variant.count.extend_items == 0,
-            "staging loads the kernels with items"
+            "staging adds the extend kernel if it has items"
         );
         let decode = variant.count.decode_units > 0 || shared.is_some();
         if let Some(shared) = shared {

@@ -33,7 +33,6 @@ struct Shared {
     ordinal: u32,
     capability: u32,
     multiprocessors: u32,
-    pdl: bool,
     pools: bool,
 }
 
@@ -103,10 +102,9 @@ impl Gpu {
             return Err(CudaError::DeviceTooOld { capability });
         }
         let context = Context::retain(device)?;
-        let loaded = Mutex::default();
-        let pdl = version >= PDL_WANTED;
+        let loaded = Mutex::new(Loaded::new(version >= PDL_WANTED));
         let pools = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
-        let shared = Shared { loaded, context, ordinal, capability, multiprocessors, pdl, pools };
+        let shared = Shared { loaded, context, ordinal, capability, multiprocessors, pools };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -151,11 +149,6 @@ impl Gpu {
             Some(ordinal) if ordinal != self.ordinal() => Err(CudaError::OtherDevice { ordinal }),
             _ => Ok(()),
         }
-    }
-
-    /// Returns whether kernels may start by programmatic dependent launch (`launch.rs`).
-    pub(in crate::backend::cuda) fn supports_pdl(&self) -> bool {
-        self.shared.pdl
     }
 
     /// Returns whether the device supports memory pools. Their memory is freed without a wait.

@@ -323,7 +323,7 @@ impl Gpu {
             None if is_capturing(stream)? => return Err(CudaError::NotPrepared),
             None => self.function(kernel)?,
         };
-        let pdl = function.waits() && start == Start::Pdl && self.supports_pdl();
+        let pdl = function.waits() && start == Start::Pdl;
         let mut attributes = [LaunchAttribute::new(PROGRAMMATIC, [1, 0, 0])];
         let own = &mut attributes[..usize::from(pdl)];
         // SAFETY: the function takes one struct by value. `ptx/build.py` compares its size in the kernel table with the

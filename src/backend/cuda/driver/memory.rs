@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::ptr;
 
 use super::gpu::Gpu;
+use super::raw::{RawStream, raw};
 use super::sys;
 use super::work::{self, Dropped};
 use crate::backend::cuda::error::{CudaError, check, check_alloc};
@@ -37,6 +38,20 @@ impl DeviceBuffer {
     /// takes up to 1 % longer (32 kv heads, H200).
     pub(in crate::backend::cuda) fn lasting(gpu: &Gpu, bytes: u64) -> Result<Self, CudaError> {
         Self::take(gpu, bytes, false)
+    }
+
+    /// Allocates memory for a backend's lifetime, and fills it with zeros in the stream's order. `bytes` is a multiple
+    /// of 4.
+    pub(in crate::backend::cuda) fn zeros(
+        gpu: &Gpu,
+        bytes: usize,
+        stream: RawStream,
+    ) -> Result<Self, CudaError> {
+        let buffer = Self::lasting(gpu, bytes as u64)?;
+        // SAFETY: the range is this buffer.
+        let result = unsafe { sys::cuMemsetD32Async(buffer.address, 0, bytes / 4, raw(stream)) };
+        check("cuMemsetD32Async", result)?;
+        Ok(buffer)
     }
 
     fn take(gpu: &Gpu, bytes: u64, pooled: bool) -> Result<Self, CudaError> {

@@ -22,6 +22,8 @@ const LOG_BYTES: usize = 4096;
 pub(in super::super) struct Loaded {
     modules: Vec<LoadedModule>,
     kernels: Vec<(&'static Kernel, Function)>,
+    /// Whether the driver supports programmatic dependent launches, also in captures.
+    pdl: bool,
 }
 
 /// A module: a PTX text with all its entry points.
@@ -97,7 +99,8 @@ impl Function {
         self.handle
     }
 
-    /// Returns whether the kernel itself waits for earlier work (programmatic dependent launch).
+    /// Returns whether the kernel itself waits for earlier work (programmatic dependent launch), and the driver
+    /// supports such launches.
     pub fn waits(self) -> bool {
         self.pdl
     }
@@ -108,6 +111,10 @@ impl Function {
 }
 
 impl Loaded {
+    pub(in super::super) fn new(pdl: bool) -> Self {
+        Self { pdl, ..Self::default() }
+    }
+
     /// Returns the kernel's handle, if the kernel is loaded.
     pub(in super::super) fn find(&self, kernel: &'static Kernel) -> Option<Function> {
         self.kernels.iter().find(|(k, _)| std::ptr::eq(*k, kernel)).map(|(_, function)| *function)
@@ -202,8 +209,8 @@ impl Loaded {
                 unsafe { sys::cuFuncSetAttribute(handle, attribute, kernel.shared() as i32) };
             check("cuFuncSetAttribute", result)?;
         }
-        let function = Function { handle: handle as usize as u64, pdl: kernel.waits(capability) };
-        self.kernels.push((kernel, function));
+        let pdl = self.pdl && kernel.waits(capability);
+        self.kernels.push((kernel, Function { handle: handle as usize as u64, pdl }));
         Ok(())
     }
 }

@@ -114,6 +114,11 @@ pub struct AttendParams {
 /// those over latent or f32 rows.
 pub const TREE_ROW: u32 = 1 << 31;
 
+/// Returns whether a row is marked as a draft tree.
+pub const fn is_tree(row: &BatchRow) -> bool {
+    row.row.raw() >= TREE_ROW
+}
+
 /// The scales of one layer of a quantised pool; kernels over fp8 take this struct after their own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]

@@ -42,8 +42,10 @@ pub(in crate::backend::cuda) struct HostMoves {
     region: Region,
     /// The region's pages, as the pool's kernels address them.
     pages: Pages,
-    save: (MoveQueue, Transfer),
-    load: (MoveQueue, Transfer),
+    saves: MoveQueue,
+    loads: MoveQueue,
+    save_transfer: Transfer,
+    load_transfer: Transfer,
     /// Number of parts of a large load. The parts' numbers of lanes differ by at most one.
     parts: u32,
     /// The last move of each direction.
@@ -84,8 +86,8 @@ impl HostMoves {
             memory::filled(count.into(), Moved::default())
                 .map_err(|error| CudaError::OutOfMemory { bytes: error.bytes })
         };
-        let load = Transfer::new(gpu, Direction::Load, pool)?;
-        let parts = match load.is_by_engines() {
+        let load_transfer = Transfer::new(gpu, Direction::Load, pool)?;
+        let parts = match load_transfer.is_by_engines() {
             true => pool.page_bytes() / (u64::from(pool.planes()) * PART_BYTES),
             false => 1,
         };
@@ -94,8 +96,10 @@ impl HostMoves {
             parts: parts.clamp(1, PARTS_MAX.min(pool.lanes.into())) as u32,
             pages: Pages::packed(region.address(), pool, layout.host_region_pages()),
             region,
-            save: (MoveQueue::new(gpu)?, Transfer::new(gpu, Direction::Save, pool)?),
-            load: (MoveQueue::new(gpu)?, load),
+            saves: MoveQueue::new(gpu)?,
+            loads: MoveQueue::new(gpu)?,
+            save_transfer: Transfer::new(gpu, Direction::Save, pool)?,
+            load_transfer,
             last: Moved::default(),
             of_device: columns(layout.page_count())?,
             of_host: columns(layout.host_region_pages())?,
@@ -120,8 +124,8 @@ impl HostMoves {
     ) -> Result<(), CudaError> {
         self.check(direction, id, moves, layout)?;
         let (own, other) = match direction {
-            Direction::Save => (&self.save.0.stream, &self.load.0),
-            Direction::Load => (&self.load.0.stream, &self.save.0),
+            Direction::Save => (&self.saves.stream, &self.loads),
+            Direction::Load => (&self.loads.stream, &self.saves),
         };
         match self.begins.front() {
             // All work outside the open steps was submitted before the first of them began.
@@ -158,8 +162,8 @@ impl HostMoves {
         moves: &[PageMove],
     ) -> Result<(), CudaError> {
         let (queue, transfer) = match direction {
-            Direction::Save => &mut self.save,
-            Direction::Load => &mut self.load,
+            Direction::Save => (&mut self.saves, &mut self.save_transfer),
+            Direction::Load => (&mut self.loads, &mut self.load_transfer),
         };
         let stream = queue.stream.raw();
         let is_small = pool.page_bytes() * (moves.len() as u64) < PARTED_BYTES;
@@ -216,12 +220,12 @@ impl HostMoves {
 
     /// Returns the last moves that are done.
     pub fn moved(&mut self) -> Result<Moved, CudaError> {
-        Ok(Moved { saved: self.save.0.poll()?, loaded: self.load.0.poll()? })
+        Ok(Moved { saved: self.saves.poll()?, loaded: self.loads.poll()? })
     }
 
     /// Returns whether a move may be in flight.
     fn is_moving(&self) -> bool {
-        self.save.0.done() < self.last.saved || self.load.0.done() < self.last.loaded
+        self.saves.done() < self.last.saved || self.loads.done() < self.last.loaded
     }
 
     /// Records a step and the pages that its table writes name. The backend's stream waits for the saves of these
@@ -240,7 +244,7 @@ impl HostMoves {
         if self.is_moving() {
             self.moved()?;
             let last = latest(pages.map(|page| self.of_device[page.index()]));
-            self.save.0.block(Part::last(last.saved), stream)?;
+            self.saves.block(Part::last(last.saved), stream)?;
             self.needed = self.needed.max(last.loaded);
         }
         self.begins.push_back((step, event));
@@ -266,7 +270,7 @@ impl HostMoves {
         if is_capturing(stream.raw())? {
             return Err(CudaError::NotPrepared);
         }
-        self.load.0.block(part, stream)?;
+        self.loads.block(part, stream)?;
         self.awaited = part;
         Ok(())
     }
@@ -278,8 +282,8 @@ impl HostMoves {
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
         let last = latest(pages.map(|page| self.of_device[page.index()]));
-        self.save.0.block(Part::last(last.saved), stream)?;
-        self.load.0.block(Part::last(last.loaded), stream)
+        self.saves.block(Part::last(last.saved), stream)?;
+        self.loads.block(Part::last(last.loaded), stream)
     }
 
     /// Makes a stream wait for the moves of pages that copies use. In a capture, which cannot wait, it rejects pages
@@ -295,7 +299,7 @@ impl HostMoves {
         if !is_capturing(stream.raw())? {
             return self.block(pages, stream);
         }
-        let (saved, loaded) = (self.save.0.done(), self.load.0.done());
+        let (saved, loaded) = (self.saves.done(), self.loads.done());
         let is_moving = |page: &PageId| {
             let of = self.of_device[page.index()];
             of.saved > saved || of.loaded > loaded
@@ -331,7 +335,7 @@ impl HostMoves {
 
     /// Waits for all moves.
     pub fn synchronize(&mut self) -> Result<(), CudaError> {
-        let streams = [&self.save.0.stream, &self.load.0.stream];
+        let streams = [&self.saves.stream, &self.loads.stream];
         streams.into_iter().try_for_each(CudaStream::synchronize)?;
         self.moved().map(|_| ())
     }

@@ -1,12 +1,12 @@
 //! The rows of a step for layers with chunks.
 //!
-//! A token reads only its own chunk, so each row is cut into pieces at the ends of chunks. A piece counts positions
-//! from its chunk's start, so kernels compute plain causal attention. The chunks of a group begin at multiples of the
-//! page tables' chunks, so the pages of a piece begin at a directory word of its row. The row number of a piece is the
-//! index of that word, as in a directory with one word for each row.
+//! A token reads only its own chunk, so each row is cut at the ends of chunks into *chunk rows*. A chunk row counts
+//! positions from its chunk's start, so kernels compute plain causal attention. The chunks of a group begin at
+//! multiples of the page tables' chunks, so the pages of a chunk row begin at a directory word of its row. The row
+//! number of a chunk row is the index of that word, as in a directory with one word for each row.
 
 use crate::backend::cuda::error::CudaError;
-use crate::backend::cuda::kernels::params::TREE_ROW;
+use crate::backend::cuda::kernels::params::{TREE_ROW, is_tree};
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::id::RowId;
 use crate::layout::{PoolLayout, Reach, TableShape};
@@ -18,36 +18,35 @@ fn sizes(layout: &PoolLayout) -> impl Iterator<Item = u32> + use<'_> {
     limited.filter_map(|(_, reach)| if let Reach::Chunk(size) = reach { Some(size) } else { None })
 }
 
-/// Returns the number of pieces, including empty ones, for chunks of `size` tokens in a step of these numbers of tokens
-/// and rows. It does not depend on the lengths of rows, so a graph has a fixed number.
+/// Returns the number of chunk rows, including empty ones, for chunks of `size` tokens in a step of these numbers of
+/// tokens and rows. It does not depend on the lengths of rows, so a graph has a fixed number.
 pub(in crate::backend::cuda) fn count(size: u32, tokens: usize, rows: usize) -> usize {
-    // Only the first and the last piece of a row may be short.
+    // Only the first and the last chunk row of a row may be short.
     rows + rows.min(tokens / 2) + tokens / size as usize
 }
 
-/// Returns the maximum number of pieces of a step.
+/// Returns the maximum number of chunk rows of a step.
 pub(in crate::backend::cuda) fn most(layout: &PoolLayout, limits: StepLimits) -> u32 {
     let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
-    let pieces = sizes(layout).map(|size| count(size, tokens, rows)).max();
-    pieces.unwrap_or(rows) as u32
+    sizes(layout).map(|size| count(size, tokens, rows)).max().unwrap_or(rows) as u32
 }
 
-/// Returns the bytes of all pieces of a step.
+/// Returns the bytes of all chunk rows of a step.
 pub(in crate::backend::cuda) fn bytes(layout: &PoolLayout, tokens: usize, rows: usize) -> usize {
-    let pieces: usize = sizes(layout).map(|size| count(size, tokens, rows)).sum();
-    pieces * size_of::<BatchRow>()
+    let count: usize = sizes(layout).map(|size| count(size, tokens, rows)).sum();
+    count * size_of::<BatchRow>()
 }
 
-/// The pieces of the staged step's rows, for each size of chunks.
+/// The chunk rows of the staged step's rows, for each size of chunks.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct ChunkRows {
-    list: Vec<Pieces>,
+    list: Vec<RowsOfSize>,
     /// Number of directory words of a row.
     row_words: u32,
 }
 
 #[derive(Debug)]
-struct Pieces {
+struct RowsOfSize {
     size: u32,
     /// Number of directory words of a chunk.
     words: u32,
@@ -55,51 +54,52 @@ struct Pieces {
 }
 
 impl ChunkRows {
-    /// Allocates the pieces of the largest step.
+    /// Allocates the chunk rows of the largest step.
     pub(in crate::backend::cuda) fn new(
         layout: &PoolLayout,
         table: &TableShape,
         limits: StepLimits,
     ) -> Result<Self, CudaError> {
         let chunk_tokens = table.chunk_pages * layout.page_size();
-        let pieces = |size: u32| {
+        let of_size = |size: u32| {
             let is_numbered = table.directory_words() <= u64::from(TREE_ROW);
             if !size.is_multiple_of(chunk_tokens) || !is_numbered {
                 return Err(CudaError::ChunkTokens { chunk: size, tokens: chunk_tokens });
             }
             let rows = Vec::with_capacity(most(layout, limits) as usize);
-            Ok(Pieces { size, words: size / chunk_tokens, rows })
+            Ok(RowsOfSize { size, words: size / chunk_tokens, rows })
         };
-        let list = sizes(layout).map(pieces).collect::<Result<_, _>>()?;
+        let list = sizes(layout).map(of_size).collect::<Result<_, _>>()?;
         Ok(Self { list, row_words: table.chunks_per_row })
     }
 
-    /// Cuts the rows of a step of `tokens` tokens. Draft trees have no pieces, because layers with chunks reject them.
+    /// Cuts the rows of a step of `tokens` tokens. Draft trees have no chunk rows, because layers with chunks reject
+    /// them.
     pub(in crate::backend::cuda) fn cut(&mut self, rows: &[BatchRow], tokens: usize) {
-        for pieces in &mut self.list {
-            let count = count(pieces.size, tokens, rows.len());
-            pieces.rows.clear();
-            for row in rows.iter().filter(|row| row.row.raw() < TREE_ROW) {
-                pieces.cut(row, self.row_words);
+        for chunks in &mut self.list {
+            let count = count(chunks.size, tokens, rows.len());
+            chunks.rows.clear();
+            for row in rows.iter().filter(|row| !is_tree(row)) {
+                chunks.cut(row, self.row_words);
             }
-            assert!(pieces.rows.len() <= count, "a row has more pieces than its tokens allow");
-            pieces.rows.resize(count, EMPTY);
+            assert!(chunks.rows.len() <= count, "a row has more chunk rows than its tokens allow");
+            chunks.rows.resize(count, EMPTY);
         }
     }
 
-    /// Returns the pieces for chunks of a size.
+    /// Returns the chunk rows for chunks of a size.
     pub(in crate::backend::cuda) fn of(&self, size: u32) -> Option<&[BatchRow]> {
-        let pieces = self.list.iter().find(|pieces| pieces.size == size)?;
-        Some(&pieces.rows)
+        let chunks = self.list.iter().find(|chunks| chunks.size == size)?;
+        Some(&chunks.rows)
     }
 
-    /// Returns the pieces of each chunk size: their offset in bytes, the chunk size, and the pieces.
+    /// Returns the chunk rows of each chunk size: their offset in bytes, the chunk size, and the chunk rows.
     pub(in crate::backend::cuda) fn all(&self) -> impl Iterator<Item = (usize, u32, &[BatchRow])> {
         let mut at = 0;
-        self.list.iter().map(move |pieces| {
+        self.list.iter().map(move |chunks| {
             let before = at;
-            at += size_of_val(&pieces.rows[..]);
-            (before, pieces.size, &pieces.rows[..])
+            at += size_of_val(&chunks.rows[..]);
+            (before, chunks.size, &chunks.rows[..])
         })
     }
 }
@@ -107,7 +107,7 @@ impl ChunkRows {
 /// A row without query rows.
 const EMPTY: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 0, kv_len: 0 };
 
-impl Pieces {
+impl RowsOfSize {
     fn cut(&mut self, row: &BatchRow, row_words: u32) {
         if row.kv_len == 0 {
             self.rows.push(BatchRow { row: RowId::new(0), ..*row });
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn each_token_is_in_the_piece_of_its_chunk() {
+    fn each_token_is_in_the_row_of_its_chunk() {
         let mut rng = Rng::new(1);
         for (size, page_size) in [(1, 1), (8, 1), (16, 4), (32, 32), (2048, 16)] {
             let layout = layout(size, page_size);
@@ -159,26 +159,26 @@ mod tests {
                     tokens += extend_len;
                 }
                 chunks.cut(&rows, tokens as usize);
-                let pieces = chunks.of(size).expect("the pool's chunks");
-                assert_eq!(pieces.len(), count(size, tokens as usize, rows.len()));
-                assert!(pieces.len() <= most(&layout, limits) as usize);
-                assert_eq!(size_of_val(pieces), bytes(&layout, tokens as usize, rows.len()));
+                let parts = chunks.of(size).expect("the pool's chunks");
+                assert_eq!(parts.len(), count(size, tokens as usize, rows.len()));
+                assert!(parts.len() <= most(&layout, limits) as usize);
+                assert_eq!(size_of_val(parts), bytes(&layout, tokens as usize, rows.len()));
                 let mut tokens = Vec::new();
-                for piece in pieces {
-                    for i in 0..piece.extend_len {
-                        tokens.push((piece.qo_start + i, piece.row, piece.kv_len, i, piece));
+                for part in parts {
+                    for i in 0..part.extend_len {
+                        tokens.push((part.qo_start + i, part.row, part.kv_len, i, part));
                     }
                 }
                 let wanted = rows.iter().flat_map(|row| (0..row.extend_len).map(move |i| (row, i)));
                 assert_eq!(tokens.len(), wanted.clone().count());
-                for ((row, i), (query, word, len, at, piece)) in wanted.zip(tokens) {
+                for ((row, i), (query, word, len, at, part)) in wanted.zip(tokens) {
                     assert_eq!(query, row.qo_start + i);
                     if row.kv_len == 0 {
                         assert_eq!((word.raw(), len), (0, 0));
                         continue;
                     }
                     let position = row.kv_len - row.extend_len + i;
-                    let seen = len - piece.extend_len + at;
+                    let seen = len - part.extend_len + at;
                     assert_eq!(seen, position % size, "the position in its chunk");
                     let page = (position - seen) / page_size;
                     assert_eq!(word.raw(), table.directory_word(row.row, page));

@@ -18,7 +18,7 @@ pub(in crate::backend::cuda) struct Image {
     pub(in crate::backend::cuda) track_bytes: u64,
     pub(in crate::backend::cuda) positions: u64,
     pub(in crate::backend::cuda) rows: u64,
-    /// The pieces of rows, for each size of chunks.
+    /// The chunk rows, for each size of chunks.
     pub(in crate::backend::cuda) chunks: u64,
     /// First chunk of each row's scores, in pools with labels.
     pub(in crate::backend::cuda) starts: u64,
@@ -42,4 +42,15 @@ impl Image {
             Some(index) => self.track_slots + u64::from(index) * self.track_bytes,
         }
     }
+}
+
+/// Copies records to offset `at` and returns the offset after them.
+pub(in crate::backend::cuda) fn put<T: bytemuck::Pod>(
+    bytes: &mut [u8],
+    at: usize,
+    records: &[T],
+) -> usize {
+    let end = at + size_of_val(records);
+    bytes[at..end].copy_from_slice(bytemuck::cast_slice(records));
+    end
 }

@@ -19,7 +19,7 @@
 //! neither sends nor reads masks. A graph without extend kernels serves plans with trees and plans without.
 
 use super::chunk_rows::{self, ChunkRows};
-use super::image::{Image, StepLimits};
+use super::image::{Image, StepLimits, put};
 use super::ring::{Load, UploadRing};
 use super::tables::Tables;
 use crate::backend::cuda::attention::graph_key::GraphKey;
@@ -31,7 +31,7 @@ use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
 use crate::backend::cuda::error::CudaError;
-use crate::backend::cuda::kernels::params::TREE_ROW;
+use crate::backend::cuda::kernels::params::{TREE_ROW, is_tree};
 use crate::backend::cuda::store::labels;
 use crate::backend::{Attend, check};
 use crate::id::{RowId, StepId};
@@ -66,7 +66,7 @@ struct Offsets {
     /// Slots of the second track, and bytes from one track to the next.
     tracks: usize,
     track_bytes: usize,
-    /// Pieces of rows, for layers with chunks.
+    /// Chunk rows.
     chunks: usize,
     decode: usize,
 }
@@ -99,7 +99,7 @@ pub(in crate::backend::cuda) struct Stage {
     layout: PoolLayout,
     staged: Option<Staged>,
     spans: SpanCheck,
-    /// The pieces of the staged plan's rows.
+    /// The chunk rows of the staged plan.
     chunks: ChunkRows,
     /// The masks of the staged plan, if it has some.
     masks: DeviceBuffer,
@@ -205,12 +205,12 @@ impl Stage {
         chunk: Option<u32>,
     ) -> Result<(u64, u32), CudaError> {
         let Some(chunk) = chunk else { return Ok((image.rows, image.row_count as u32)) };
-        let (at, _, pieces) = self
+        let (at, _, rows) = self
             .chunks
             .all()
             .find(|&(_, size, _)| size == chunk)
             .ok_or(CudaError::Chunk { chunk })?;
-        Ok((image.chunks + at as u64, pieces.len() as u32))
+        Ok((image.chunks + at as u64, rows.len() as u32))
     }
 
     /// Rejects chunks that no group of the pool has.
@@ -287,8 +287,8 @@ impl Stage {
             labels::starts(plan.rows, |start| at = put(bytes, at, &[start]));
         }
         self.chunks.cut(plan.rows, plan.token_count());
-        for (at, _, pieces) in self.chunks.all() {
-            put(bytes, offsets.chunks + at, pieces);
+        for (at, _, rows) in self.chunks.all() {
+            put(bytes, offsets.chunks + at, rows);
         }
         let image_bytes = variants.split(plan, &self.chunks, bytes, offsets.decode);
         let writes_at = image_bytes.next_multiple_of(16);
@@ -340,15 +340,14 @@ impl Stage {
 /// Returns the plan's rows with trees marked, in `marked` if they differ. Kernels treat any row from [`TREE_ROW`] on as
 /// a tree. The caller may give padding such a row; it becomes row 0.
 fn mark_trees<'a>(plan: &BatchPlan<'a>, marked: &'a mut Vec<BatchRow>) -> &'a [BatchRow] {
-    let is_marked = |row: &BatchRow| row.row.raw() >= TREE_ROW;
-    if plan.masks.is_empty() && !plan.rows.iter().fold(false, |any, row| any | is_marked(row)) {
+    if plan.masks.is_empty() && !plan.rows.iter().fold(false, |any, row| any | is_tree(row)) {
         return plan.rows;
     }
     marked.clear();
     marked.extend(plan.rows.iter().map(|row| match plan.tree(row) {
         Some(_) => BatchRow { row: RowId::new(row.row.raw() | TREE_ROW), ..*row },
         // The plan was checked, so only padding has such a row.
-        None if is_marked(row) => BatchRow { row: RowId::new(0), ..*row },
+        None if is_tree(row) => BatchRow { row: RowId::new(0), ..*row },
         None => *row,
     }));
     marked
@@ -373,11 +372,4 @@ fn put_slots(bytes: &mut [u8], at: usize, slots: SlotMapping<'_>) {
         SlotMapping::I32(slots) => put(bytes, at, slots),
         SlotMapping::I64(slots) => put(bytes, at, slots),
     };
-}
-
-/// Copies items to offset `at`, and returns their end.
-fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, items: &[T]) -> usize {
-    let end = at + size_of_val(items);
-    bytes[at..end].copy_from_slice(bytemuck::cast_slice(items));
-    end
 }

@@ -3,9 +3,8 @@
 use crate::backend::check::longest_row;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
-use crate::backend::cuda::driver::raw::{RawStream, raw};
-use crate::backend::cuda::driver::sys;
-use crate::backend::cuda::error::{CudaError, check};
+use crate::backend::cuda::driver::raw::RawStream;
+use crate::backend::cuda::error::CudaError;
 use crate::id::PageId;
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::TableWrite;
@@ -27,11 +26,7 @@ impl Tables {
         stream: RawStream,
     ) -> Result<Self, CudaError> {
         check_shape(&shape, layout.page_size())?;
-        let words = DeviceBuffer::lasting(gpu, 4 * shape.words() as u64)?;
-        // SAFETY: the range is the buffer allocated above.
-        let result =
-            unsafe { sys::cuMemsetD32Async(words.address(), 0, shape.words(), raw(stream)) };
-        check("cuMemsetD32Async", result)?;
+        let words = DeviceBuffer::zeros(gpu, 4 * shape.words(), stream)?;
         Ok(Self { words, shape, page_size: layout.page_size() })
     }
 

@@ -12,7 +12,7 @@ use crate::backend::cuda::driver::memory::{DeviceBuffer, DeviceRows};
 use crate::backend::cuda::driver::raw::RawStream;
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::{
-    AttendParams, CANDIDATES, SCORE_TOKENS, SelectParams, StoreLabelsParams, TREE_ROW, wide_magic,
+    AttendParams, CANDIDATES, SCORE_TOKENS, SelectParams, StoreLabelsParams, is_tree, wide_magic,
 };
 use crate::backend::cuda::kernels::{
     Kernel, SCORE_LABELS_BF16, SCORE_LABELS_F16, SELECT_TOP, STORE_LABELS,
@@ -55,13 +55,13 @@ fn chunks(row: &BatchRow, tree: bool) -> u32 {
     if row.extend_len == 1 && !tree { row.kv_len.div_ceil(SCORE_TOKENS) } else { 0 }
 }
 
-/// Calls `put` with the index of each row's first chunk, and at the end with the number of chunks. Rows that are draft
-/// trees have the bit [`TREE_ROW`].
+/// Calls `put` with the index of each row's first chunk, and at the end with the number of chunks. Draft trees are
+/// marked.
 pub(in crate::backend::cuda) fn starts(rows: &[BatchRow], mut put: impl FnMut(u32)) {
     let mut start = 0;
     for row in rows {
         put(start);
-        start += chunks(row, row.row.raw() >= TREE_ROW);
+        start += chunks(row, is_tree(row));
     }
     put(start);
 }

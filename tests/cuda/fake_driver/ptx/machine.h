@@ -181,7 +181,7 @@ u8* shared_at(Warp& warp, const Instruction& instruction, u32 lane, u64 address,
 /* The same for another CTA of the cluster. Fails if that CTA has ended. */
 u8* shared_at(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u64 address, u32 bytes);
 u8* global_at(Warp& warp, const Instruction& instruction, u32 lane, u64 address, u32 bytes);
-inline void touch(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes, bool writes) {
-    if (warp.cta->races.wanted) touch(warp, *warp.cta, in, lane, address, bytes, writes);
+inline void touch(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes, Access access) {
+    if (warp.cta->races.wanted) touch(warp, *warp.cta, in, lane, address, bytes, access);
 }
 }  // namespace ptx

@@ -1,8 +1,8 @@
-/* Products of matrices (mma, wgmma), and moves of their pieces between shared memory and registers (ldmatrix, stmatrix,
+/* Products of matrices (mma, wgmma), and moves of their tiles between shared memory and registers (ldmatrix, stmatrix,
  * movmatrix).
  *
- * A piece is 8 rows of 8 halves. A register of lane 4 r + c contains columns 2 c and 2 c + 1 of row r of a piece.
- * Therefore the register's column in the register file contains the piece row by row. A result has 16 rows and 8
+ * A tile is 8 rows of 8 halves. A register of lane 4 r + c contains columns 2 c and 2 c + 1 of row r of a tile.
+ * Therefore the register's column in the register file contains the tile row by row. A result has 16 rows and 8
  * columns; lane 4 r + c has columns 2 c and 2 c + 1 of rows r and r + 8 in four registers.
  *
  * An asynchronous product (wgmma) is computed when its warp waits for it, so operands that are overwritten earlier
@@ -29,23 +29,23 @@ void multiply(const A& a, const B& b, C& c) {
         for (u32 i = 0; i < 4; ++i) c.at[row + i] = sums[i];
     }
 }
-/* Reads A from four pieces: rows 0 to 7 and 8 to 15 for the first 8 k, then the same rows for the last 8 k. */
-template <bool BF16> void read_a(const u32* const pieces[4], A& a) {
-    for (u32 piece = 0; piece < 4; ++piece) {
+/* Reads A from four tiles: rows 0 to 7 and 8 to 15 for the first 8 k, then the same rows for the last 8 k. */
+template <bool BF16> void read_a(const u32* const tiles[4], A& a) {
+    for (u32 tile = 0; tile < 4; ++tile) {
         u16 halves[64];
-        memcpy(halves, pieces[piece], sizeof halves);
+        memcpy(halves, tiles[tile], sizeof halves);
         float numbers[64];
         for (u32 i = 0; i < 64; ++i) numbers[i] = number<BF16>(halves[i]);
-        for (u32 row = 0; row < 8; ++row) memcpy(&a.at[piece % 2 * 8 + row][piece / 2 * 8], numbers + row * 8, 32);
+        for (u32 row = 0; row < 8; ++row) memcpy(&a.at[tile % 2 * 8 + row][tile / 2 * 8], numbers + row * 8, 32);
     }
 }
-/* Reads B from two pieces, for the first and the last 8 k. A row of a piece is a column of B. */
-template <bool BF16> void read_b(const u16* const pieces[2], B& b) {
-    for (u32 piece = 0; piece < 2; ++piece) {
+/* Reads B from two tiles, for the first and the last 8 k. A row of a tile is a column of B. */
+template <bool BF16> void read_b(const u16* const tiles[2], B& b) {
+    for (u32 tile = 0; tile < 2; ++tile) {
         float numbers[64];
-        for (u32 i = 0; i < 64; ++i) numbers[i] = number<BF16>(pieces[piece][i]);
+        for (u32 i = 0; i < 64; ++i) numbers[i] = number<BF16>(tiles[tile][i]);
         for (u32 k = 0; k < 8; ++k)
-            for (u32 column = 0; column < 8; ++column) b.at[piece * 8 + k][column] = numbers[column * 8 + k];
+            for (u32 column = 0; column < 8; ++column) b.at[tile * 8 + k][column] = numbers[column * 8 + k];
     }
 }
 void read_c(const float* const registers[4], C& c) {
@@ -75,50 +75,50 @@ template <bool BF16> Outcome mma(Warp& warp, const Instruction& in) {
     return Outcome::NEXT;
 }
 
-// ---- pieces -----------------------------------------------------------------------------------------------------------
+// ---- tiles -----------------------------------------------------------------------------------------------------------
 
-void transpose(u16* piece) {
+void transpose(u16* tile) {
     for (u32 row = 0; row < 8; ++row)
-        for (u32 column = row + 1; column < 8; ++column) std::swap(piece[row * 8 + column], piece[column * 8 + row]);
+        for (u32 column = row + 1; column < 8; ++column) std::swap(tile[row * 8 + column], tile[column * 8 + row]);
 }
-/* Returns the address that a lane supplies; lanes 8 i to 8 i + 7 supply the rows of piece i. `at` are the words of an
+/* Returns the address that a lane supplies; lanes 8 i to 8 i + 7 supply the rows of tile i. `at` are the words of an
    address operand: see Addresses in memory.cc. */
 u64 row_address(Warp& warp, const u32* at, u32 lane) {
     const i64 offset = static_cast<i32>(at[2] << 1) >> 1;
     return at[1] ? column<u64>(warp, at[0])[lane] + offset : static_cast<u32>(column<u32>(warp, at[0])[lane] + offset);
 }
 template <u32 COUNT, bool TRANSPOSED> Outcome load_matrix(Warp& warp, const Instruction& in) {
-    alignas(64) u16 pieces[COUNT][64];
+    alignas(64) u16 tiles[COUNT][64];
     for (u32 lane = 0; lane < 8 * COUNT; ++lane) {
         const u64 address = row_address(warp, in.at + COUNT, lane);
         const u8* row = shared_at(warp, in, lane, address, 16);
-        touch(warp, in, lane, address, 16, false);
-        memcpy(pieces[lane / 8] + lane % 8 * 8, row, 16);
+        touch(warp, in, lane, address, 16, Access::READ);
+        memcpy(tiles[lane / 8] + lane % 8 * 8, row, 16);
     }
     for (u32 i = 0; i < COUNT; ++i) {
-        if (TRANSPOSED) transpose(pieces[i]);
-        memcpy(column<u32>(warp, in.at[i]), pieces[i], sizeof pieces[i]);
+        if (TRANSPOSED) transpose(tiles[i]);
+        memcpy(column<u32>(warp, in.at[i]), tiles[i], sizeof tiles[i]);
     }
     return Outcome::NEXT;
 }
 template <u32 COUNT, bool TRANSPOSED> Outcome store_matrix(Warp& warp, const Instruction& in) {
     for (u32 i = 0; i < COUNT; ++i) {
-        u16 piece[64];
-        memcpy(piece, column<u32>(warp, in.at[3 + i]), sizeof piece);
-        if (TRANSPOSED) transpose(piece);
+        u16 tile[64];
+        memcpy(tile, column<u32>(warp, in.at[3 + i]), sizeof tile);
+        if (TRANSPOSED) transpose(tile);
         for (u32 row = 0; row < 8; ++row) {
             const u32 lane = i * 8 + row;
             const u64 address = row_address(warp, in.at, lane);
-            memcpy(shared_at(warp, in, lane, address, 16), piece + row * 8, 16), touch(warp, in, lane, address, 16, true);
+            memcpy(shared_at(warp, in, lane, address, 16), tile + row * 8, 16), touch(warp, in, lane, address, 16, Access::WRITE);
         }
     }
     return Outcome::NEXT;
 }
 Outcome move_matrix(Warp& warp, const Instruction& in) {
-    u16 piece[64];
-    memcpy(piece, column<u32>(warp, in.at[1]), sizeof piece);
-    transpose(piece);
-    memcpy(column<u32>(warp, in.at[0]), piece, sizeof piece);
+    u16 tile[64];
+    memcpy(tile, column<u32>(warp, in.at[1]), sizeof tile);
+    transpose(tile);
+    memcpy(column<u32>(warp, in.at[0]), tile, sizeof tile);
     return Outcome::NEXT;
 }
 
@@ -148,14 +148,14 @@ struct Matrix {
     }
 };
 
-/* Reads rows `at` to `at` + 7 of A, or these columns of B, for all 16 k. They become the rows of two pieces. */
-void read_pieces(Warp& warp, const Instruction& in, const Matrix& matrix, bool row_major, u32 at, u16 pieces[2][64]) {
+/* Reads rows `at` to `at` + 7 of A, or these columns of B, for all 16 k. They become the rows of two tiles. */
+void read_tiles(Warp& warp, const Instruction& in, const Matrix& matrix, bool row_major, u32 at, u16 tiles[2][64]) {
     for (u32 eighth = 0; eighth < 2; ++eighth) {
         for (u32 i = 0; i < 8; ++i) {
             const u64 address = row_major ? matrix.row_major(at, eighth * 8 + i) : matrix.k_major(at + i, eighth);
-            memcpy(pieces[eighth] + i * 8, shared_at(warp, in, 0, address, 16), 16), touch(warp, in, 0, address, 16, false);
+            memcpy(tiles[eighth] + i * 8, shared_at(warp, in, 0, address, 16), 16), touch(warp, in, 0, address, 16, Access::READ);
         }
-        if (row_major) transpose(pieces[eighth]);
+        if (row_major) transpose(tiles[eighth]);
     }
 }
 /* Operands: N / 2 sums, then A (a descriptor or four registers), B, and whether to add to the sums. Then two signs,
@@ -165,28 +165,28 @@ template <bool BF16, u32 N, bool REGISTERS> void multiply_now(Warp& warp, const 
     A a;
     const u32 row_major = in.number;
     if (REGISTERS) {
-        const u32* const pieces[4] = {product.a[0], product.a[1], product.a[2], product.a[3]};
-        read_a<BF16>(pieces, a);
+        const u32* const tiles[4] = {product.a[0], product.a[1], product.a[2], product.a[3]};
+        read_a<BF16>(tiles, a);
     } else {
         const Matrix matrix(warp, in, product.a_matrix);
         u16 halves[2][2][64];
         const u32 rows = warp.index % 4 * 16;
-        read_pieces(warp, in, matrix, row_major & 2, rows, halves[0]), read_pieces(warp, in, matrix, row_major & 2, rows + 8, halves[1]);
+        read_tiles(warp, in, matrix, row_major & 2, rows, halves[0]), read_tiles(warp, in, matrix, row_major & 2, rows + 8, halves[1]);
         u32 words[4][32];
-        for (u32 piece = 0; piece < 4; ++piece) memcpy(words[piece], halves[piece % 2][piece / 2], sizeof words[piece]);
-        const u32* const pieces[4] = {words[0], words[1], words[2], words[3]};
-        read_a<BF16>(pieces, a);
+        for (u32 tile = 0; tile < 4; ++tile) memcpy(words[tile], halves[tile % 2][tile / 2], sizeof words[tile]);
+        const u32* const tiles[4] = {words[0], words[1], words[2], words[3]};
+        read_a<BF16>(tiles, a);
     }
     const Matrix matrix(warp, in, product.b_matrix);
     for (u32 n = 0; n < N / 8; ++n) {
         float* const sums[4] = {column<float>(warp, in.at[n * 4]), column<float>(warp, in.at[n * 4 + 1]), column<float>(warp, in.at[n * 4 + 2]),
                                 column<float>(warp, in.at[n * 4 + 3])};
         u16 halves[2][64];
-        read_pieces(warp, in, matrix, row_major & 1, n * 8, halves);
-        const u16* const pieces[2] = {halves[0], halves[1]};
+        read_tiles(warp, in, matrix, row_major & 1, n * 8, halves);
+        const u16* const tiles[2] = {halves[0], halves[1]};
         B b;
         C c = {};
-        read_b<BF16>(pieces, b);
+        read_b<BF16>(tiles, b);
         if (product.add) read_c(sums, c);
         multiply(a, b, c);
         write_c(c, sums);

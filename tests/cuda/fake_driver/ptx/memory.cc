@@ -46,11 +46,11 @@ u8* param_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes
         fail(warp, in, lane, "parameter at %lld, %u bytes, of %zu", static_cast<long long>(address), bytes, params.size());
     return params.data() + address;
 }
-template <Space SPACE, bool WRITES> u8* memory_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes) {
+template <Space SPACE, Access ACCESS> u8* memory_at(Warp& warp, const Instruction& in, u32 lane, u64 address, u32 bytes) {
     if constexpr (SPACE == Space::GLOBAL) return global_at(warp, in, lane, address, bytes);
     else if constexpr (SPACE == Space::SHARED) {
         u8* const place = shared_at(warp, in, lane, address, bytes);
-        return touch(warp, in, lane, address, bytes, WRITES), place;
+        return touch(warp, in, lane, address, bytes, ACCESS), place;
     } else return param_at(warp, in, lane, address, bytes);
 }
 
@@ -77,7 +77,7 @@ template <Space SPACE, class T, class R, u32 COUNT> Outcome load(Warp& warp, con
     const Addresses addresses(warp, in.at + COUNT);
     active_lanes(warp, [&](u32 lane) {
         T items[COUNT];
-        memcpy(items, memory_at<SPACE, false>(warp, in, lane, addresses.of[lane], sizeof items), sizeof items);
+        memcpy(items, memory_at<SPACE, Access::READ>(warp, in, lane, addresses.of[lane], sizeof items), sizeof items);
         for (u32 k = 0; k < COUNT; ++k) column<R>(warp, in.at[k])[lane] = static_cast<R>(items[k]);
     });
     return Outcome::NEXT;
@@ -87,7 +87,7 @@ template <Space SPACE, class T, class R, u32 COUNT> Outcome store(Warp& warp, co
     active_lanes(warp, [&](u32 lane) {
         T items[COUNT];
         for (u32 k = 0; k < COUNT; ++k) items[k] = static_cast<T>(column<R>(warp, in.at[3 + k])[lane]);
-        memcpy(memory_at<SPACE, true>(warp, in, lane, addresses.of[lane], sizeof items), items, sizeof items);
+        memcpy(memory_at<SPACE, Access::WRITE>(warp, in, lane, addresses.of[lane], sizeof items), items, sizeof items);
     });
     return Outcome::NEXT;
 }
@@ -127,8 +127,7 @@ template <Space SPACE, class T, bool GIVES, class F> Form atomic_form(std::strin
                 T operands[LANES];
                 memcpy(operands, column<T>(warp, words[3]), sizeof operands);
                 active_lanes(warp, [&](u32 lane) {
-                    T* place = reinterpret_cast<T*>(SPACE == Space::SHARED ? shared_at(warp, in, lane, addresses.of[lane], sizeof(T))
-                                                                           : global_at(warp, in, lane, addresses.of[lane], sizeof(T)));
+                    T* place = reinterpret_cast<T*>(memory_at<SPACE, Access::ATOMIC>(warp, in, lane, addresses.of[lane], sizeof(T)));
                     const T old = *place;
                     *place = F{}(old, operands[lane]);
                     if (GIVES) column<T>(warp, in.at[0])[lane] = old;
@@ -177,7 +176,7 @@ Outcome copy_async(Warp& warp, const Instruction& in) {
     active_lanes(warp, [&](u32 lane) {
         const u32 size = sizes ? std::min(sizes[lane], bytes) : bytes;
         copy.to[lane] = static_cast<u32>(to.of[lane]), copy.from[lane] = from.of[lane], copy.size[lane] = size;
-        shared_at(warp, in, lane, to.of[lane], bytes), touch(warp, in, lane, to.of[lane], bytes, true);
+        shared_at(warp, in, lane, to.of[lane], bytes), touch(warp, in, lane, to.of[lane], bytes, Access::WRITE);
         if (size > 0) global_at(warp, in, lane, from.of[lane], bytes);  // the check covers bytes beyond `size`, too
     });
     if (early) settle_all(warp);
@@ -193,7 +192,7 @@ void touch_copied(Warp& warp, const AsyncCopy& copy, u32 lane) {
     if (!warp.cta->races.wanted) return;
     for (const AsyncCopy* later = &copy; later <= &warp.copies.back(); ++later)
         if (later->arrives && later->lanes >> lane & 1) return;
-    touch(warp, *copy.instruction, lane, copy.to[lane], copy.bytes, true);
+    touch(warp, *copy.instruction, lane, copy.to[lane], copy.bytes, Access::WRITE);
 }
 Outcome wait_copies(Warp& warp, const Instruction& in) {
     settle(warp, [&](const AsyncCopy& copy, u32 lane) {
@@ -216,6 +215,7 @@ Outcome arrive_when_copied(Warp& warp, const Instruction& in) {
     AsyncCopy& copy = warp.copies.emplace_back();
     copy.lanes = warp.active, copy.arrives = true, copy.bytes = 0, copy.instruction = &in;
     for (u32 lane = 0; lane < LANES; ++lane) copy.to[lane] = static_cast<u32>(barrier.of[lane]);
+    active_lanes(warp, [&](u32 lane) { touch(warp, in, lane, copy.to[lane], 8, Access::READ); });
     if (Races& races = warp.cta->races; races.wanted) races.leave(warp.index, copy.known);
     if (early) settle_all(warp);
     return Outcome::NEXT;
@@ -272,6 +272,7 @@ void leave_at(Cta& cta, u32 address, const Clock& known) {
 void arrive_at(Warp& warp, const Instruction& in, u32 lane, u64 address, Clock* known) { arrive_at(warp, *warp.cta, in, lane, address, known); }
 void arrive_at(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, Clock* known) {
     reach(warp, cta, in, lane, static_cast<u32>(address));
+    if (!known) touch(warp, cta, in, lane, address, 8, Access::READ);
     if (Races& races = warp.cta->races; races.wanted) {
         Clock now;
         if (!known) races.leave(warp.index, now), known = &now;
@@ -286,6 +287,7 @@ Outcome counter_init(Warp& warp, const Instruction& in) {
     const u32* count = column<u32>(warp, in.at[3]);
     active_lanes(warp, [&](u32 lane) {
         Counter& counter = *reinterpret_cast<Counter*>(shared_at(warp, in, lane, addresses.of[lane], 8));
+        touch(warp, in, lane, addresses.of[lane], 8, Access::WRITE);
         if (count[lane] == 0 || count[lane] >= 1 << 20) fail(warp, in, lane, "an mbarrier for %u arrivals", count[lane]);
         counter = {count[lane], count[lane], 0, SET_UP, 0};
         if (Races& races = warp.cta->races; races.wanted) {
@@ -297,7 +299,10 @@ Outcome counter_init(Warp& warp, const Instruction& in) {
 }
 Outcome counter_invalidate(Warp& warp, const Instruction& in) {
     const Addresses addresses(warp, in.at);
-    active_lanes(warp, [&](u32 lane) { counter_at(warp, in, lane, addresses.of[lane]).set_up = 0; });
+    active_lanes(warp, [&](u32 lane) {
+        touch(warp, in, lane, addresses.of[lane], 8, Access::WRITE);
+        counter_at(warp, in, lane, addresses.of[lane]).set_up = 0;
+    });
     return Outcome::NEXT;
 }
 Outcome counter_arrive(Warp& warp, const Instruction& in) {
@@ -390,7 +395,7 @@ Outcome copy_piece(Warp& warp, const Instruction& in) {
         for (u32 last : {0u, piece.bytes - 16})
             shared_at(warp, in, lane, piece.from + last, 16), shared_at(warp, cta, in, lane, piece.to + last, 16);
         reach(warp, cta, in, lane, piece.barrier), counter_at(warp, cta, in, lane, piece.barrier);
-        touch(warp, in, lane, piece.from, piece.bytes, false), touch(warp, cta, in, lane, piece.to, piece.bytes, true);
+        touch(warp, in, lane, piece.from, piece.bytes, Access::READ), touch(warp, cta, in, lane, piece.to, piece.bytes, Access::WRITE);
         if (Races& races = warp.cta->races; races.wanted) races.leave(warp.index, piece.known);
         cta.pieces.push_back(piece);
         if (early) settle_boxes(cta, piece.barrier);
@@ -421,7 +426,7 @@ Outcome copy_box(Warp& warp, const Instruction& in) {
             if (!(mask[lane] >> rank & 1)) continue;
             Cta& cta = cta_of(warp, in, lane, rank);
             shared_at(warp, cta, in, lane, box.to, 128), shared_at(warp, cta, in, lane, box.to + (rows - 1) * 128, 128);
-            reach(warp, cta, in, lane, box.barrier), touch(warp, cta, in, lane, box.to, rows * 128, true), counter_at(warp, cta, in, lane, box.barrier);
+            reach(warp, cta, in, lane, box.barrier), touch(warp, cta, in, lane, box.to, rows * 128, Access::WRITE), counter_at(warp, cta, in, lane, box.barrier);
             cta.boxes.push_back(box);
         }
         Clock known;
@@ -445,6 +450,7 @@ u32 lanes_past(Warp& warp, const Instruction& in) {
         if (!over() && settled != address) settle_for(*warp.cta, address), settled = address;
         if (!over()) return;
         past |= 1u << lane;
+        touch(warp, in, lane, address, 8, Access::READ);
         if (Races& races = warp.cta->races; races.wanted) races.take(warp.index, races.counters[address]);
     });
     return past;

@@ -385,7 +385,6 @@ struct Parser {
         const auto symbols_of_file = symbols;
         const u32 shared_of_file = shared_end;
         declare_shared();
-        entry->static_shared = shared_end - SHARED_BASE;
         entry->dynamic_shared_at = (shared_end + dynamic_align - 1) / dynamic_align * dynamic_align;
         for (string_view name : dynamic) symbols[name] = entry->dynamic_shared_at;
         if (next('(')) parameters();

@@ -63,7 +63,7 @@ struct Entry {
     std::vector<u8> constants;           // the first columns of each warp's register file
     u32 specials[int(Special::COUNT)];   // the column of each special register, or NO_COLUMN
     u32 file_bytes, predicates;
-    u32 param_bytes, static_shared, dynamic_shared_at, local_bytes;
+    u32 param_bytes, dynamic_shared_at;
     u32 threads_most;                    // .maxntid
     u32 resident_least;                  // .minnctapersm: minimum number of CTAs on a multiprocessor
     u32 cluster;                         // .reqnctapercluster: CTAs of a cluster, along x

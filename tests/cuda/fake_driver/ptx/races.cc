@@ -15,7 +15,7 @@ void Races::start(const Cta& cta) {
     first = static_cast<u32>(own) * cta.rank;
     warps.assign(own, Clock(count, 0)), fenced.assign(own, {});
     for (u32 i = 0; i < own; ++i) warps[i][first + i] = 1;
-    writes.assign(stride, {}), lines.resize(stride), reads.assign(stride * count, 0), read_lines.assign(count, 0);
+    writes.assign(stride, {}), lines.resize(stride), reads.times.clear(), atomics.times.clear();
     counters.clear(), made.clear(), reached.assign(count, 0);
     for (Clock& clock : gathered) clock.assign(count, 0);
     for (Clock& clock : passed) clock.assign(count, 0);
@@ -49,7 +49,7 @@ void end(Cta& cta) {
     }
 }
 
-void touch(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, u32 bytes, bool writes) {
+void touch(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, u32 bytes, Access access) {
     Races& races = cta.races;
     if (!races.wanted) return;
     const Clock& known = warp.cta->races.warps[warp.index];
@@ -58,24 +58,31 @@ void touch(Warp& warp, Cta& cta, const Instruction& in, u32 lane, u64 address, u
     const u64 from = address - SHARED_BASE, end = from + bytes, first = from / 4, past = (end + 3) / 4;
     const u32 first_mask = 15u << from % 4 & 15u, last_mask = 15u >> -end % 4;
     auto mask = [&](u64 at) { return (at == first ? first_mask : 15u) & (at == past - 1 ? last_mask : 15u); };
+    const char* const does = access == Access::READ ? "reads" : access == Access::WRITE ? "writes" : "atomically changes";
     // A warp's clock contains its own time, so its own earlier writes never fail the check.
     for (u64 at = first; at < past; ++at)
         if (const Races::Write write = races.writes[at]; write.time > clock[write.warp] && (write.mask & mask(at)) != 0)
             fail(warp, in, lane, "%s shared memory at 0x%llx, which warp %u wrote at line %u, and nothing makes one wait for the other",
-                 writes ? "writes" : "reads", static_cast<long long>(SHARED_BASE + at * 4), write.warp, races.lines[at]);
-    if (!writes) {
-        std::fill(&races.reads[self * races.stride + first], &races.reads[self * races.stride + past], clock[self]);
-        races.read_lines[self] = in.line;
+                 does, static_cast<long long>(SHARED_BASE + at * 4), write.warp, races.lines[at]);
+    auto check = [&](const Races::Accesses& earlier, const char* did) {
+        for (u32 other = 0; other < count && !earlier.times.empty(); ++other) {
+            const u32* const times = &earlier.times[other * races.stride];
+            u32 latest = 0;
+            for (u64 at = first; at < past; ++at) latest = std::max(latest, times[at]);
+            if (latest > clock[other])
+                fail(warp, in, lane, "%s shared memory at 0x%llx, %u bytes, which warp %u %s (last at line %u), and nothing makes one wait for the other",
+                     does, static_cast<long long>(address), bytes, other, did, earlier.lines[other]);
+        }
+    };
+    if (access != Access::READ) check(races.reads, "read");
+    if (access != Access::ATOMIC) check(races.atomics, "atomically changed");
+    if (access == Access::WRITE) {
+        for (u64 at = first; at < past; ++at) races.writes[at] = {mask(at), self, clock[self]}, races.lines[at] = in.line;
         return;
     }
-    for (u32 other = 0; other < count; ++other) {
-        const u32* const reads = &races.reads[other * races.stride];
-        u32 latest = 0;
-        for (u64 at = first; at < past; ++at) latest = std::max(latest, reads[at]);
-        if (latest > clock[other])
-            fail(warp, in, lane, "writes shared memory at 0x%llx, %u bytes, which warp %u read (its last read is at line %u), and nothing makes one wait for the other",
-                 static_cast<long long>(address), bytes, other, races.read_lines[other]);
-    }
-    for (u64 at = first; at < past; ++at) races.writes[at] = {mask(at), self, clock[self]}, races.lines[at] = in.line;
+    Races::Accesses& own = access == Access::READ ? races.reads : races.atomics;
+    if (own.times.empty()) own.times.assign(races.stride * count, 0), own.lines.assign(count, 0);
+    std::fill(&own.times[self * races.stride + first], &own.times[self * races.stride + past], clock[self]);
+    own.lines[self] = in.line;
 }
 }  // namespace ptx

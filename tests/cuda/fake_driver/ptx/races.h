@@ -6,8 +6,9 @@
  * warp that arrives at a barrier merges its clock into the barrier's; a warp that passes merges the barrier's clock
  * into its own. For each word, tables record which warp wrote it and which warps read it, and when. The next access
  * must be ordered after these times. Warps may write different bytes of a word; only the last write is recorded. Lanes
- * of a warp are not distinguished. Atomics and mbarriers are not checked. All other accesses are, so the tables have
- * few bytes for each word and stay in the processor's cache. */
+ * of a warp are not distinguished. Atomics race only with plain accesses. The operations of an mbarrier count as reads
+ * of it, because it orders them; its initialisation is a write. The tables have few bytes for each word, so they stay in
+ * the processor's cache. */
 #pragma once
 #include <unordered_map>
 #include <vector>
@@ -16,12 +17,18 @@
 namespace ptx {
 struct Cta;
 using Clock = std::vector<u32>;  // a time for each warp
+enum class Access : u8 { READ, WRITE, ATOMIC };
 
 /* Raises each time of `to` to that of `from`, if that is later. */
 void join(Clock& to, const Clock& from);
 
 struct Races {
     struct Write { u32 mask : 4, warp : 6, time : 22; };  // mask: the bytes of a word
+    /* Empty until the first access. */
+    struct Accesses {
+        std::vector<u32> times;                // [warp][word]: the warp's time at its last access
+        std::vector<u32> lines;                // [warp]: the source line of its last access
+    };
     bool wanted = false;
     u32 first = 0;                             // index of this CTA's first warp in clocks, which have all warps of the cluster
     std::vector<Clock> warps;                  // the clock of each warp
@@ -29,8 +36,7 @@ struct Races {
     size_t stride = 0;                         // words of shared memory
     std::vector<Write> writes;                 // [word]: the last write
     std::vector<u32> lines;                    // [word]: the source line of the last write
-    std::vector<u32> reads;                    // [warp][word]: the warp's time at its last read
-    std::vector<u32> read_lines;               // [warp]: the source line of the last read
+    Accesses reads, atomics;
     std::unordered_map<u32, Clock> counters;   // the clock of each mbarrier, by address
     std::unordered_map<u32, std::pair<u32, u32>> made;  // which warp initialised each mbarrier, and at which of its times
     Clock reached;                             // times at which warps of other CTAs last used mbarriers of this CTA
@@ -47,6 +53,6 @@ struct Races {
 void reach(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u32 barrier);
 /* Checks at the end of a CTA that other CTAs' uses of its mbarriers are ordered before the end. */
 void end(Cta& cta);
-/* Records a warp's read or write of shared memory, of its CTA or another CTA of the cluster, and reports a race. */
-void touch(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u64 address, u32 bytes, bool writes);
+/* Records a warp's access of shared memory, of its CTA or another CTA of the cluster, and reports a race. */
+void touch(Warp& warp, Cta& cta, const Instruction& instruction, u32 lane, u64 address, u32 bytes, Access access);
 }  // namespace ptx

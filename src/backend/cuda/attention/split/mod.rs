@@ -105,11 +105,6 @@ impl DecodeFilter {
     }
 }
 
-/// Returns whether a row is marked as a tree of drafts.
-const fn is_tree(row: &BatchRow) -> bool {
-    row.row.raw() >= TREE_ROW
-}
-
 /// The result of a step's split. A kernel without work need not be launched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SplitCount {
@@ -184,6 +179,7 @@ mod tests {
     use super::decode::DECODE_WORDS;
     use super::extend::{EXTEND_WORDS, HEAD_WORDS};
     use super::*;
+    use crate::backend::cuda::kernels::params::is_tree;
     use crate::id::RowId;
 
     /// Sequence, kv head and tokens of one share, and the owner of the share.
@@ -225,8 +221,8 @@ mod tests {
     }
 
     fn decodes(shape: &SplitShape, width: usize, row: &BatchRow) -> bool {
-        let is_tree = row.row.raw() >= TREE_ROW;
-        row.extend_len * shape.group <= DECODE_ROWS[width] && (!is_tree || DECODE_ROWS[width] == 64)
+        let may_be_tree = DECODE_ROWS[width] == 64;
+        row.extend_len * shape.group <= DECODE_ROWS[width] && (!is_tree(row) || may_be_tree)
     }
 
     /// Reads the decode plan in the order of the decode kernel. Parts of a sum are counted, written and found as in

@@ -3,7 +3,8 @@
 //! For this kernel, the tokens of a row with lists are the entries of its lists. Other rows read all visible tokens and
 //! go to the extend kernel.
 
-use super::{DecodeFilter, Split, SplitCount, SplitShape, is_tree};
+use super::{DecodeFilter, Split, SplitCount, SplitShape};
+use crate::backend::cuda::kernels::params::is_tree;
 use crate::plan::BatchRow;
 
 impl SplitShape {

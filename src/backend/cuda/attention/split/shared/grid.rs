@@ -1,9 +1,9 @@
 //! The kernels that read a step's spans once, and their grids on a device.
 
-use super::super::{DECODE_ROWS, DecodeFilter, SplitShape, is_tree};
+use super::super::{DECODE_ROWS, DecodeFilter, SplitShape};
 use super::{PARTIAL_ROWS, SpanCosts};
 use crate::backend::cuda::kernels::params::{
-    SPAN_ROWS, SPAN_ROWS_256, TAIL_WARPS, TAIL_WARPS_256, TAIL_WARPS_ANY,
+    SPAN_ROWS, SPAN_ROWS_256, TAIL_WARPS, TAIL_WARPS_256, TAIL_WARPS_ANY, is_tree,
 };
 use crate::plan::BatchRow;
 
@@ -56,8 +56,6 @@ impl RowAssignment {
 pub struct SharedGrid {
     /// Number of CTAs of a launch.
     pub ctas: u32,
-    /// Number of CTAs that run on a multiprocessor at a time.
-    pub resident: u32,
     /// Number of warps of a CTA that work on tails.
     pub warps: u32,
     /// Maximum number of query rows of a query tile.
@@ -75,7 +73,6 @@ impl SharedGrid {
     pub const fn hopper(multiprocessors: u32) -> Self {
         Self {
             ctas: multiprocessors,
-            resident: 1,
             warps: TAIL_WARPS,
             rows: SPAN_ROWS,
             item_tiles: 4,
@@ -89,7 +86,6 @@ impl SharedGrid {
         let is_wide = head_dim > 128;
         Self {
             ctas: multiprocessors * resident,
-            resident,
             warps: if is_wide { TAIL_WARPS_256 } else { TAIL_WARPS_ANY },
             rows: if is_wide { SPAN_ROWS_256 } else { SPAN_ROWS },
             item_tiles: 3,

@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::backend::cuda::attention::split::is_tree;
-use crate::backend::cuda::kernels::params::{NO_SPAN, TREE_ROW};
+use crate::backend::cuda::kernels::params::{NO_SPAN, TREE_ROW, is_tree};
 use crate::id::{PageId, RowId};
 use crate::plan::SharedSpan;
 use crate::testkit::rng::Rng;

@@ -26,7 +26,6 @@ use super::sparse::{Chosen, Gauge};
 use super::sums::Link;
 use super::weights::Weights;
 use crate::config::ModelConfig;
-use crate::family::Family;
 use crate::sparse::channels::Measured;
 use experts::Mixture;
 use operands::qkv_width;
@@ -153,7 +152,7 @@ impl Forward {
         let limits = Limits { logits: padded_rows(limits.logits), ..limits };
         let ModelConfig { hidden, intermediate, vocab, .. } = config;
         let (q, qkv) = (config.q_heads * config.head_dim, qkv_width(&config));
-        let norms_outputs = config.family == Family::Gemma3;
+        let norms_outputs = config.family.norms_outputs();
         let more = if norms_outputs { hidden } else { Mixture::width(&config) };
         let widths = [2 * hidden, qkv, q, 3 * intermediate, more].iter().sum::<usize>();
         let wanted = 2 * (rows * widths + limits.logits * vocab) as u64;

@@ -41,7 +41,6 @@ impl Forward {
         step: StepAddresses,
     ) -> Result<(), GpuError> {
         let at = |buffer: &DeviceBuffer, bytes: u64| buffer.address() + bytes * first as u64;
-        assert!(first == 0 || !step.filtered || self.thresholds.bytes() > 0);
         let params = SampleParams {
             logits: self.logits.address(),
             draws: step.draws + 32 * first as u64,

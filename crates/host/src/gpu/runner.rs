@@ -37,7 +37,7 @@ pub use times::StepTime;
 
 /// Draws of a step in addition to those of the largest padded decode step.
 const MORE_DRAWS: usize = 4096;
-/// The same for a runner that keeps logits. The pinned memory grows by `SLOTS` rows of logits for each draw.
+/// The same for a runner that keeps logits. The pinned memory grows by `STAGING_BUFFERS` rows of logits for each draw.
 const MORE_KEPT_DRAWS: usize = 256;
 /// Maximum number of rows of logits computed at a time for drafts.
 const DRAFT_LOGITS_MAX: usize = 1024;

@@ -155,6 +155,11 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Returns whether a value is neither false nor 0.
+pub(crate) fn is_set(value: &Value) -> bool {
+    value != &Value::Bool(false) && value.as_u64() != Some(0)
+}
+
 /// Returns the ids of a value that is one token id or a list of them.
 pub(crate) fn token_ids(value: &Value) -> Option<Vec<u32>> {
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);

@@ -135,7 +135,7 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use clap::CommandFactory;
 
     use super::*;

@@ -307,7 +307,7 @@ pub fn apply(edits: &[Edit], only: bool, logits: &[f32], out: &mut Vec<f32>) {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use std::collections::BTreeSet;
 
     use super::*;

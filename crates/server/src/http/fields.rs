@@ -247,7 +247,7 @@ fn same(a: &Value, b: &Value) -> bool {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use std::collections::BTreeSet;
 
     use serde_json::json;

@@ -54,7 +54,7 @@ pub fn cors(origins: &[String]) -> Result<CorsLayer> {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     #[test]

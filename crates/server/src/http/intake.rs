@@ -177,7 +177,7 @@ impl Drop for Held {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     fn intake() -> Intake {

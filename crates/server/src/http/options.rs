@@ -179,7 +179,7 @@ impl HttpOptions {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use clap::Parser;
 
     use super::*;

@@ -36,8 +36,8 @@ use kvarena_host::contiguous;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::fields::read_json;
 use kvarena_host::gpu::device::Device;
-use kvarena_host::gpu::forward::Fault;
-use kvarena_host::gpu::ranks::{RanksRunner, Source};
+use kvarena_host::gpu::forward::InjectedFault;
+use kvarena_host::gpu::ranks::{RanksRunner, WeightSource};
 use kvarena_host::gpu::runner::{GpuOptions, GpuRunner, OnGpu};
 use kvarena_host::gpu::sparse::{Reading, first_channels};
 use kvarena_host::gpu::sums::Transport;
@@ -73,7 +73,7 @@ pub struct Case {
     device: Rc<Device>,
     model: Model,
     weights: Rc<Weights>,
-    source: Source,
+    source: WeightSource,
     /// Number of GPUs.
     pub ranks: usize,
     /// Transport of sums.
@@ -83,7 +83,7 @@ pub struct Case {
     continuations: Vec<Vec<u32>>,
     /// Channels for labels, as the CPU measures them.
     labels: LabelChannels,
-    /// Wrong channels, for [`Fault::Labels`].
+    /// Wrong channels, for [`InjectedFault::Labels`].
     wrong_labels: LabelChannels,
     /// The reference's logits of earlier streams, by their tokens and the number of positions that they read.
     reference: HashMap<(Vec<u32>, Option<u32>), Vec<f32>>,
@@ -144,7 +144,7 @@ impl Case {
     pub fn golden(device: &Rc<Device>) -> Result<Self> {
         let dir = tiny_model();
         let model = Model::read(&dir)?;
-        Self::new("qwen3-tiny", device, model, Source::Files(dir.clone()), prompts(dir)?)
+        Self::new("qwen3-tiny", device, model, WeightSource::Files(dir.clone()), prompts(dir)?)
     }
 
     /// Returns a seeded Llama with heads of 64, with the golden prompts of llama-tiny.
@@ -155,7 +155,7 @@ impl Case {
         let (config, mut random) = (config_of(Shape::LlamaTiny64)?, Random { seed: 64 });
         let model = Model::build(config, &mut random)?;
         let prompts = prompts(tiny_model().with_file_name("llama-tiny"))?;
-        Self::new("llama-tiny-64", device, model, Source::Random(64), prompts)
+        Self::new("llama-tiny-64", device, model, WeightSource::Random(64), prompts)
     }
 
     /// Returns a tiny model of the host's tests, with layers that read all tokens and layers that read a window.
@@ -165,7 +165,7 @@ impl Case {
     pub fn tiny(device: &Rc<Device>, name: &'static str) -> Result<Self> {
         let dir = tiny_model().with_file_name(name);
         let model = Model::read(&dir)?;
-        Self::new(name, device, model, Source::Files(dir.clone()), prompts(dir)?)
+        Self::new(name, device, model, WeightSource::Files(dir.clone()), prompts(dir)?)
     }
 
     /// Returns the tokens that a reference implementation generates for the prompts of a model directory.
@@ -174,8 +174,8 @@ impl Case {
     /// The data is missing, or the weights are random.
     pub fn expected(&self) -> Result<Vec<Vec<u32>>> {
         match &self.source {
-            Source::Files(dir) => golden_ids(dir, "tokens"),
-            Source::Random(_) => Err(Error::run("random weights have no reference")),
+            WeightSource::Files(dir) => golden_ids(dir, "tokens"),
+            WeightSource::Random(_) => Err(Error::run("random weights have no reference")),
         }
     }
 
@@ -183,7 +183,7 @@ impl Case {
         name: &'static str,
         device: &Rc<Device>,
         model: Model,
-        source: Source,
+        source: WeightSource,
         prompts: Vec<Vec<u32>>,
     ) -> Result<Self> {
         let device = device.clone();
@@ -307,7 +307,7 @@ impl Case {
     /// Returns how generating streams select the positions that they read; `None` if they read all positions.
     fn reading(&self, setting: Setting) -> Option<Reading> {
         let labels = match setting.fault {
-            Fault::Labels => &self.wrong_labels,
+            InjectedFault::Labels => &self.wrong_labels,
             _ => &self.labels,
         };
         setting.sparse.map(|top| Reading { top, labels: labels.clone() })

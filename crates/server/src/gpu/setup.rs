@@ -14,7 +14,7 @@ use kvarena_host::error::{Error, Result};
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::error::GpuError;
 use kvarena_host::gpu::products::Choice;
-use kvarena_host::gpu::ranks::{RanksRunner, Source};
+use kvarena_host::gpu::ranks::{RanksRunner, WeightSource};
 use kvarena_host::gpu::runner::{GpuOptions, GpuRunner};
 use kvarena_host::gpu::shape::{check_dtype, check_shape};
 use kvarena_host::gpu::sparse::{self, Reading, first_channels};
@@ -41,7 +41,7 @@ pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
 pub struct Loaded {
     /// Shape of the model.
     pub config: ModelConfig,
-    source: Source,
+    source: WeightSource,
     /// Tokenizer and chat template of the model.
     pub text: Text,
     policy: Policy,
@@ -195,15 +195,15 @@ fn reading(args: &Args, model: &ModelConfig) -> Result<Option<Reading>> {
 }
 
 /// Returns the model's shape, the source of its weights, and its tokenizer.
-fn model(args: &Args) -> Result<(ModelConfig, Source, Text)> {
+fn model(args: &Args) -> Result<(ModelConfig, WeightSource, Text)> {
     check_dtype(KvDtype::from(args.kv_dtype))?;
     if let Some(shape) = args.random_model {
-        return Ok((setup::config_of(shape)?, Source::Random(args.seed), Text::default()));
+        return Ok((setup::config_of(shape)?, WeightSource::Random(args.seed), Text::default()));
     }
     let dir = setup::model_dir(args)?;
     let config = ModelConfig::read(&dir)?;
     let text = Text::read(&dir, config.vocab)?;
-    Ok((config, Source::Files(dir), text))
+    Ok((config, WeightSource::Files(dir), text))
 }
 
 fn options(args: &Args) -> GpuOptions {

@@ -3,7 +3,7 @@
 use kvarena::Layout;
 
 use kvarena_host::draft::Drafting;
-use kvarena_host::gpu::forward::Fault;
+use kvarena_host::gpu::forward::InjectedFault;
 use kvarena_host::gpu::products::Choice;
 use kvarena_host::sample::Sampling;
 
@@ -45,7 +45,7 @@ pub struct Setting {
     /// The choice of products' implementations.
     pub choice: Choice,
     /// The deliberate fault.
-    pub fault: Fault,
+    pub fault: InjectedFault,
     /// Every n-th step fails.
     pub fail_every: Option<u64>,
     /// A token that ends a stream.
@@ -73,7 +73,7 @@ impl Default for Setting {
             overlap: true,
             schedule: Schedule::AllAtOnce,
             choice: Choice::First,
-            fault: Fault::None,
+            fault: InjectedFault::None,
             fail_every: None,
             stop: None,
             drafts: None,

@@ -142,9 +142,7 @@ impl Case {
     /// # Errors
     /// The data is missing, or the GPU cannot serve.
     pub fn golden(device: &Rc<Device>) -> Result<Self> {
-        let dir = tiny_model();
-        let model = Model::read(&dir)?;
-        Self::new("qwen3-tiny", device, model, WeightSource::Files(dir.clone()), prompts(dir)?)
+        Self::tiny(device, "qwen3-tiny")
     }
 
     /// Returns a seeded Llama with heads of 64, with the golden prompts of llama-tiny.

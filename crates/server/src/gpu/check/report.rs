@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::rc::Rc;
 
-use super::settings::{FEW, Setting, samplings, settings};
+use super::settings::{FAIL_EVERY, FEW, Setting, samplings, settings};
 use super::{Case, Distance};
 use crate::setup::tiny_model;
 use kvarena_host::config::ModelConfig;
@@ -14,9 +14,6 @@ use kvarena_host::gpu::forward::InjectedFault;
 use kvarena_host::gpu::shape::check_shape;
 use kvarena_host::gpu::sums::Transport;
 use kvarena_host::sample::Sampling;
-
-/// Steps between failures, in settings with failures.
-const FAIL_EVERY: u64 = 5;
 
 /// The output of the checks, and the number of failures.
 struct Report<'a, W> {

@@ -11,6 +11,8 @@ use kvarena_host::sample::Sampling;
 pub const ALL: u32 = 147;
 /// Fewer positions than most streams have.
 pub const FEW: u32 = 24;
+/// Steps between failures, in settings with failures.
+pub const FAIL_EVERY: u64 = 5;
 
 /// The way in which the check serves the requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -155,7 +157,7 @@ fn hosted() -> [Setting; 6] {
         plain,
         Setting { graphs: false, ..plain },
         Setting { overlap: false, ..plain },
-        Setting { fail_every: Some(5), ..plain },
+        Setting { fail_every: Some(FAIL_EVERY), ..plain },
         small,
         Setting { graphs: false, overlap: false, ..small },
     ]

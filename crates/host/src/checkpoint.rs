@@ -118,7 +118,7 @@ pub fn shards(dir: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     Ok(names)
 }
 
-/// Returns the tensors of a shard that the index assigns to it. Returns all tensors of a whole model, which has no index.
+/// Returns the tensors of a shard that the index assigns to it, or all tensors of a whole model, which has no index.
 /// `bytes` is the content of `file`.
 ///
 /// # Errors

@@ -212,7 +212,7 @@ impl Case {
             let (runner, engine, policy) = self.parts(setting)?;
             return self.serve_by(Server::new(runner, engine, policy), setting, sampling);
         }
-        let (engine_config, policy, options) = self.shape(setting)?;
+        let (engine_config, policy, options) = self.sizes(setting)?;
         let config = &self.model.config;
         let mut runner = RanksRunner::new(config, &self.source, options, self.ranks)?;
         if let Some(reading) = self.reading(setting) {
@@ -290,7 +290,7 @@ impl Case {
     /// # Errors
     /// The GPU cannot serve.
     pub fn parts(&self, setting: Setting) -> Result<(GpuRunner, Engine<Cuda>, Policy)> {
-        let (engine_config, policy, options) = self.shape(setting)?;
+        let (engine_config, policy, options) = self.sizes(setting)?;
         let (device, weights) = (self.device.clone(), self.weights.clone());
         let mut runner = GpuRunner::new(device, self.model.config.clone(), weights, options)?;
         if let Some(reading) = self.reading(setting) {
@@ -312,28 +312,12 @@ impl Case {
     }
 
     /// Returns the sizes of a server with a setting, on each GPU.
-    fn shape(&self, setting: Setting) -> Result<(EngineConfig, Policy, GpuOptions)> {
+    fn sizes(&self, setting: Setting) -> Result<(EngineConfig, Policy, GpuOptions)> {
         let share = Share { rank: 0, ranks: self.ranks };
         let config = &share.of(&self.model.config)?;
         let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
         let tokens = if setting.schedule == Schedule::Preempting { longest } else { 4096 };
-        let policy = Policy {
-            chunk: match (setting.schedule, setting.sparse) {
-                (Schedule::Chunked, _) => 7,
-                // Some streams generate while the prompts of other streams are computed, in parts of several tokens.
-                (_, Some(_)) => 100,
-                _ => 512,
-            },
-            // With sparse reads all streams run at once. A sample that waited would find only whole pages in the cache,
-            // and would compute the rest of the prompt together with its first token.
-            concurrency: if setting.sparse.is_some() { 24 } else { 16 },
-            overlap: setting.overlap,
-            fail_every: setting.fail_every,
-            // The check compares sampled tokens with and without overlap. If streams waited, steps would have other
-            // rows, and logits would differ in their last bits.
-            wait_for_leaders: false,
-            drafts: setting.drafts,
-        };
+        let policy = policy(setting);
         let has_groups = setting.groups && setting.sparse.is_none();
         let pool = PoolConfig {
             layers: config.layers as u32,
@@ -403,17 +387,7 @@ impl Case {
             let from = prompt.len() - 1;
             let reads = setting.sparse.filter(|&top| (top as usize) < stream.len());
             distance.few |= reads.is_some();
-            let reference = match self.reference.entry((stream, reads)) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(entry) => {
-                    let (model, labels, stream) = (&self.model, &self.labels, &entry.key().0);
-                    let logits = match reads {
-                        Some(top) => reference::logits(model, stream, from, (top, labels))?,
-                        None => contiguous::logits(model, stream, from),
-                    };
-                    entry.insert(logits)
-                }
-            };
+            let reference = self.reference(stream, from, reads)?;
             let device = &collected.logits[key];
             let ended = tokens.iter().position(|token| Some(*token) == setting.stop);
             let whole = ended.map_or(NEW_TOKENS as usize, |last| last + 1);
@@ -450,6 +424,20 @@ impl Case {
         Ok(distance)
     }
 
+    /// Returns the reference's logits of a stream's tokens from `from` on. They are computed once.
+    fn reference(&mut self, stream: Vec<u32>, from: usize, reads: Option<u32>) -> Result<&[f32]> {
+        let entry = match self.reference.entry((stream, reads)) {
+            Entry::Occupied(known) => return Ok(known.into_mut()),
+            Entry::Vacant(entry) => entry,
+        };
+        let (model, labels, stream) = (&self.model, &self.labels, &entry.key().0);
+        let logits = match reads {
+            Some(top) => reference::logits(model, stream, from, (top, labels))?,
+            None => contiguous::logits(model, stream, from),
+        };
+        Ok(entry.insert(logits))
+    }
+
     /// Records the tokens that follow the prompts, if the setting has drafts and no tokens are recorded yet.
     fn record_continuations(&mut self, setting: Setting) -> Result<()> {
         if setting.drafts.is_some() && self.continuations.is_empty() {
@@ -476,6 +464,26 @@ impl Case {
             }
         }
         Ok(first.unwrap_or_default().values().map(Vec::len).sum())
+    }
+}
+
+fn policy(setting: Setting) -> Policy {
+    Policy {
+        chunk: match (setting.schedule, setting.sparse) {
+            (Schedule::Chunked, _) => 7,
+            // Some streams generate while the prompts of other streams are computed, in parts of several tokens.
+            (_, Some(_)) => 100,
+            _ => 512,
+        },
+        // With sparse reads all streams run at once. A sample that waited would find only whole pages in the cache,
+        // and would compute the rest of the prompt together with its first token.
+        concurrency: if setting.sparse.is_some() { 24 } else { 16 },
+        overlap: setting.overlap,
+        fail_every: setting.fail_every,
+        // The check compares sampled tokens with and without overlap. If streams waited, steps would have other
+        // rows, and logits would differ in their last bits.
+        wait_for_leaders: false,
+        drafts: setting.drafts,
     }
 }
 

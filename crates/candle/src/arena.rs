@@ -93,6 +93,9 @@ impl KvArena {
     /// [`Error::Engine`] if an earlier step is still open, or the step is not open.
     pub fn close(&mut self, step: StepId) -> Result<(), Error> {
         self.engine.commit(step).map_err(kvarena::EngineError::from)?;
-        Ok(self.engine.complete(step).map_err(kvarena::EngineError::from)?)
+        // This also completes a later step that was dropped, unless a later step is open.
+        let newest = self.engine.newest_step();
+        let completed = self.engine.complete(newest).or_else(|_| self.engine.complete(step));
+        Ok(completed.map_err(kvarena::EngineError::from)?)
     }
 }

@@ -87,7 +87,7 @@ impl Drop for Undo<'_> {
         let Some(step) = self.step else { return };
         let engine = self.engine.get_mut();
         engine.abort(step).expect("the last step that was planned is open");
-        // An error means that an earlier step is open; closing a later step then completes this one.
+        // An error means that an earlier step is open; closing that step completes this one.
         let _ = engine.complete(step);
     }
 }

@@ -124,7 +124,7 @@ fn a_step_that_panics_is_undone_and_tensors_outlive_the_arena() {
     assert_eq!(inputs.tokens.to_vec1::<u32>().expect("numbers"), [1]);
 }
 
-/// A dropped step cannot complete while an earlier step is open. Closing a later step completes it.
+/// A dropped step cannot complete while an earlier step is open. Closing the earlier step completes it.
 #[test]
 fn a_later_step_may_be_dropped_while_an_earlier_one_is_open() {
     let mut arena = arena();
@@ -135,6 +135,7 @@ fn a_later_step_may_be_dropped_while_an_earlier_one_is_open() {
     drop(arena.step(&[Extend { seq: seqs[1], len: 1 }]).expect("room"));
     arena.engine.verify().expect("all invariants hold");
     arena.close(first).expect("it was launched");
+    assert_eq!(arena.engine.stats().fenced_pages, 0, "the pages of the dropped step return");
     let second = arena.step(&[Extend { seq: seqs[1], len: 1 }]).expect("room").launched();
     arena.close(second).expect("it was launched");
     arena.engine.verify().expect("all invariants hold");

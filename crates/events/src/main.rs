@@ -8,9 +8,10 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use kvarena_events::fleet::{FleetConfig, Policy, costs, index_bytes_a_page, run};
+use kvarena_events::fleet::{FleetConfig, Outcome, Policy, costs, index_bytes_a_page, run};
 use kvarena_events::host::HostConfig;
-use kvarena_events::{plot, trace};
+use kvarena_events::plot;
+use kvarena_events::trace::{self, Request};
 
 /// Runs two engines and a router over real sockets. With --fleet and --trace, simulates a fleet that serves a trace,
 /// under each of three routing policies.
@@ -68,6 +69,26 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
         requests.len(),
         options.rate
     );
+    let outcomes = simulate(&config, &requests)?;
+    if let Some(path) = &options.plot {
+        std::fs::write(path, plot::draw(&outcomes))?;
+        println!("the plot is in {}", path.display());
+    }
+    print_costs(host, &requests[..requests.len().min(1000)])?;
+    print_index(outcomes.last().expect("there are policies"), engines);
+    if let Some(bytes) = index_bytes {
+        let engine = bytes * f64::from(pages);
+        println!(
+            "the index takes {bytes:.0} bytes per page, {:.1} MB for a full engine: a GiB suffices for {:.0} engines",
+            engine / 1e6,
+            f64::from(1 << 30) / engine
+        );
+    }
+    Ok(())
+}
+
+/// Serves the trace under each policy, and prints a table of the outcomes.
+fn simulate(config: &FleetConfig, requests: &[Request]) -> Result<Vec<Outcome>, Box<dyn Error>> {
     println!(
         "\n{:<16}{:>10}{:>10}{:>12}{:>12}{:>10}{:>11}{:>10}{:>10}",
         "policy", "hit", "busiest/", "mean wait", "p99 wait", "events", "events/s", "MB", "KB/s"
@@ -75,7 +96,7 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
     println!("{:<16}{:>10}{:>10}{:>12}{:>12}", "", "tokens", "mean", "s", "s");
     let mut outcomes = Vec::new();
     for policy in Policy::ALL {
-        let outcome = run(&config, policy, &requests)?;
+        let outcome = run(config, policy, requests)?;
         let ((mean, p99), seconds) = (outcome.wait(), outcome.seconds.max(1e-9));
         println!(
             "{:<16}{:>9.1}%{:>10.2}{:>12.2}{:>12.2}{:>10}{:>11.1}{:>10.1}{:>10.1}",
@@ -95,13 +116,13 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
     if skipped > 0 {
         println!("{skipped} requests were left out because they fit in no engine");
     }
-    if let Some(path) = &options.plot {
-        std::fs::write(path, plot::draw(&outcomes))?;
-        println!("the plot is in {}", path.display());
-    }
+    Ok(outcomes)
+}
+
+/// Prints a table of the work that an engine does besides serving.
+fn print_costs(host: HostConfig, requests: &[Request]) -> Result<(), Box<dyn Error>> {
     println!("\nwork of one engine besides serving      us per request   ns per stored page");
-    let few = &requests[..requests.len().min(1000)];
-    let all = costs(host, few)?;
+    let all = costs(host, requests)?;
     let bare = all[0];
     for cost in &all {
         let more = (cost.seconds - bare.seconds) * 1e9 / cost.pages.max(1) as f64;
@@ -112,30 +133,25 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
             more
         );
     }
-    let last = outcomes.last().expect("there are policies");
-    let apply = last.apply_seconds / last.seconds.max(1e-9);
-    println!(
-        "\nthe router's index applied {} events in {:.2} s. This is {:.4}% of one core over the trace's {:.0} s, so \
-         one core has time for {:.0} such engines",
-        last.events,
-        last.apply_seconds,
-        100.0 * apply,
-        last.seconds,
-        engines as f64 / apply.max(1e-12),
-    );
-    if let Some(bytes) = index_bytes {
-        let engine = bytes * f64::from(pages);
-        println!(
-            "the index takes {bytes:.0} bytes per page, {:.1} MB for a full engine: a GiB suffices for {:.0} engines",
-            engine / 1e6,
-            f64::from(1 << 30) / engine
-        );
-    }
     Ok(())
 }
 
+/// Prints the work of the router's index in a run.
+fn print_index(outcome: &Outcome, engines: usize) {
+    let apply = outcome.apply_seconds / outcome.seconds.max(1e-9);
+    println!(
+        "\nthe router's index applied {} events in {:.2} s. This is {:.4}% of one core over the trace's {:.0} s, so \
+         one core has time for {:.0} such engines",
+        outcome.events,
+        outcome.apply_seconds,
+        100.0 * apply,
+        outcome.seconds,
+        engines as f64 / apply.max(1e-12),
+    );
+}
+
 #[cfg(test)]
-mod test {
+mod tests {
     use clap::CommandFactory;
 
     use super::*;

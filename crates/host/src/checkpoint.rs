@@ -5,7 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use bytemuck::pod_collect_to_vec;
 use half::{bf16, f16};
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
 use crate::error::{Error, Result};
@@ -37,11 +39,18 @@ impl Checkpoint {
     /// A file is missing, truncated or damaged; an index is invalid, or names a tensor that its shard lacks.
     pub fn read(dir: &Path) -> Result<Self> {
         let mut checkpoint = Self { dir: dir.into(), tensors: BTreeMap::new() };
-        for (file, tensors) in shards(dir)? {
-            checkpoint.read_shard(&file, &tensors)?;
-            let is_lost = |name: &&String| !checkpoint.tensors.contains_key(*name);
-            if let Some(lost) = tensors.iter().find(is_lost) {
-                return Err(lost_tensor(dir, &file, lost));
+        for (file, assigned) in shards(dir)? {
+            let bytes = read_file(&dir.join(&file))?;
+            for (name, view) in tensors(dir, &file, &bytes, &assigned)? {
+                let data = view.data();
+                let numbers = match view.dtype() {
+                    Dtype::BF16 => Ok(Numbers::Bf16(pod_collect_to_vec::<u8, bf16>(data))),
+                    Dtype::F16 => Ok(Numbers::F16(pod_collect_to_vec::<u8, f16>(data))),
+                    Dtype::F32 => Ok(Numbers::F32(pod_collect_to_vec::<u8, f32>(data))),
+                    other => Err(other),
+                };
+                let (file, shape) = (file.clone(), view.shape().to_vec());
+                checkpoint.tensors.insert(name, Tensor { file, shape, numbers });
             }
         }
         Ok(checkpoint)
@@ -77,31 +86,6 @@ impl Checkpoint {
         check_shape(&path, name, &tensor.shape, shape)?;
         tensor.numbers.map_err(|dtype| unsupported_dtype(&path, name, dtype))
     }
-
-    /// Reads the tensors that the index assigns to a shard. Reads all tensors of a whole model, which has no index.
-    fn read_shard(&mut self, file: &str, assigned: &BTreeSet<String>) -> Result<()> {
-        let path = self.dir.join(file);
-        let bytes = read_file(&path)?;
-        let damaged = |e: SafeTensorError| {
-            Error::model(format!("{}: damaged or truncated: {e}", path.display()))
-        };
-        let shard = SafeTensors::deserialize(&bytes).map_err(damaged)?;
-        for (name, view) in shard.iter() {
-            if !assigned.is_empty() && !assigned.contains(name) {
-                continue;
-            }
-            let data = view.data();
-            let numbers = match view.dtype() {
-                Dtype::BF16 => Ok(Numbers::Bf16(bytemuck::pod_collect_to_vec::<u8, bf16>(data))),
-                Dtype::F16 => Ok(Numbers::F16(bytemuck::pod_collect_to_vec::<u8, f16>(data))),
-                Dtype::F32 => Ok(Numbers::F32(bytemuck::pod_collect_to_vec::<u8, f32>(data))),
-                other => Err(other),
-            };
-            let (file, shape) = (file.to_owned(), view.shape().to_vec());
-            self.tensors.insert(name.to_owned(), Tensor { file, shape, numbers });
-        }
-        Ok(())
-    }
 }
 
 /// Returns the files of a model, each with the tensors that the index assigns to it. A whole model has no index.
@@ -115,7 +99,7 @@ pub fn shards(dir: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let index_path = dir.join(INDEX);
     if !index_path.exists() {
         let dir = dir.display();
-        return Err(Error::model(format!("{dir} holds neither {WHOLE} nor {WHOLE}.index.json")));
+        return Err(Error::model(format!("{dir} holds neither {WHOLE} nor {INDEX}")));
     }
     let value = read_json(&index_path)?;
     let index = Fields::new(&index_path, &value)?;
@@ -134,9 +118,28 @@ pub fn shards(dir: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     Ok(names)
 }
 
-/// Returns the error for a tensor that the index assigns to a shard without it.
-pub fn lost_tensor(dir: &Path, file: &str, tensor: &str) -> Error {
-    Error::model(format!("{}: {file} holds no tensor {tensor}", dir.join(INDEX).display()))
+/// Returns the tensors of a shard that the index assigns to it, or all tensors of a whole model, which has no index.
+/// `bytes` is the content of `file`.
+///
+/// # Errors
+/// The file is truncated or damaged, or lacks a tensor that the index assigns to it.
+pub fn tensors<'a>(
+    dir: &Path,
+    file: &str,
+    bytes: &'a [u8],
+    assigned: &BTreeSet<String>,
+) -> Result<Vec<(String, TensorView<'a>)>> {
+    let damaged = |e: SafeTensorError| {
+        Error::model(format!("{}: damaged or truncated: {e}", dir.join(file).display()))
+    };
+    let shard = SafeTensors::deserialize(bytes).map_err(damaged)?;
+    if let Some(lost) = assigned.iter().find(|name| shard.tensor(name).is_err()) {
+        let index = dir.join(INDEX);
+        return Err(Error::model(format!("{}: {file} holds no tensor {lost}", index.display())));
+    }
+    let mut tensors = shard.tensors();
+    tensors.retain(|(name, _)| assigned.is_empty() || assigned.contains(name));
+    Ok(tensors)
 }
 
 /// Returns the error for a tensor that no file of the directory contains.

@@ -118,14 +118,6 @@ impl ModelConfig {
         }
         let hidden = fields.size("hidden_size")?;
         let q_heads = fields.size("num_attention_heads")?;
-        let kv_heads = fields.size_or("num_key_value_heads", q_heads)?;
-        let may_share = |kv_heads: usize| match q_heads.is_multiple_of(kv_heads) {
-            true => Ok(()),
-            false => Err(fields.wrong(&format!(
-                "{q_heads} query heads cannot share {kv_heads} key and value heads"
-            ))),
-        };
-        may_share(kv_heads)?;
         let latent = match family {
             Family::DeepseekV3 => Some(LatentConfig::parse(&fields)?),
             _ => None,
@@ -134,20 +126,8 @@ impl ModelConfig {
             Family::Llama4 => Some(NopeConfig::parse(&fields)?),
             _ => None,
         };
-        let (kv_heads, head_dim) = match &latent {
-            Some(latent) => (1, latent.rank + latent.rope),
-            None => {
-                let default = default_head_dim(&fields, family, hidden, q_heads)?;
-                (kv_heads, fields.size_or("head_dim", default)?)
-            }
-        };
-        let gemma4 = family == Family::Gemma4;
-        let window_heads = gemma4.then_some(WindowHeads { kv_heads, head_dim });
-        let (kv_heads, head_dim, k_is_v) = match gemma4 {
-            true => gemma::full_heads(&fields, (kv_heads, head_dim))?,
-            false => (kv_heads, head_dim, false),
-        };
-        may_share(kv_heads)?;
+        let (kv_heads, head_dim, window_heads, k_is_v) =
+            heads(&fields, family, (hidden, q_heads), latent)?;
         let rotated = latent.map_or(head_dim, |latent| latent.rope);
         if !rotated.is_multiple_of(2) {
             return Err(
@@ -170,7 +150,7 @@ impl ModelConfig {
         };
         let scale = match &latent {
             Some(latent) => rope.logit_factor / ((latent.nope + latent.rope) as f32).sqrt(),
-            None if gemma4 => 1.0,
+            None if family == Family::Gemma4 => 1.0,
             None if gemma => 1.0 / (fields.size_or("query_pre_attn_scalar", 256)? as f32).sqrt(),
             None => 1.0 / (head_dim as f32).sqrt(),
         };
@@ -219,7 +199,7 @@ impl ModelConfig {
         };
         // Layers of one shape also work in a single group. Layers of two shapes do not.
         match config.find_groups() {
-            Err(error) if gemma4 => {
+            Err(error) if window_heads.is_some() => {
                 Err(fields.wrong(&format!("layers of two shapes need groups, but {error}")))
             }
             _ => Ok(config),
@@ -291,6 +271,35 @@ fn activation(fields: &Fields<'_>, family: Family) -> Result<Activation> {
         }
         _ => Ok(activation),
     }
+}
+
+/// Returns the kv heads of layers that read all tokens, the elements of such a head, Gemma 4's heads of layers with a
+/// window, and whether layers that read all tokens compute V from the product for K.
+fn heads(
+    fields: &Fields<'_>,
+    family: Family,
+    (hidden, q_heads): (usize, usize),
+    latent: Option<LatentConfig>,
+) -> Result<(usize, usize, Option<WindowHeads>, bool)> {
+    let kv_heads = fields.size_or("num_key_value_heads", q_heads)?;
+    let may_share = |kv_heads: usize| match q_heads.is_multiple_of(kv_heads) {
+        true => Ok(()),
+        false => Err(fields
+            .wrong(&format!("{q_heads} query heads cannot share {kv_heads} key and value heads"))),
+    };
+    may_share(kv_heads)?;
+    if let Some(latent) = latent {
+        return Ok((1, latent.rank + latent.rope, None, false));
+    }
+    let default = default_head_dim(fields, family, hidden, q_heads)?;
+    let head_dim = fields.size_or("head_dim", default)?;
+    if family != Family::Gemma4 {
+        return Ok((kv_heads, head_dim, None, false));
+    }
+    let window_heads = WindowHeads { kv_heads, head_dim };
+    let (kv_heads, head_dim, k_is_v) = gemma::full_heads(fields, (kv_heads, head_dim))?;
+    may_share(kv_heads)?;
+    Ok((kv_heads, head_dim, Some(window_heads), k_is_v))
 }
 
 fn default_head_dim(

@@ -143,13 +143,7 @@ impl<'a> Fields<'a> {
     /// The value is neither an id nor a list of ids.
     pub fn tokens(&self, name: &str) -> Result<Vec<u32>> {
         let Some(value) = self.get(name) else { return Ok(Vec::new()) };
-        let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-        let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-        list.iter()
-            .map(|v| {
-                token(v).ok_or_else(|| self.unfit(name, value, "a token id or a list of them"))
-            })
-            .collect()
+        token_ids(value).ok_or_else(|| self.unfit(name, value, "a token id or a list of them"))
     }
 
     fn unfit(&self, name: &str, value: &Value, wanted: &str) -> Error {
@@ -159,4 +153,15 @@ impl<'a> Fields<'a> {
         }
         self.wrong(&format!("{name}: {shown} is not {wanted}"))
     }
+}
+
+/// Returns whether a value is neither false nor 0.
+pub(crate) fn is_set(value: &Value) -> bool {
+    value != &Value::Bool(false) && value.as_u64() != Some(0)
+}
+
+/// Returns the ids of a value that is one token id or a list of them.
+pub(crate) fn token_ids(value: &Value) -> Option<Vec<u32>> {
+    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
 }

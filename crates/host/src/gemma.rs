@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::family::Family;
-use crate::fields::Fields;
+use crate::fields::{Fields, is_set};
 
 /// The heads of Gemma 4's layers with a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,10 +29,7 @@ pub fn check(fields: &Fields<'_>, family: Family) -> Result<()> {
         _ => &["attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"],
     };
     for name in unsupported {
-        let is_set = |value: &&serde_json::Value| {
-            !matches!(value.as_u64(), Some(0)) && value.as_bool() != Some(false)
-        };
-        if let Some(value) = fields.get(name).filter(is_set) {
+        if let Some(value) = fields.get(name).filter(|value| is_set(value)) {
             return Err(fields.wrong(&format!("{name} {value} is not implemented")));
         }
     }

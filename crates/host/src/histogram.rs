@@ -123,7 +123,7 @@ impl Histogram {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     #[test]

@@ -391,7 +391,7 @@ fn dot_bf16(w: &[bf16], x: &[f32]) -> f32 {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     /// This is a measurement, not a test: `cargo test --release speed -- --ignored --nocapture`

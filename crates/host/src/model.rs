@@ -373,13 +373,13 @@ impl Layer {
         };
         let mut norm = |part: &str| norm(config, source, &name(part), hidden);
         let attention_norm = norm("input_layernorm.weight")?;
-        let after_attention = norm("post_attention_layernorm.weight")?;
-        let (mlp_norm, output_norms) = match config.family {
-            family if family.norms_outputs() => {
-                let after_mlp = norm("post_feedforward_layernorm.weight")?;
-                (norm("pre_feedforward_layernorm.weight")?, Some([after_attention, after_mlp]))
-            }
-            _ => (after_attention, None),
+        let mlp_norm = norm(&format!("{}.weight", config.family.mlp_norm()))?;
+        let output_norms = match config.family.norms_outputs() {
+            true => Some([
+                norm("post_attention_layernorm.weight")?,
+                norm("post_feedforward_layernorm.weight")?,
+            ]),
+            false => None,
         };
         let factor = match config.family {
             Family::Gemma4 => source.vector(&name("layer_scalar"), 1)?[0],

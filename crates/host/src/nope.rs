@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::fields::Fields;
+use crate::fields::{Fields, is_set};
 use crate::ops::{self, Angles};
 
 /// The layers with and without rotary positions.
@@ -109,11 +109,6 @@ impl NopeConfig {
 /// Returns a list; empty if the field is absent or not a list.
 fn list<'a>(fields: &Fields<'a>, name: &str) -> &'a [Value] {
     fields.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
-}
-
-/// Returns whether a value is neither false nor 0.
-fn is_set(value: &Value) -> bool {
-    value != &Value::Bool(false) && value.as_u64() != Some(0)
 }
 
 #[cfg(test)]

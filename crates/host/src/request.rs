@@ -7,7 +7,7 @@ use kvarena::{Namespace, TokenId};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::fields::Fields;
+use crate::fields::token_ids;
 use crate::sample::Sampling;
 use crate::shaping::PreparedShaping;
 use crate::text::Text;
@@ -117,10 +117,9 @@ fn parse_line(
     sampling.top_p = fields.number("top_p")?.unwrap_or(sampling.top_p);
     sampling.top_k = fields.whole("top_k")?.unwrap_or(sampling.top_k);
     sampling.seed = fields.whole("seed")?.unwrap_or(sampling.seed);
-    if fields.get("stop_token_ids").is_some() {
-        let fields = Fields::new(Path::new("stop_token_ids"), &value);
-        let stop = fields.and_then(|fields| fields.tokens("stop_token_ids"));
-        request.stop = stop.map_err(|e| e.message)?;
+    if let Some(stop) = fields.get("stop_token_ids") {
+        let wrong = || format!("stop_token_ids: {stop} is not a token id or a list of them");
+        request.stop = token_ids(stop).ok_or_else(wrong)?;
     }
     Ok(request)
 }

@@ -117,7 +117,7 @@ pub fn splitmix(state: &mut u64) -> u64 {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     fn draws(sampling: Sampling) -> Vec<u32> {

@@ -2,8 +2,8 @@
 //!
 //! A request's [`Shaping`] and the tokens of its stream produce a list of [`Edit`]s for each draw, so a runner stores
 //! no state of streams. [`PreparedShaping`] contains the edits that all draws share; a draw adds the edits of its
-//! [`History`]. The order is that of vLLM: forbidden tokens, biases, then penalties. Log-probabilities are those of the
-//! unchanged logits.
+//! [`DrawHistory`]. The order is that of vLLM: forbidden tokens, biases, then penalties. Log-probabilities are those of
+//! the unchanged logits.
 
 use std::sync::Arc;
 
@@ -195,7 +195,7 @@ impl Counts {
 
 /// Tokens before a draw.
 #[derive(Clone, Copy, Debug)]
-pub struct History<'a> {
+pub struct DrawHistory<'a> {
     /// Tokens of the prompt, sorted and without duplicates; used only by a repetition penalty.
     pub prompt: &'a [u32],
     /// Tokens of the answer. The last token may be missing unless [`Shaping::needs_history`] returns true.
@@ -227,7 +227,7 @@ impl PreparedShaping {
     /// for e edits, and O(tokens of the bad words).
     pub fn edits(
         &self,
-        history: History<'_>,
+        history: DrawHistory<'_>,
         stop: &[u32],
         changes: &mut Vec<Edit>,
         edits: &mut Vec<Edit>,
@@ -256,7 +256,11 @@ impl PreparedShaping {
     }
 
     /// Appends the penalties of the tokens of prompt and answer, by token.
-    fn penalties(&self, History { prompt, counts, .. }: History<'_>, changes: &mut Vec<Edit>) {
+    fn penalties(
+        &self,
+        DrawHistory { prompt, counts, .. }: DrawHistory<'_>,
+        changes: &mut Vec<Edit>,
+    ) {
         let Shaping { repetition, frequency, presence, .. } = self.rules;
         let penalty = |(token, count): (u32, u32)| {
             let after = if count > 0 { -(frequency * count as f32 + presence) } else { 0.0 };
@@ -307,7 +311,7 @@ pub fn apply(edits: &[Edit], only: bool, logits: &[f32], out: &mut Vec<f32>) {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
@@ -360,7 +364,7 @@ mod test {
         let mut counts = Counts::default();
         answer.iter().for_each(|&token| counts.add(token));
         let answer_len = answer.len() as u32;
-        let history = History { prompt: &prompt, answer, counts: &counts, answer_len };
+        let history = DrawHistory { prompt: &prompt, answer, counts: &counts, answer_len };
         prepared.edits(history, stop, &mut Vec::new(), edits)
     }
 
@@ -429,7 +433,7 @@ mod test {
         let (mut changes, mut edits) = (Vec::new(), Vec::new());
         for (answer_len, changed) in [(4, 2), (5, 0)] {
             edits.clear();
-            let history = History { prompt: &[], answer: &[], counts: &counts, answer_len };
+            let history = DrawHistory { prompt: &[], answer: &[], counts: &counts, answer_len };
             let list = prepared.edits(history, &[70_000, 9], &mut changes, &mut edits);
             assert_eq!((list.count, changes.len()), (150_000, changed));
             assert!(edits.iter().zip(0..).all(|(edit, token)| edit.token == token));

@@ -48,70 +48,55 @@ pub struct Tally {
 impl Tally {
     /// Returns the report at the end of a run: a few lines for a person.
     pub fn report(&self, stats: &Stats, clock: &Clock) -> String {
+        // Writing to a String cannot fail.
         let mut text = String::new();
         let seconds = self.seconds.max(1e-9);
         let ms = |seconds: f64| seconds * 1e3;
-        let line = |text: &mut String, line: std::fmt::Arguments<'_>| {
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "{line}");
-        };
-        line(
-            &mut text,
-            format_args!(
-                "{} new tokens in {seconds:.2} s: {:.1} tokens/s, {} steps of {:.1} computed tokens",
-                self.new_tokens,
-                self.new_tokens as f64 / seconds,
-                self.steps,
-                stats.computed_tokens as f64 / self.steps.max(1) as f64,
-            ),
+        let _ = writeln!(
+            text,
+            "{} new tokens in {seconds:.2} s: {:.1} tokens/s, {} steps of {:.1} computed tokens",
+            self.new_tokens,
+            self.new_tokens as f64 / seconds,
+            self.steps,
+            stats.computed_tokens as f64 / self.steps.max(1) as f64,
         );
-        line(
-            &mut text,
-            format_args!(
-                "time to first token: median {:.1} ms, worst {:.1} ms",
-                ms(self.first_token.quantile(0.5)),
-                ms(self.first_token.greatest()),
-            ),
+        let _ = writeln!(
+            text,
+            "time to first token: median {:.1} ms, worst {:.1} ms",
+            ms(self.first_token.quantile(0.5)),
+            ms(self.first_token.greatest()),
         );
-        line(
-            &mut text,
-            format_args!(
-                "reuse: {} of {} prompt tokens needed no computing; {} pages evicted",
-                self.cached_tokens, self.prompt_tokens, stats.evicted_pages,
-            ),
+        let _ = writeln!(
+            text,
+            "reuse: {} of {} prompt tokens needed no computing; {} pages evicted",
+            self.cached_tokens, self.prompt_tokens, stats.evicted_pages,
         );
-        line(
-            &mut text,
-            format_args!(
-                "forks {}, preemptions {}, aborted steps {}, cancelled {}",
-                self.forks, self.preemptions, self.aborted_steps, self.cancelled
-            ),
+        let _ = writeln!(
+            text,
+            "forks {}, preemptions {}, aborted steps {}, cancelled {}",
+            self.forks, self.preemptions, self.aborted_steps, self.cancelled
         );
         if stats.saved_pages + stats.loaded_pages > 0 {
-            line(
-                &mut text,
-                format_args!(
-                    "host memory: {} tokens hit; {} pages saved ({} at their eviction), {} loaded, {} evicted; {} waits, median \
-                     {:.1} ms, worst {:.1} ms",
-                    stats.host_hit_tokens,
-                    stats.saved_pages,
-                    stats.forced_pages,
-                    stats.loaded_pages,
-                    stats.host_evicted_pages,
-                    self.load_time.count(),
-                    ms(self.load_time.quantile(0.5)),
-                    ms(self.load_time.greatest()),
-                ),
+            let _ = writeln!(
+                text,
+                "host memory: {} tokens hit; {} pages saved ({} at their eviction), {} loaded, {} evicted; {} waits, median \
+                 {:.1} ms, worst {:.1} ms",
+                stats.host_hit_tokens,
+                stats.saved_pages,
+                stats.forced_pages,
+                stats.loaded_pages,
+                stats.host_evicted_pages,
+                self.load_time.count(),
+                ms(self.load_time.quantile(0.5)),
+                ms(self.load_time.greatest()),
             );
         }
         if self.checks > 0 {
             let each = self.accepted as f64 / self.checks as f64;
-            line(
-                &mut text,
-                format_args!(
-                    "drafts: {} of {} accepted, {each:.2} per stream and step with drafts",
-                    self.accepted, self.drafted
-                ),
+            let _ = writeln!(
+                text,
+                "drafts: {} of {} accepted, {each:.2} per stream and step with drafts",
+                self.accepted, self.drafted
             );
         }
         let _ = write!(text, "time:");

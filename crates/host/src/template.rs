@@ -303,7 +303,7 @@ fn template_of(config: &Value) -> Option<&str> {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use serde_json::json;
 
     use super::*;

@@ -217,7 +217,7 @@ impl Decoder {
 mod byte_tokenizer;
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::byte_tokenizer::byte_tokenizer;
     use super::*;
 

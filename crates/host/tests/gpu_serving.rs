@@ -13,7 +13,7 @@ use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, KvDtype, OpenBackend, 
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::products::Choice;
-use kvarena_host::gpu::ranks::Source;
+use kvarena_host::gpu::ranks::WeightSource;
 use kvarena_host::gpu::runner::{GpuOptions, GpuRunner};
 use kvarena_host::gpu::weights::Share;
 use kvarena_host::model::Model;
@@ -87,7 +87,7 @@ fn compare(device: &Rc<Device>, dir: &Path, requests: &[Request]) {
     let model = Model::read(dir).expect("the model loads");
     let options = CpuOptions::with_threads(1);
     let expected = serve(CpuRunner::new(&model), options, |_, _| {}, requests);
-    let weights = Source::Files(dir.into()).weights(device, &model.config, Share::WHOLE);
+    let weights = WeightSource::Files(dir.into()).weights(device, &model.config, Share::WHOLE);
     let options = GpuOptions {
         chunk: POLICY.chunk,
         concurrency: POLICY.concurrency,

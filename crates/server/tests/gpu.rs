@@ -65,19 +65,18 @@ fn changed_logits_are_the_cpus_and_cost_others_nothing() {
         return;
     }
     let drafts = Some(Drafting { tokens: 4, tree: false });
-    for mut case in [Case::golden(&device).expect("the golden model")] {
-        for setting in [
-            Setting::default(),
-            Setting { overlap: false, ..Setting::default() },
-            Setting { graphs: false, schedule: Schedule::Forked, ..Setting::default() },
-            Setting { schedule: Schedule::Chunked, fail_every: Some(3), ..Setting::default() },
-            Setting { overlap: false, drafts, ..Setting::default() },
-        ] {
-            let changed = case.shaped_draws(setting).unwrap_or_else(|error| panic!("{error}"));
-            assert!(changed > 100, "{setting:?}: {changed}");
-        }
+    let mut case = Case::golden(&device).expect("the golden model");
+    for setting in [
+        Setting::default(),
+        Setting { overlap: false, ..Setting::default() },
+        Setting { graphs: false, schedule: Schedule::Forked, ..Setting::default() },
+        Setting { schedule: Schedule::Chunked, fail_every: Some(3), ..Setting::default() },
+        Setting { overlap: false, drafts, ..Setting::default() },
+    ] {
+        let changed = case.shaped_draws(setting).unwrap_or_else(|error| panic!("{error}"));
+        assert!(changed > 100, "{setting:?}: {changed}");
     }
-    drop((lock, device));
+    drop((case, lock, device));
     let launches = |shaped: &str| {
         let name = "changed_logits_are_the_cpus_and_cost_others_nothing";
         let own = std::env::current_exe().expect("a path");

@@ -1,7 +1,5 @@
 //! The GPU: its stream and kernels, and device memory by address.
 
-use std::ptr::null;
-
 use cudarc::driver::sys;
 use kvarena::backend::cuda::{CudaStream, DeviceBuffer, Gpu, PinnedBuffer};
 
@@ -50,7 +48,7 @@ impl Device {
         let mut current = std::ptr::null_mut();
         // SAFETY: `current` is valid memory for one handle.
         driver("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
-        assert!(!current.cast_const().eq(&null()), "kvarena has made a context current");
+        assert!(!current.is_null(), "kvarena has made a context current");
         Ok(())
     }
 

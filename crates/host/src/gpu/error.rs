@@ -223,7 +223,7 @@ pub(super) fn driver(
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     #[test]

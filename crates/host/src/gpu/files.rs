@@ -4,15 +4,15 @@
 //! `checkpoint.rs` reads tensors into host memory.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use half::bf16;
 use memmap2::Mmap;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 
-use crate::checkpoint::{check_shape, lost_tensor, missing_tensor, shards, unsupported_dtype};
+use crate::checkpoint::{check_shape, missing_tensor, shards, tensors, unsupported_dtype};
 use crate::error::{Error, Result};
 
 /// A directory's mapped files, and the place of each tensor.
@@ -38,37 +38,18 @@ impl Files {
     /// See [`Checkpoint::read`](crate::checkpoint::Checkpoint::read).
     pub(super) fn open(dir: &Path) -> Result<Self> {
         let mut files = Self { dir: dir.into(), maps: Vec::new(), tensors: BTreeMap::new() };
-        for (file, tensors) in shards(dir)? {
-            files.map(&dir.join(&file), &tensors)?;
-            let is_lost = |name: &&String| !files.tensors.contains_key(*name);
-            if let Some(lost) = tensors.iter().find(is_lost) {
-                return Err(lost_tensor(dir, &file, lost));
+        for (file, assigned) in shards(dir)? {
+            let map = map(&dir.join(&file))?;
+            let base = map.as_ptr() as usize;
+            for (name, view) in tensors(dir, &file, &map, &assigned)? {
+                let (start, len) = (view.data().as_ptr() as usize - base, view.data().len());
+                let (shape, dtype) = (view.shape().to_vec(), view.dtype());
+                let tensor = Tensor { map: files.maps.len(), start, len, shape, dtype };
+                files.tensors.insert(name, tensor);
             }
+            files.maps.push(map);
         }
         Ok(files)
-    }
-
-    /// Maps the tensors that the index assigns to a shard. Maps all tensors of a whole model, which has no index.
-    fn map(&mut self, path: &Path, assigned: &BTreeSet<String>) -> Result<()> {
-        let cannot = |e| Error::model(format!("cannot read {}: {e}", path.display()));
-        let file = File::open(path).map_err(cannot)?;
-        // SAFETY: the file is only read. If another process truncates it, this program ends, as the docs of `Mmap`
-        // state.
-        let map = unsafe { Mmap::map(&file) }.map_err(cannot)?;
-        let shard = SafeTensors::deserialize(&map)
-            .map_err(|e| Error::model(format!("{}: damaged or truncated: {e}", path.display())))?;
-        let base = map.as_ptr() as usize;
-        for (name, view) in shard.iter() {
-            if !assigned.is_empty() && !assigned.contains(name) {
-                continue;
-            }
-            let (start, len) = (view.data().as_ptr() as usize - base, view.data().len());
-            let (shape, dtype) = (view.shape().to_vec(), view.dtype());
-            let tensor = Tensor { map: self.maps.len(), start, len, shape, dtype };
-            self.tensors.insert(name.to_owned(), tensor);
-        }
-        self.maps.push(map);
-        Ok(())
     }
 
     /// Returns the bytes of a tensor in bf16: the bytes of the file, or numbers rounded from f16 or f32.
@@ -92,4 +73,11 @@ impl Files {
             other => Err(unsupported_dtype(&self.dir, name, other)),
         }
     }
+}
+
+fn map(path: &Path) -> Result<Mmap> {
+    let cannot = |e| Error::model(format!("cannot read {}: {e}", path.display()));
+    let file = File::open(path).map_err(cannot)?;
+    // SAFETY: the file is only read. If another process truncates it, this program ends, as the docs of `Mmap` state.
+    unsafe { Mmap::map(&file) }.map_err(cannot)
 }

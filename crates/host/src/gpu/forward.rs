@@ -26,14 +26,13 @@ use super::sparse::{Chosen, Gauge};
 use super::sums::Link;
 use super::weights::Weights;
 use crate::config::ModelConfig;
-use crate::family::Family;
 use crate::sparse::channels::Measured;
 use experts::Mixture;
 use operands::qkv_width;
 
 /// A deliberate fault, to verify that `generate --check` finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Fault {
+pub enum InjectedFault {
     /// No fault.
     #[default]
     None,
@@ -65,7 +64,7 @@ impl Parts {
 
 /// Limits of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct StepLimits {
     /// Maximum number of tokens in a step.
     pub tokens: usize,
     /// Maximum number of rows of logits that a step computes at a time.
@@ -89,7 +88,7 @@ pub struct Forward {
     /// Whether this rank chooses tokens. Only the first rank does, because ranks may round differently.
     leads: bool,
     products: Products,
-    limits: Limits,
+    limits: StepLimits,
     x: DeviceBuffer,
     normed: DeviceBuffer,
     qkv: DeviceBuffer,
@@ -106,16 +105,16 @@ pub struct Forward {
     best: DeviceBuffer,
     counters: DeviceBuffer,
     thresholds: DeviceBuffer,
-    /// Frequencies with neighbours swapped, for [`Fault::Rotary`].
+    /// Frequencies with neighbours swapped, for [`InjectedFault::Rotary`].
     swapped: DeviceBuffer,
-    /// Frequencies 1 % above the model's, for [`Fault::Position`].
+    /// Frequencies 1 % above the model's, for [`InjectedFault::Position`].
     stretched: DeviceBuffer,
     /// The positions that rows of one new token read, if they do not read all.
     chosen: Option<Chosen>,
     /// Measures channels, if the host requested it.
     gauge: Option<Gauge>,
     /// The deliberate fault.
-    pub fault: Fault,
+    pub fault: InjectedFault,
 }
 
 /// Device addresses of a step's tokens, draws and results.
@@ -144,16 +143,16 @@ impl Forward {
         device: &Device,
         config: ModelConfig,
         weights: Rc<Weights>,
-        limits: Limits,
+        limits: StepLimits,
         choice: Choice,
         link: Option<Link>,
     ) -> Result<Self, GpuError> {
         check_shape(&config)?;
         let rows = padded_rows(limits.tokens);
-        let limits = Limits { logits: padded_rows(limits.logits), ..limits };
+        let limits = StepLimits { logits: padded_rows(limits.logits), ..limits };
         let ModelConfig { hidden, intermediate, vocab, .. } = config;
         let (q, qkv) = (config.q_heads * config.head_dim, qkv_width(&config));
-        let norms_outputs = config.family == Family::Gemma3;
+        let norms_outputs = config.family.norms_outputs();
         let more = if norms_outputs { hidden } else { Mixture::width(&config) };
         let widths = [2 * hidden, qkv, q, 3 * intermediate, more].iter().sum::<usize>();
         let wanted = 2 * (rows * widths + limits.logits * vocab) as u64;
@@ -190,7 +189,7 @@ impl Forward {
             stretched: DeviceBuffer::of(&device.gpu, &stretched)?,
             chosen: None,
             gauge: None,
-            fault: Fault::None,
+            fault: InjectedFault::None,
             config,
             weights,
             link,

@@ -8,9 +8,10 @@
 //!
 //! The kernels write the chosen tokens to pinned host memory.
 //!
-//! Each step writes the image into a slot of pinned memory. A kernel copies it in the stream's order, after the
-//! previous step has read its own image. A slot, its chosen tokens and its events are reused `SLOTS` steps later. At
-//! most `SLOTS - 2` steps are in flight, so the device has finished with them by then. `send` asserts this.
+//! Each step writes the image into a staging buffer of pinned memory. A kernel copies it in the stream's order, after
+//! the previous step has read its own image. A staging buffer, its chosen tokens and its events are reused
+//! `STAGING_BUFFERS` steps later. At most `STAGING_BUFFERS - 2` steps are in flight, so the device has finished with
+//! them by then. `send` asserts this.
 
 use kvarena::backend::cuda::{CudaEvent, DeviceBuffer, PinnedBuffer};
 
@@ -18,15 +19,15 @@ use super::device::Device;
 use super::error::GpuError;
 use super::kernels::{DeviceDraw, LoadStepParams};
 
-/// Number of slots.
-pub(super) const SLOTS: usize = 4;
+/// Number of staging buffers.
+pub(super) const STAGING_BUFFERS: usize = 4;
 const DRAWS_AT: usize = 64;
 
-/// The image and its slots.
+/// The image and its staging buffers.
 #[derive(Debug)]
 pub(super) struct Images {
     image: DeviceBuffer,
-    slots: Vec<Slot>,
+    staging: Vec<Staging>,
     tokens_at: usize,
     tokens_max: usize,
     draws_max: usize,
@@ -34,7 +35,7 @@ pub(super) struct Images {
 
 /// The host's data of a step in flight.
 #[derive(Debug)]
-struct Slot {
+struct Staging {
     image: PinnedBuffer,
     host_tokens: PinnedBuffer,
     /// Events recorded before the step's plan is sent, and after its last kernel.
@@ -52,16 +53,16 @@ impl Images {
         let gpu = &device.gpu;
         let tokens_at = DRAWS_AT + draws_max * size_of::<DeviceDraw>();
         let bytes = (tokens_at + 4 * tokens_max).next_multiple_of(64);
-        let slot = |_| {
-            Ok(Slot {
+        let open = |_| {
+            Ok(Staging {
                 image: PinnedBuffer::new(gpu, bytes)?,
                 host_tokens: PinnedBuffer::new(gpu, 4 * draws_max)?,
                 begun: CudaEvent::new(gpu, true)?,
                 done: CudaEvent::new(gpu, true)?,
             })
         };
-        let slots = (0..SLOTS).map(slot).collect::<Result<_, GpuError>>()?;
-        Ok(Self { image: device.zeros(bytes)?, slots, tokens_at, tokens_max, draws_max })
+        let staging = (0..STAGING_BUFFERS).map(open).collect::<Result<_, GpuError>>()?;
+        Ok(Self { image: device.zeros(bytes)?, staging, tokens_at, tokens_max, draws_max })
     }
 
     /// Returns the maximum number of draws of a step.
@@ -86,7 +87,7 @@ impl Images {
 
     /// Records the start of step `number`, before its plan is sent.
     pub(super) fn begin(&mut self, device: &Device, number: u64) -> Result<(), GpuError> {
-        Ok(self.slots[slot_of(number)].begun.record(&device.stream)?)
+        Ok(self.staging[staging_of(number)].begun.record(&device.stream)?)
     }
 
     /// Sends step `number`'s tokens, padded to `tokens`, and its draws, padded to `draw_count`.
@@ -100,10 +101,10 @@ impl Images {
         assert!(inputs.len() <= tokens && tokens <= self.tokens_max);
         assert!(draws.len() <= draw_count && draw_count <= self.draws_max);
         let tokens_at = self.tokens_at;
-        let slot = &mut self.slots[slot_of(number)];
-        assert!(slot.done.is_done()?, "the previous step of the slot is done");
-        let host_tokens = slot.host_tokens.as_slice().as_ptr() as u64;
-        let bytes = slot.image.as_mut_slice();
+        let staging = &mut self.staging[staging_of(number)];
+        assert!(staging.done.is_done()?, "the previous step of the staging buffer is done");
+        let host_tokens = staging.host_tokens.as_slice().as_ptr() as u64;
+        let bytes = staging.image.as_mut_slice();
         bytes[..8].copy_from_slice(&host_tokens.to_le_bytes());
         let (own, padding) = bytes[DRAWS_AT..tokens_at].split_at_mut(size_of_val(draws));
         own.copy_from_slice(bytemuck::cast_slice(draws));
@@ -111,39 +112,40 @@ impl Images {
         let (own, padding) = bytes[tokens_at..].split_at_mut(size_of_val(inputs));
         own.copy_from_slice(bytemuck::cast_slice(inputs));
         padding[..4 * (tokens - inputs.len())].fill(0);
-        let source = slot.image.as_slice().as_ptr() as u64;
+        let source = staging.image.as_slice().as_ptr() as u64;
         // The kernel does not copy the draws from `draw_count` on.
         let first = ((DRAWS_AT + draw_count * size_of::<DeviceDraw>()) / 16) as u32;
         let second = (4 * tokens).div_ceil(16) as u32;
         let (target, second_at) = (self.image.address(), (tokens_at / 16) as u32);
         let params = LoadStepParams { source, target, first, second_at, second, reserved: 0 };
         let grid = ((first + second).div_ceil(256), 1);
-        // SAFETY: pinned memory has one address for host and device; slot and image have memory for that many units;
-        // the slot does not change until the step is done (asserted when it is reused).
+        // SAFETY: pinned memory has one address for host and device; the staging buffer and the image have memory for
+        // that many units; the staging buffer does not change until the step is done (asserted when it is reused).
         unsafe { device.kernels.load_step.launch(device.raw(), grid, 256, &params) }
     }
 
     /// Records the end of step `number`.
     pub(super) fn end(&mut self, device: &Device, number: u64) -> Result<(), GpuError> {
-        Ok(self.slots[slot_of(number)].done.record(&device.stream)?)
+        Ok(self.staging[staging_of(number)].done.record(&device.stream)?)
     }
 
     /// Waits for step `number` and returns the tokens that it chose.
     pub(super) fn wait_for_tokens(&self, number: u64, count: usize) -> Result<&[u32], GpuError> {
-        let slot = &self.slots[slot_of(number)];
-        slot.done.synchronize()?;
-        Ok(&bytemuck::cast_slice(slot.host_tokens.as_slice())[..count])
+        let staging = &self.staging[staging_of(number)];
+        staging.done.synchronize()?;
+        Ok(&bytemuck::cast_slice(staging.host_tokens.as_slice())[..count])
     }
 
     /// Returns the milliseconds from the end of the previous step to the start, and to the end, of step `number`. Both
     /// steps must be done.
     pub(super) fn times(&self, number: u64) -> Result<[f32; 2], GpuError> {
-        let (before, slot) = (&self.slots[slot_of(number - 1)], &self.slots[slot_of(number)]);
-        Ok([slot.begun.elapsed_ms(&before.done)?, slot.done.elapsed_ms(&before.done)?])
+        let [before, staging] =
+            [number - 1, number].map(|number| &self.staging[staging_of(number)]);
+        Ok([staging.begun.elapsed_ms(&before.done)?, staging.done.elapsed_ms(&before.done)?])
     }
 }
 
-/// Returns the slot of a step.
-pub(super) fn slot_of(number: u64) -> usize {
-    (number % SLOTS as u64) as usize
+/// Returns the staging buffer of a step.
+pub(super) fn staging_of(number: u64) -> usize {
+    (number % STAGING_BUFFERS as u64) as usize
 }

@@ -5,24 +5,24 @@ use kvarena::backend::cuda::PinnedBuffer;
 
 use super::device::Device;
 use super::error::GpuResult;
-use super::image::SLOTS;
+use super::image::{STAGING_BUFFERS, staging_of};
 
 /// Logits of the draws of steps in flight, on the host.
 #[derive(Debug)]
 pub struct KeptLogits {
-    /// bf16 `[SLOTS][draws][vocab]`
+    /// bf16 `[STAGING_BUFFERS][draws][vocab]`
     memory: PinnedBuffer,
     draws: usize,
     vocab: usize,
 }
 
 impl KeptLogits {
-    /// Allocates memory for at most this many draws of each of `SLOTS` steps, of `vocab` logits each.
+    /// Allocates memory for at most this many draws of each of `STAGING_BUFFERS` steps, of `vocab` logits each.
     ///
     /// # Errors
     /// The driver's error, if memory is short.
     pub fn new(device: &Device, draws: usize, vocab: usize) -> GpuResult<Self> {
-        let memory = PinnedBuffer::new(&device.gpu, SLOTS * draws * 2 * vocab)?;
+        let memory = PinnedBuffer::new(&device.gpu, STAGING_BUFFERS * draws * 2 * vocab)?;
         Ok(Self { memory, draws, vocab })
     }
 
@@ -42,12 +42,12 @@ impl KeptLogits {
     ) -> GpuResult<()> {
         assert!(first + count <= self.draws, "a step has at most {} draws", self.draws);
         let at = 2 * (self.start(number) + first * self.vocab);
-        // SAFETY: there are logits of that many draws; the slot is read only when the step is done.
+        // SAFETY: there are logits of that many draws; the staging buffer is read only when the step is done.
         unsafe { device.copy_to_host(&mut self.memory, at, logits, 2 * count * self.vocab) }
     }
 
     fn start(&self, number: u64) -> usize {
-        (number as usize % SLOTS) * self.draws * self.vocab
+        staging_of(number) * self.draws * self.vocab
     }
 
     /// Returns the logits of a step's draws: bf16 `[draws, vocab]`. The step must be done.

@@ -204,70 +204,68 @@ impl Products {
         method: Method,
         operands: Operands,
     ) -> Result<(), GpuError> {
-        let Operands { weight, mut x, mut y, norm, draws, normed, gate_up, next } = operands;
-        let (next, next_bytes) = next;
+        let Operands { weight, x, y, norm, draws, normed, gate_up, next } = operands;
         let (kernels, stream) = (&device.kernels, device.raw());
         let mode = self.mode_of(op, padded_rows(tokens));
-        if let Method::Skinny(kernel) = method {
-            let tiles = SKINNY[kernel].1;
-            let params = SkinnyParams {
-                weight,
-                x,
-                y,
-                norm,
-                draws,
-                outs: outs as u32,
-                ins: ins as u32,
-                tokens: tokens as u32,
-                mode: mode as u32,
-                eps: self.eps,
-                next,
-                next_lines: (next_bytes / 128) as u32,
-            };
-            let taken = if op == Op::GateUp { 4 * tiles } else { 8 * tiles };
-            let grid = ((outs / taken) as u32, 1);
-            // SAFETY: the implementation was found to fit (`skinny_methods`); the caller guarantees the operands.
-            return unsafe { kernels.skinny[kernel].launch(stream, grid, 256, &params) };
-        }
-        // The matrices of layers contain the norm's weights, so the kernel itself can norm.
-        let norms_itself = norm != 0 && op != Op::Logits && matches!(method, Method::Gemm(_));
-        if norm != 0 && !norms_itself {
+        // Norms x, if it needs a norm, and returns the address of the rows.
+        let norm_rows = || {
+            if norm == 0 {
+                return Ok(x);
+            }
             let params =
                 NormParams { x, weight: norm, normed, draws, hidden: ins as u32, eps: self.eps };
+            let block = (ins / 8).next_multiple_of(32) as u32;
             // SAFETY: widths were checked when the forward pass was created; the caller guarantees the operands.
-            unsafe {
-                let block = (ins / 8).next_multiple_of(32) as u32;
-                kernels.rms_norm.launch(stream, (tokens as u32, 1), block, &params)
-            }?;
-            x = normed;
-        }
-        let plan = match method {
-            Method::CublasLt(plan) => plan,
+            unsafe { kernels.rms_norm.launch(stream, (tokens as u32, 1), block, &params) }?;
+            Ok::<_, GpuError>(normed)
+        };
+        match method {
+            Method::Skinny(kernel) => {
+                let tiles = SKINNY[kernel].1;
+                let params = SkinnyParams {
+                    weight,
+                    x,
+                    y,
+                    norm,
+                    draws,
+                    outs: outs as u32,
+                    ins: ins as u32,
+                    tokens: tokens as u32,
+                    mode: mode as u32,
+                    eps: self.eps,
+                    next: next.0,
+                    next_lines: (next.1 / 128) as u32,
+                };
+                let taken = if op == Op::GateUp { 4 * tiles } else { 8 * tiles };
+                let grid = ((outs / taken) as u32, 1);
+                // SAFETY: the implementation was found to fit (`skinny_methods`); the caller guarantees the operands.
+                unsafe { kernels.skinny[kernel].launch(stream, grid, 256, &params) }
+            }
             Method::Gemm(method) => {
-                let norm = norms_itself.then_some(self.eps);
+                // The matrices of layers contain the norm's weights, so the kernel itself can norm.
+                let norm = (norm != 0 && op != Op::Logits).then_some(self.eps);
+                let x = if norm.is_some() { x } else { norm_rows()? };
                 let gemm = Gemm { weight, x, y, outs, ins, tokens, mode, norm };
                 // SAFETY: the implementation was found to fit; the caller guarantees the operands.
-                return unsafe { method.launch(device, &gemm) };
+                unsafe { method.launch(device, &gemm) }
             }
-            Method::Skinny(_) => unreachable!("returned above"),
-        };
-        if op == Op::GateUp {
-            y = gate_up;
+            Method::CublasLt(plan) => {
+                let (x, target) = (norm_rows()?, if op == Op::GateUp { gate_up } else { y });
+                // SAFETY: the caller guarantees the operands.
+                unsafe { self.multiply(&plan, weight, x, target, stream) }?;
+                if op != Op::GateUp {
+                    return Ok(());
+                }
+                let params = SiluMulParams { gate_up, out: y, width: outs as u32, reserved: 0 };
+                let grid = ((outs / 8).div_ceil(128) as u32, tokens as u32);
+                let kernel = match self.activation {
+                    Activation::GeluTanh => &kernels.gelu_mul,
+                    _ => &kernels.silu_mul,
+                };
+                // SAFETY: as above.
+                unsafe { kernel.launch(stream, grid, 128, &params) }
+            }
         }
-        // SAFETY: the caller guarantees the operands.
-        unsafe { self.multiply(&plan, weight, x, y, stream) }?;
-        if op == Op::GateUp {
-            let params =
-                SiluMulParams { gate_up, out: operands.y, width: outs as u32, reserved: 0 };
-            let grid = ((outs / 8).div_ceil(128) as u32, tokens as u32);
-            let kernel = match self.activation {
-                Activation::GeluTanh => &kernels.gelu_mul,
-                _ => &kernels.silu_mul,
-            };
-            // SAFETY: as above.
-            unsafe { kernel.launch(stream, grid, 128, &params) }?;
-        }
-        Ok(())
     }
 
     /// Returns whether the output and down products of this many rows are added to their target.

@@ -42,14 +42,14 @@ use others::{Direction, Message, Moving, OtherRanks, Progress, begin_moves, or_e
 
 /// The source of a model's weights.
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum WeightSource {
     /// A directory.
     Files(PathBuf),
     /// Random numbers of this seed.
     Random(u64),
 }
 
-impl Source {
+impl WeightSource {
     /// Loads or generates a share of the weights on a device.
     ///
     /// # Errors
@@ -210,7 +210,7 @@ impl RanksRunner {
     /// Too few GPUs, no NCCL, a model that cannot be spread over them, or too little memory.
     pub fn new(
         config: &ModelConfig,
-        source: &Source,
+        source: &WeightSource,
         options: GpuOptions,
         ranks: usize,
     ) -> Result<Self> {

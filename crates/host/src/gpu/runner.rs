@@ -17,7 +17,7 @@ use kvarena::{BatchPlan, Extend, PlanSize};
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult};
-use super::forward::{Forward, Limits, Parts, StepAddresses};
+use super::forward::{Forward, Parts, StepAddresses, StepLimits};
 use super::image::Images;
 use super::kept::KeptLogits;
 use super::kernels::DeviceDraw;
@@ -37,7 +37,7 @@ pub use times::StepTime;
 
 /// Draws of a step in addition to those of the largest padded decode step.
 const MORE_DRAWS: usize = 4096;
-/// The same for a runner that keeps logits. The pinned memory grows by `SLOTS` rows of logits for each draw.
+/// The same for a runner that keeps logits. The pinned memory grows by `STAGING_BUFFERS` rows of logits for each draw.
 const MORE_KEPT_DRAWS: usize = 256;
 /// Maximum number of rows of logits computed at a time for drafts.
 const DRAFT_LOGITS_MAX: usize = 1024;
@@ -107,7 +107,7 @@ impl GpuRunner {
         let (_, decode) = options.decode_max();
         let tokens = options.chunk as usize + decode;
         let draws = decode + if options.keep_logits { MORE_KEPT_DRAWS } else { MORE_DRAWS };
-        let limits = Limits { tokens, logits: decode.min(rows.max(DRAFT_LOGITS_MAX)), draws };
+        let limits = StepLimits { tokens, logits: decode.min(rows.max(DRAFT_LOGITS_MAX)), draws };
         let images = Images::new(&device, padded_rows(tokens), draws)?;
         let shapes = Shapes::new(&device, draws, config.vocab)?;
         let kept = match options.keep_logits {

@@ -6,26 +6,27 @@
 //! DeviceShape [draws_max] | Edit [edits_max]
 //! ```
 //!
-//! If some draw of a step has edits or min-p, the runner writes the image into a slot of pinned memory, as `image.rs`
-//! does for the tokens. Other steps send nothing.
+//! If some draw of a step has edits or min-p, the runner writes the image into a staging buffer of pinned memory, as
+//! `image.rs` does for the tokens. Other steps send nothing.
 
 use kvarena::backend::cuda::{DeviceBuffer, PinnedBuffer};
 
 use super::device::Device;
 use super::error::GpuError;
-use super::image::{SLOTS, slot_of};
+use super::image::{STAGING_BUFFERS, staging_of};
 use super::kernels::{DeviceDraw, DeviceShape, LoadStepParams, SHAPED_VOCAB_MAX};
 use crate::runner::{Draw, Work};
 use crate::shaping::Edit;
 
-/// Maximum number of edits of a step, unless the vocabulary is larger. They take 4 MiB on the device and in each slot.
+/// Maximum number of edits of a step, unless the vocabulary is larger. They take 4 MiB on the device and in each
+/// staging buffer.
 const EDITS_MAX: usize = 1 << 18;
 
-/// The image and its slots.
+/// The image and its staging buffers.
 #[derive(Debug)]
 pub(super) struct Shapes {
     image: DeviceBuffer,
-    slots: Vec<PinnedBuffer>,
+    staging: Vec<PinnedBuffer>,
     shapes: Vec<DeviceShape>,
     draws_max: usize,
     edits_max: usize,
@@ -37,9 +38,9 @@ impl Shapes {
         // A stream has at most one edit of each token, so the edits of any stream fit a step.
         let edits_max = if vocab > SHAPED_VOCAB_MAX { 0 } else { EDITS_MAX.max(vocab) };
         let bytes = draws_max * size_of::<DeviceShape>() + edits_max * size_of::<Edit>();
-        let slot = |_| Ok(PinnedBuffer::new(&device.gpu, bytes)?);
-        let slots = (0..SLOTS).map(slot).collect::<Result<_, GpuError>>()?;
-        Ok(Self { image: device.zeros(bytes)?, slots, shapes: Vec::new(), draws_max, edits_max })
+        let open = |_| Ok(PinnedBuffer::new(&device.gpu, bytes)?);
+        let staging = (0..STAGING_BUFFERS).map(open).collect::<Result<_, GpuError>>()?;
+        Ok(Self { image: device.zeros(bytes)?, staging, shapes: Vec::new(), draws_max, edits_max })
     }
 
     /// Returns the maximum number of edits of a step; 0 if the vocabulary is too large for the kernel.
@@ -72,19 +73,19 @@ impl Shapes {
         }
     }
 
-    /// Sends the listed shapes and edits of step `number`, whose slot is free.
+    /// Sends the listed shapes and edits of step `number`, whose staging buffer is free.
     pub(super) fn send(
         &mut self,
         device: &Device,
         number: u64,
         edits: &[Edit],
     ) -> Result<(), GpuError> {
-        let slot = &mut self.slots[slot_of(number)];
-        let (first, second) = slot.as_mut_slice().split_at_mut(self.draws_max * UNIT);
+        let staging = &mut self.staging[staging_of(number)];
+        let (first, second) = staging.as_mut_slice().split_at_mut(self.draws_max * UNIT);
         first[..size_of_val(&self.shapes[..])].copy_from_slice(bytemuck::cast_slice(&self.shapes));
         second[..size_of_val(edits)].copy_from_slice(bytemuck::cast_slice(edits));
         let params = LoadStepParams {
-            source: slot.as_slice().as_ptr() as u64,
+            source: staging.as_slice().as_ptr() as u64,
             target: self.image.address(),
             first: self.shapes.len() as u32,
             second_at: self.draws_max as u32,
@@ -92,8 +93,9 @@ impl Shapes {
             reserved: 0,
         };
         let grid = ((params.first + params.second).div_ceil(256), 1);
-        // SAFETY: pinned memory has one address for host and device; slot and image have memory for that many units
-        // (`list` checks the edits, the runner the draws); the slot does not change until the step is done.
+        // SAFETY: pinned memory has one address for host and device; the staging buffer and the image have memory for
+        // that many units (`list` checks the edits, the runner the draws); the staging buffer does not change until the
+        // step is done.
         unsafe { device.kernels.load_step.launch(device.raw(), grid, 256, &params) }
     }
 }

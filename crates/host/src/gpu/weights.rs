@@ -257,7 +257,7 @@ impl Offsets {
         if config.family == Family::GptOss {
             weights.sinks = self.aligned_part(named("self_attn.sinks"), &[q_heads], Cut::Rows);
         }
-        if config.family == Family::Gemma3 {
+        if config.family.norms_outputs() {
             let norms = ["post_attention_layernorm", "post_feedforward_layernorm"];
             weights.output_norms = norms.map(|norm| self.aligned(name(norm), &[hidden]));
         }

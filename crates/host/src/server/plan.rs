@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::request::Request;
 use crate::runner::{Draw, Runner};
 use crate::sample::Sampling;
-use crate::shaping::{Edits, History, PreparedShaping};
+use crate::shaping::{DrawHistory, Edits, PreparedShaping};
 use crate::stream::{Stream, StreamKey};
 
 /// Copies that are saved ahead of an eviction may take 1 / `AHEAD_PART` of the host pages.
@@ -248,7 +248,7 @@ impl<R: Runner> Server<R> {
             let edits = match &request.shaping {
                 None => Edits::default(),
                 Some(shaping) => {
-                    let history = History {
+                    let history = DrawHistory {
                         prompt: &self.requests[stream.request_key].prompt_tokens,
                         answer: &stream.tokens,
                         counts: &stream.counts,

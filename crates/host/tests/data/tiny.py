@@ -36,11 +36,10 @@ def generate(model, prompt):
     return tokens[len(prompt):], margin, first
 
 
-def write_golden(folder: Path, model_class, seed, common_len, prompt_lens, min_margin, extra=lambda model, case: {}):
+def write_golden(folder: Path, model_class, seed, common_len, prompt_lens, min_margin, check=lambda model, case: None):
     """Writes golden.json for the saved model: prompts of `prompt_lens` tokens, greedy tokens in float32.
 
-    A prompt is drawn again until the best two logits differ by `min_margin` at each token. `extra` returns more fields of
-    a case.
+    A prompt is drawn again until the best two logits differ by `min_margin` at each token. `check` checks a case.
     """
     model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     numbers = torch.Generator().manual_seed(seed)
@@ -57,7 +56,8 @@ def write_golden(folder: Path, model_class, seed, common_len, prompt_lens, min_m
             "prompt": prompt, "tokens": tokens, "min_margin": margin,
             "first_logits_head": [round(x, 6) for x in first[:8].tolist()],
         }
-        cases.append(case | extra(model, case))
+        check(model, case)
+        cases.append(case)
         print(length, round(margin, 4), tokens[:6])
     golden = {
         "framework": f"transformers {transformers.__version__}",

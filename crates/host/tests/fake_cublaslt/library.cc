@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../../ptx/src/params.cuh"
+#include "bf16.h"
 
 #define API extern "C" __attribute__((visibility("default")))
 #define KERNEL(name, Params)                                            \
@@ -31,16 +32,6 @@ static bool is_bound(int device) {
 }
 
 template <class T> static T* at(u64 address) { return reinterpret_cast<T*>(address); }
-static float wide(u16 x) {
-    const u32 bits = static_cast<u32>(x) << 16;
-    float value;
-    return memcpy(&value, &bits, 4), value;
-}
-static u16 narrow(float x) {
-    u32 bits;
-    memcpy(&bits, &x, 4);
-    return x != x ? 0x7fff : static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 static float scale_of(const float* x, u32 n, float eps) {
     float sum = 0;
     for (u32 i = 0; i < n; ++i) sum += x[i] * x[i];

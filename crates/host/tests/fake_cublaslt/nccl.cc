@@ -3,11 +3,11 @@
  *
  * FAKE_NCCL_REFUSES=1: ncclCommInitAll fails. */
 #include <dlfcn.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <vector>
+
+#include "bf16.h"
 
 namespace {
 enum { OK = 0, INVALID_USAGE = 5 };
@@ -29,20 +29,10 @@ struct Group {
     std::vector<bool> is_done;
 };
 
-float widen(uint16_t x) {
-    const uint32_t bits = uint32_t(x) << 16;
-    float wide;
-    return memcpy(&wide, &bits, 4), wide;
-}
-uint16_t narrow(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 void sum(const std::vector<const Request*>& ranks) {
     for (uint64_t i = 0; i < ranks[0]->count; ++i) {
         float all = 0;
-        for (const Request* rank : ranks) all += widen(reinterpret_cast<uint16_t*>(rank->at)[i]);
+        for (const Request* rank : ranks) all += wide(reinterpret_cast<uint16_t*>(rank->at)[i]);
         for (const Request* rank : ranks) reinterpret_cast<uint16_t*>(rank->at)[i] = narrow(all);
     }
 }

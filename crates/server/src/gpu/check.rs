@@ -36,8 +36,8 @@ use kvarena_host::contiguous;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::fields::read_json;
 use kvarena_host::gpu::device::Device;
-use kvarena_host::gpu::forward::Fault;
-use kvarena_host::gpu::ranks::{RanksRunner, Source};
+use kvarena_host::gpu::forward::InjectedFault;
+use kvarena_host::gpu::ranks::{RanksRunner, WeightSource};
 use kvarena_host::gpu::runner::{GpuOptions, GpuRunner, OnGpu};
 use kvarena_host::gpu::sparse::{Reading, first_channels};
 use kvarena_host::gpu::sums::Transport;
@@ -73,7 +73,7 @@ pub struct Case {
     device: Rc<Device>,
     model: Model,
     weights: Rc<Weights>,
-    source: Source,
+    source: WeightSource,
     /// Number of GPUs.
     pub ranks: usize,
     /// Transport of sums.
@@ -83,7 +83,7 @@ pub struct Case {
     continuations: Vec<Vec<u32>>,
     /// Channels for labels, as the CPU measures them.
     labels: LabelChannels,
-    /// Wrong channels, for [`Fault::Labels`].
+    /// Wrong channels, for [`InjectedFault::Labels`].
     wrong_labels: LabelChannels,
     /// The reference's logits of earlier streams, by their tokens and the number of positions that they read.
     reference: HashMap<(Vec<u32>, Option<u32>), Vec<f32>>,
@@ -142,9 +142,7 @@ impl Case {
     /// # Errors
     /// The data is missing, or the GPU cannot serve.
     pub fn golden(device: &Rc<Device>) -> Result<Self> {
-        let dir = tiny_model();
-        let model = Model::read(&dir)?;
-        Self::new("qwen3-tiny", device, model, Source::Files(dir.clone()), prompts(dir)?)
+        Self::tiny(device, "qwen3-tiny")
     }
 
     /// Returns a seeded Llama with heads of 64, with the golden prompts of llama-tiny.
@@ -155,7 +153,7 @@ impl Case {
         let (config, mut random) = (config_of(Shape::LlamaTiny64)?, Random { seed: 64 });
         let model = Model::build(config, &mut random)?;
         let prompts = prompts(tiny_model().with_file_name("llama-tiny"))?;
-        Self::new("llama-tiny-64", device, model, Source::Random(64), prompts)
+        Self::new("llama-tiny-64", device, model, WeightSource::Random(64), prompts)
     }
 
     /// Returns a tiny model of the host's tests, with layers that read all tokens and layers that read a window.
@@ -165,7 +163,7 @@ impl Case {
     pub fn tiny(device: &Rc<Device>, name: &'static str) -> Result<Self> {
         let dir = tiny_model().with_file_name(name);
         let model = Model::read(&dir)?;
-        Self::new(name, device, model, Source::Files(dir.clone()), prompts(dir)?)
+        Self::new(name, device, model, WeightSource::Files(dir.clone()), prompts(dir)?)
     }
 
     /// Returns the tokens that a reference implementation generates for the prompts of a model directory.
@@ -174,8 +172,8 @@ impl Case {
     /// The data is missing, or the weights are random.
     pub fn expected(&self) -> Result<Vec<Vec<u32>>> {
         match &self.source {
-            Source::Files(dir) => golden_ids(dir, "tokens"),
-            Source::Random(_) => Err(Error::run("random weights have no reference")),
+            WeightSource::Files(dir) => golden_ids(dir, "tokens"),
+            WeightSource::Random(_) => Err(Error::run("random weights have no reference")),
         }
     }
 
@@ -183,7 +181,7 @@ impl Case {
         name: &'static str,
         device: &Rc<Device>,
         model: Model,
-        source: Source,
+        source: WeightSource,
         prompts: Vec<Vec<u32>>,
     ) -> Result<Self> {
         let device = device.clone();
@@ -214,7 +212,7 @@ impl Case {
             let (runner, engine, policy) = self.parts(setting)?;
             return self.serve_by(Server::new(runner, engine, policy), setting, sampling);
         }
-        let (engine_config, policy, options) = self.shape(setting)?;
+        let (engine_config, policy, options) = self.sizes(setting)?;
         let config = &self.model.config;
         let mut runner = RanksRunner::new(config, &self.source, options, self.ranks)?;
         if let Some(reading) = self.reading(setting) {
@@ -292,7 +290,7 @@ impl Case {
     /// # Errors
     /// The GPU cannot serve.
     pub fn parts(&self, setting: Setting) -> Result<(GpuRunner, Engine<Cuda>, Policy)> {
-        let (engine_config, policy, options) = self.shape(setting)?;
+        let (engine_config, policy, options) = self.sizes(setting)?;
         let (device, weights) = (self.device.clone(), self.weights.clone());
         let mut runner = GpuRunner::new(device, self.model.config.clone(), weights, options)?;
         if let Some(reading) = self.reading(setting) {
@@ -307,35 +305,19 @@ impl Case {
     /// Returns how generating streams select the positions that they read; `None` if they read all positions.
     fn reading(&self, setting: Setting) -> Option<Reading> {
         let labels = match setting.fault {
-            Fault::Labels => &self.wrong_labels,
+            InjectedFault::Labels => &self.wrong_labels,
             _ => &self.labels,
         };
         setting.sparse.map(|top| Reading { top, labels: labels.clone() })
     }
 
     /// Returns the sizes of a server with a setting, on each GPU.
-    fn shape(&self, setting: Setting) -> Result<(EngineConfig, Policy, GpuOptions)> {
+    fn sizes(&self, setting: Setting) -> Result<(EngineConfig, Policy, GpuOptions)> {
         let share = Share { rank: 0, ranks: self.ranks };
         let config = &share.of(&self.model.config)?;
         let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
         let tokens = if setting.schedule == Schedule::Preempting { longest } else { 4096 };
-        let policy = Policy {
-            chunk: match (setting.schedule, setting.sparse) {
-                (Schedule::Chunked, _) => 7,
-                // Some streams generate while the prompts of other streams are computed, in parts of several tokens.
-                (_, Some(_)) => 100,
-                _ => 512,
-            },
-            // With sparse reads all streams run at once. A sample that waited would find only whole pages in the cache,
-            // and would compute the rest of the prompt together with its first token.
-            concurrency: if setting.sparse.is_some() { 24 } else { 16 },
-            overlap: setting.overlap,
-            fail_every: setting.fail_every,
-            // The check compares sampled tokens with and without overlap. If streams waited, steps would have other
-            // rows, and logits would differ in their last bits.
-            wait_for_leaders: false,
-            drafts: setting.drafts,
-        };
+        let policy = policy(setting);
         let has_groups = setting.groups && setting.sparse.is_none();
         let pool = PoolConfig {
             layers: config.layers as u32,
@@ -405,17 +387,7 @@ impl Case {
             let from = prompt.len() - 1;
             let reads = setting.sparse.filter(|&top| (top as usize) < stream.len());
             distance.few |= reads.is_some();
-            let reference = match self.reference.entry((stream, reads)) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(entry) => {
-                    let (model, labels, stream) = (&self.model, &self.labels, &entry.key().0);
-                    let logits = match reads {
-                        Some(top) => reference::logits(model, stream, from, (top, labels))?,
-                        None => contiguous::logits(model, stream, from),
-                    };
-                    entry.insert(logits)
-                }
-            };
+            let reference = self.reference(stream, from, reads)?;
             let device = &collected.logits[key];
             let ended = tokens.iter().position(|token| Some(*token) == setting.stop);
             let whole = ended.map_or(NEW_TOKENS as usize, |last| last + 1);
@@ -452,6 +424,20 @@ impl Case {
         Ok(distance)
     }
 
+    /// Returns the reference's logits of a stream's tokens from `from` on. They are computed once.
+    fn reference(&mut self, stream: Vec<u32>, from: usize, reads: Option<u32>) -> Result<&[f32]> {
+        let entry = match self.reference.entry((stream, reads)) {
+            Entry::Occupied(known) => return Ok(known.into_mut()),
+            Entry::Vacant(entry) => entry,
+        };
+        let (model, labels, stream) = (&self.model, &self.labels, &entry.key().0);
+        let logits = match reads {
+            Some(top) => reference::logits(model, stream, from, (top, labels))?,
+            None => contiguous::logits(model, stream, from),
+        };
+        Ok(entry.insert(logits))
+    }
+
     /// Records the tokens that follow the prompts, if the setting has drafts and no tokens are recorded yet.
     fn record_continuations(&mut self, setting: Setting) -> Result<()> {
         if setting.drafts.is_some() && self.continuations.is_empty() {
@@ -478,6 +464,26 @@ impl Case {
             }
         }
         Ok(first.unwrap_or_default().values().map(Vec::len).sum())
+    }
+}
+
+fn policy(setting: Setting) -> Policy {
+    Policy {
+        chunk: match (setting.schedule, setting.sparse) {
+            (Schedule::Chunked, _) => 7,
+            // Some streams generate while the prompts of other streams are computed, in parts of several tokens.
+            (_, Some(_)) => 100,
+            _ => 512,
+        },
+        // With sparse reads all streams run at once. A sample that waited would find only whole pages in the cache,
+        // and would compute the rest of the prompt together with its first token.
+        concurrency: if setting.sparse.is_some() { 24 } else { 16 },
+        overlap: setting.overlap,
+        fail_every: setting.fail_every,
+        // The check compares sampled tokens with and without overlap. If streams waited, steps would have other
+        // rows, and logits would differ in their last bits.
+        wait_for_leaders: false,
+        drafts: setting.drafts,
     }
 }
 

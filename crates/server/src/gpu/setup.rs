@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use kvarena::backend::cuda::CudaOptions;
-use kvarena::{Backend, Engine, EngineConfig, KvDtype};
+use kvarena::{Backend, Engine, EngineConfig, KvDtype, LabelChannels};
 
 use crate::args::{Args, DtypeName, Switch};
 use crate::setup;
@@ -14,14 +14,14 @@ use kvarena_host::error::{Error, Result};
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::error::GpuError;
 use kvarena_host::gpu::products::Choice;
-use kvarena_host::gpu::ranks::{RanksRunner, Source};
+use kvarena_host::gpu::ranks::{RanksRunner, WeightSource};
 use kvarena_host::gpu::runner::{GpuOptions, GpuRunner};
 use kvarena_host::gpu::shape::{check_dtype, check_shape};
 use kvarena_host::gpu::sparse::{self, Reading, first_channels};
 use kvarena_host::gpu::weights::Share;
 use kvarena_host::runner::Runner;
 use kvarena_host::server::{Policy, Server};
-use kvarena_host::sparse::{Sparse, channels};
+use kvarena_host::sparse::channels;
 use kvarena_host::text::Text;
 
 /// Page tables, plans and graphs get 1 / `RESERVE` of the memory that weights and activations leave.
@@ -32,19 +32,20 @@ const RESERVE: u64 = 16;
 /// # Errors
 /// No GPU, no cublasLt, a model that cannot be used or does not fit, or a pool that cannot be created.
 pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
-    let loaded = Loaded::new(args)?;
-    let runner = loaded.runner(args)?;
-    Ok((loaded.server(args, runner, reading(args, &loaded.config)?)?, loaded.text))
+    let mut loaded = Loaded::new(args)?;
+    let (runner, reading) = (loaded.runner(args)?, loaded.reading.take());
+    Ok((loaded.server(args, runner, reading)?, loaded.text))
 }
 
 /// A model and the checked options, before the weights are read.
 pub struct Loaded {
     /// Shape of the model.
     pub config: ModelConfig,
-    source: Source,
+    source: WeightSource,
     /// Tokenizer and chat template of the model.
     pub text: Text,
     policy: Policy,
+    reading: Option<Reading>,
 }
 
 impl Loaded {
@@ -55,9 +56,9 @@ impl Loaded {
     pub fn new(args: &Args) -> Result<Self> {
         let (config, source, text) = model(args)?;
         check_shape(&config)?;
-        check_sparse(args, &config)?;
+        let reading = reading(args, &config)?;
         let policy = setup::policy(args, &config)?;
-        Ok(Self { config, source, text, policy })
+        Ok(Self { config, source, text, policy, reading })
     }
 
     /// Opens a GPU and loads the weights.
@@ -103,7 +104,6 @@ pub fn ranks_server(args: &Args) -> Result<(Server<RanksRunner>, Text)> {
         return Err(Error::request("scales from a file are for one GPU"));
     }
     let (config, source, text) = model(args)?;
-    check_sparse(args, &config)?;
     let reading = reading(args, &config)?;
     let policy = setup::policy(args, &config)?;
     let mut runner = RanksRunner::new(&config, &source, options(args), args.tp as usize)?;
@@ -140,7 +140,9 @@ fn engine_config(
 ) -> Result<EngineConfig> {
     let mut bytes = free - free / RESERVE;
     if let Some(sparse) = args.sparse {
-        bytes = sparse::pool_bytes(model, (args.concurrency, channel_count(args, sparse)?), bytes);
+        // Without channels, the command line names no file of labels.
+        let count = channels.map_or_else(|| sparse.channels(None), Ok)?;
+        bytes = sparse::pool_bytes(model, (args.concurrency, count), bytes);
     }
     let config = setup::engine_config(args, model, bytes)?;
     match (args.sparse, channels) {
@@ -149,9 +151,10 @@ fn engine_config(
     }
 }
 
-/// Rejects sparse reads that no GPU supports, before a GPU is opened.
-fn check_sparse(args: &Args, model: &ModelConfig) -> Result<()> {
-    let Some(sparse) = args.sparse else { return Ok(()) };
+/// Returns how streams select positions, if the command line names a file of channels. A bench without a file uses the
+/// first channels. Rejects sparse reads that no GPU supports, before a GPU is opened.
+fn reading(args: &Args, model: &ModelConfig) -> Result<Option<Reading>> {
+    let Some(sparse) = args.sparse else { return Ok(None) };
     let refuse = |what| Err(Error::request(what));
     if args.kv_dtype != DtypeName::Bf16 {
         return refuse("--sparse on a GPU is for --kv-dtype bf16");
@@ -170,40 +173,29 @@ fn check_sparse(args: &Args, model: &ModelConfig) -> Result<()> {
     // Without --pages, this pool holds one sequence of the model's maximum length. An option that does not fit this
     // pool fits none.
     let pages = (model.max_len as u32).div_ceil(args.page_size.max(1));
-    let args = Args { pages: Some(args.pages.unwrap_or(pages)), ..args.clone() };
-    let config = setup::engine_config(&args, model, 0)?;
-    sparse.engine(&config, channel_count(&args, sparse)?)?;
-    reading(&args, model).map(|_| ())
-}
-
-/// Returns the number of label channels of a head, from the command line or the file of `--labels`.
-fn channel_count(args: &Args, sparse: Sparse) -> Result<u32> {
+    let one = Args { pages: Some(args.pages.unwrap_or(pages)), ..args.clone() };
+    let config = setup::engine_config(&one, model, 0)?;
     let given = args.labels.as_deref().map(channels::read).transpose()?;
-    sparse.channels(given.map(|labels| labels.channels()))
-}
-
-/// Returns how streams select positions, if the command line names a file of channels. A bench without a file uses the
-/// first channels.
-fn reading(args: &Args, model: &ModelConfig) -> Result<Option<Reading>> {
-    let Some(sparse) = args.sparse else { return Ok(None) };
-    let labels = match &args.labels {
-        Some(path) => channels::read(path)?,
-        None if args.bench.is_some() => first_channels(model, channel_count(args, sparse)?)?,
+    let count = sparse.channels(given.as_ref().map(LabelChannels::channels))?;
+    sparse.engine(&config, count)?;
+    let labels = match given {
+        Some(labels) => labels,
+        None if args.bench.is_some() => first_channels(model, count)?,
         None => return Ok(None),
     };
     Reading { top: sparse.top, labels }.of_rank(model, Share::WHOLE).map(Some)
 }
 
 /// Returns the model's shape, the source of its weights, and its tokenizer.
-fn model(args: &Args) -> Result<(ModelConfig, Source, Text)> {
+fn model(args: &Args) -> Result<(ModelConfig, WeightSource, Text)> {
     check_dtype(KvDtype::from(args.kv_dtype))?;
     if let Some(shape) = args.random_model {
-        return Ok((setup::config_of(shape)?, Source::Random(args.seed), Text::default()));
+        return Ok((setup::config_of(shape)?, WeightSource::Random(args.seed), Text::default()));
     }
     let dir = setup::model_dir(args)?;
     let config = ModelConfig::read(&dir)?;
     let text = Text::read(&dir, config.vocab)?;
-    Ok((config, Source::Files(dir), text))
+    Ok((config, WeightSource::Files(dir), text))
 }
 
 fn options(args: &Args) -> GpuOptions {

@@ -31,7 +31,7 @@ fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
         defaults,
         samples_max: 9,
         keeps_logits: true,
-        shapes: true,
+        edits_logits: true,
         salts: std::hash::RandomState::new(),
     };
     let host = Arc::new(host);

@@ -24,19 +24,19 @@ pub struct ApiError {
     pub code: Option<&'static str>,
 }
 
-/// Returns the answer to a rejected request; a status of 429 or 503 adds `Retry-After`.
-pub(super) fn refused(error: &ApiError) -> Response {
-    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let body = ([(header::CONTENT_TYPE, "application/json")], error.json().to_string());
-    let mut response = (status, body).into_response();
-    if [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status) {
-        let soon = header::HeaderValue::from_static("1");
-        response.headers_mut().insert(header::RETRY_AFTER, soon);
-    }
-    response
-}
-
 impl ApiError {
+    /// Returns the answer to the rejected request; a status of 429 or 503 adds `Retry-After`.
+    pub(super) fn response(&self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = ([(header::CONTENT_TYPE, "application/json")], self.json().to_string());
+        let mut response = (status, body).into_response();
+        if [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status) {
+            let soon = header::HeaderValue::from_static("1");
+            response.headers_mut().insert(header::RETRY_AFTER, soon);
+        }
+        response
+    }
+
     fn new(status: u16, kind: &'static str, message: impl Into<String>) -> Self {
         Self { status, kind, message: message.into(), param: None, code: None }
     }

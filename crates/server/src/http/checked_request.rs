@@ -126,7 +126,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
         let message = format!("top_p {} is not above 0 and at most 1", sampling.top_p);
         return Err(ApiError::field("top_p", message));
     }
-    if sampling.min_p > 0.0 && !host.shapes {
+    if sampling.min_p > 0.0 && !host.edits_logits {
         return Err(ApiError::unsupported("min_p", "this backend does not support min_p"));
     }
     // In vLLM, -1 stands for all tokens.
@@ -203,7 +203,7 @@ fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
     if shaping.is_none() {
         return Ok(None);
     }
-    if !host.shapes {
+    if !host.edits_logits {
         let names = [
             "repetition_penalty",
             "frequency_penalty",

@@ -26,7 +26,7 @@ fn host() -> Host {
         defaults,
         samples_max: 9,
         keeps_logits: true,
-        shapes: true,
+        edits_logits: true,
         salts: RandomState::new(),
     }
 }
@@ -388,7 +388,7 @@ fn options_for_logits_are_read() {
         json!({ "prompt": "1", "repetition_penalty": 1, "presence_penalty": 0.0, "min_tokens": 0 }),
     );
     assert_eq!(plain.expect("served").requests[0].shaping, None);
-    let host = Host { shapes: false, ..host() };
+    let host = Host { edits_logits: false, ..host() };
     for (name, value) in
         [("min_p", json!(0.5)), ("logit_bias", json!({ "5": 1 })), ("min_tokens", json!(1))]
     {

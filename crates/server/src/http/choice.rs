@@ -139,7 +139,7 @@ impl Choice {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     fn logprob(own: f32) -> Option<Logprob> {

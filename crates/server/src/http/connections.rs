@@ -313,7 +313,7 @@ impl AsyncWrite for WatchedStream {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     #[tokio::test]

@@ -177,7 +177,7 @@ pub fn audit<R: Runner>(server: &Server<R>) -> Result<String> {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     #[test]

@@ -200,7 +200,7 @@ pub const FIELDS: &[Field] = &[
     refused("vllm_xargs"),
     refused("lora_path"),
     refused("session_params"),
-    refused_but("no_stop_trim", Neutral::Empty),
+    refused("no_stop_trim"),
     refused_but("separate_reasoning", Neutral::Or("true")),
     refused_but("stream_reasoning", Neutral::Or("true")),
 ];
@@ -247,7 +247,7 @@ fn same(a: &Value, b: &Value) -> bool {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use std::collections::BTreeSet;
 
     use serde_json::json;

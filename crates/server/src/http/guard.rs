@@ -3,11 +3,11 @@
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use subtle::ConstantTimeEq;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use super::api_error::{ApiError, refused};
+use super::api_error::ApiError;
 use super::options::Secret;
 use kvarena_host::error::{Error, Result};
 
@@ -19,7 +19,7 @@ pub const KEY_BYTES_MAX: usize = 512;
 pub async fn check(State(key): State<Secret>, request: Request, next: Next) -> Response {
     match has_key(&key, request.headers()) {
         true => next.run(request).await,
-        false => refused(&ApiError::wrong_key()).into_response(),
+        false => ApiError::wrong_key().response(),
     }
 }
 
@@ -54,7 +54,7 @@ pub fn cors(origins: &[String]) -> Result<CorsLayer> {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     #[test]

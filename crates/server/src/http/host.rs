@@ -28,7 +28,7 @@ pub struct Host {
     /// Whether log-probabilities are available.
     pub keeps_logits: bool,
     /// Whether logits can be edited before the choice of tokens.
-    pub shapes: bool,
+    pub edits_logits: bool,
     /// Hashes `cache_salt` to namespaces; its keys are random in each run.
     pub salts: RandomState,
 }

@@ -138,15 +138,16 @@ impl Intake {
     pub fn hold(&self, field: &str, tokens: usize) -> Result<Held, ApiError> {
         let most = self.held_max;
         if tokens > most {
-            let what =
-                format!("{tokens} prompt tokens; all requests together may have at most {most}");
+            let what = format!(
+                "{tokens} prompt and prediction tokens; all requests together may have at most {most}"
+            );
             return Err(ApiError::field(field, what));
         }
         let fits = |held: usize| held.checked_add(tokens).filter(|&held| held <= most);
         match self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(Held { held: Arc::clone(&self.held), tokens }),
             Err(held) => Err(ApiError::crowded(&format!(
-                "{held} prompt tokens wait or run, of at most {most}; this request has {tokens}"
+                "{held} prompt and prediction tokens wait or run, of at most {most}; this request has {tokens}"
             ))),
         }
     }
@@ -177,7 +178,7 @@ impl Drop for Held {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
 
     fn intake() -> Intake {
@@ -235,6 +236,7 @@ mod test {
         assert_eq!(intake.hold("prompt", 1).expect_err("full").status, 429);
         let error = intake.hold("messages", 1001).expect_err("never");
         assert_eq!((error.status, error.param.as_deref()), (400, Some("messages")));
+        assert!(error.message.starts_with("1001 prompt and prediction tokens"), "{error:?}");
         drop(first);
         assert!(intake.hold("prompt", 600).is_ok());
         drop(second);

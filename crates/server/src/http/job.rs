@@ -158,7 +158,7 @@ impl Drop for JobHandle {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
     use kvarena_host::request::Defaults;
     use kvarena_host::sample::Sampling;

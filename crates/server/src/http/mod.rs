@@ -160,7 +160,7 @@ fn host<R: Runner>(args: &Args, text: Text, server: &Server<R>) -> Result<Host> 
         limits: server.limits(),
         defaults: setup::defaults(args, server.runner().config()),
         samples_max: samples_max.min(args.http.max_n.into()) as u32,
-        shapes: server.runner().edits_max() > 0,
+        edits_logits: server.runner().edits_max() > 0,
         salts: RandomState::new(),
         keeps_logits: server.runner().keeps_logits(),
     })

@@ -25,7 +25,8 @@ pub struct HttpOptions {
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = from_one_to(1 << 30))]
     pub max_body: usize,
 
-    /// Maximum number of prompt and prediction tokens of all requests that wait or run; a request beyond that gets 429.
+    /// Maximum number of prompt and prediction tokens of all requests that wait or run; a request beyond that gets 429,
+    /// or 400 if it exceeds the limit alone.
     #[arg(long, value_name = "TOKENS", default_value_t = 1 << 20, value_parser = from_one_to(1 << 40))]
     pub max_waiting_tokens: usize,
 
@@ -179,7 +180,7 @@ impl HttpOptions {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use clap::Parser;
 
     use super::*;

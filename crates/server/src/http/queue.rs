@@ -106,7 +106,7 @@ impl<T> Queue<T> {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use std::sync::Arc;
     use std::thread;
 

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tower_http::cors::CorsLayer;
 
 use super::answer::Answer;
-use super::api_error::{ApiError, refused};
+use super::api_error::ApiError;
 use super::checked_request::CheckedRequest;
 use super::choice::Piece;
 use super::fields::Kind;
@@ -66,9 +66,9 @@ pub fn router(app: Arc<App>, key: Option<Secret>, cors: CorsLayer) -> Router {
         .route("/metrics", get(metrics))
         .route("/version", get(version))
         .merge(guarded)
-        .fallback(|uri: Uri| async move { refused(&ApiError::no_such_path(404, uri.path())) })
+        .fallback(|uri: Uri| async move { ApiError::no_such_path(404, uri.path()).response() })
         .method_not_allowed_fallback(|uri: Uri| async move {
-            refused(&ApiError::no_such_path(405, uri.path()))
+            ApiError::no_such_path(405, uri.path()).response()
         })
         // `Intake` limits bodies.
         .layer(DefaultBodyLimit::disable())
@@ -78,7 +78,7 @@ pub fn router(app: Arc<App>, key: Option<Secret>, cors: CorsLayer) -> Router {
 
 /// Returns the routes of a spare connection: `/health` and `/ping`; other paths get 503.
 pub fn crowded(app: Arc<App>) -> Router {
-    monitors().fallback(|| async { refused(&ApiError::no_connection()) }).with_state(app)
+    monitors().fallback(|| async { ApiError::no_connection().response() }).with_state(app)
 }
 
 fn monitors() -> Router<Arc<App>> {
@@ -98,10 +98,10 @@ async fn answer(app: Arc<App>, kind: Kind, path: &'static str, request: Request)
     let mut entry = Entry::new(path);
     let response = match begin(app, kind, request, &mut entry).await {
         Ok(client) if client.stream => events(client.entry(entry)),
-        Ok(client) => whole(client.entry(entry)).await.unwrap_or_else(|error| refused(&error)),
+        Ok(client) => whole(client.entry(entry)).await.unwrap_or_else(|error| error.response()),
         Err(error) => {
             (entry.status, entry.outcome) = (error.status, error.code.unwrap_or("refused"));
-            refused(&error)
+            error.response()
         }
     };
     metrics.count(path, response.status().as_u16());
@@ -259,14 +259,14 @@ async fn models(State(app): Shared) -> Response {
 async fn model(State(app): Shared, Path(name): Path<String>) -> Response {
     match name == app.host.model {
         true => json_response(StatusCode::OK, &card(&app)),
-        false => refused(&ApiError::unknown_model(&name)),
+        false => ApiError::unknown_model(&name).response(),
     }
 }
 
 async fn health(State(app): Shared) -> Response {
     match app.queue.is_closed() {
         false => json_response(StatusCode::OK, &json!({ "status": "ok" })),
-        true => refused(&ApiError::closing()),
+        true => ApiError::closing().response(),
     }
 }
 
@@ -300,7 +300,7 @@ async fn text_of(
     };
     match made.await {
         Ok(value) => json_response(StatusCode::OK, &value),
-        Err(error) => refused(&error),
+        Err(error) => error.response(),
     }
 }
 

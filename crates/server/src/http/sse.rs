@@ -11,7 +11,7 @@ pub fn event(value: &Value) -> String {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use serde_json::json;
 
     use super::*;

@@ -54,7 +54,7 @@ impl StopMatcher {
 }
 
 #[cfg(test)]
-mod test {
+mod tests {
     use super::*;
     use kvarena_host::sample::splitmix;
 

@@ -46,12 +46,14 @@ pub fn run(generate: Generate) -> Outcome {
     Ok(())
 }
 
-/// Returns whether a text equals the reference's, up to the end of the shorter one. If not, computes the logits at the
-/// first difference with the same model in f32 on the CPU. Prints how much larger the logit of the reference's token
+/// Returns whether a text begins with the reference's. If a token differs, computes the logits at the first difference
+/// with the same model in f32 on the CPU. Prints how much larger the logit of the reference's token
 /// is there than the logit of the text's token.
 fn is_equal(name: &str, prompt: &[u32], expected: &[u32], text: &[u32]) -> Outcome<bool> {
     let at = text.iter().zip(expected).take_while(|(actual, expected)| actual == expected).count();
-    let (Some(&actual), Some(&token)) = (text.get(at), expected.get(at)) else { return Ok(true) };
+    let (Some(&actual), Some(&token)) = (text.get(at), expected.get(at)) else {
+        return Ok(at == expected.len());
+    };
     let reference = load(&folder(name), DType::F32, &Device::Cpu)?;
     let logits = logits(&reference, &[prompt, &expected[..at]].concat())?;
     let [own, other] = [token, actual].map(|token| logits[token as usize]);

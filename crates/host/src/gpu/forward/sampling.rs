@@ -4,7 +4,7 @@ use kvarena::backend::cuda::DeviceBuffer;
 
 use super::super::device::Device;
 use super::super::error::GpuError;
-use super::super::kernels::{SampleParams, ShapedParams};
+use super::super::kernels::{DeviceDraw, SampleParams, ShapedParams};
 use super::super::products::Op;
 use super::{Forward, Parts, StepAddresses};
 
@@ -22,7 +22,7 @@ impl Forward {
     ) -> Result<(), GpuError> {
         for first in (0..step.draw_count).step_by(self.limits.logits) {
             let count = (step.draw_count - first).min(self.limits.logits);
-            let draws = step.draws + 32 * first as u64;
+            let draws = step.draws + (first * size_of::<DeviceDraw>()) as u64;
             if parts.products {
                 self.product(device, Op::Logits, count, self.logits_operands(draws))?;
             }
@@ -41,10 +41,9 @@ impl Forward {
         step: StepAddresses,
     ) -> Result<(), GpuError> {
         let at = |buffer: &DeviceBuffer, bytes: u64| buffer.address() + bytes * first as u64;
-        assert!(first == 0 || !step.filtered || self.thresholds.bytes() > 0);
         let params = SampleParams {
             logits: self.logits.address(),
-            draws: step.draws + 32 * first as u64,
+            draws: step.draws + (first * size_of::<DeviceDraw>()) as u64,
             thresholds: if step.filtered { at(&self.thresholds, 4) } else { 0 },
             best: at(&self.best, 8),
             counters: at(&self.counters, 4),

@@ -5,13 +5,13 @@ use kvarena::{Backend, BatchPlan, Dtype, LayerId, Rope};
 
 use super::super::error::GpuError;
 use super::operands::qkv_width;
-use super::{Fault, Forward};
+use super::{Forward, InjectedFault};
 
 impl Forward {
-    /// Returns the layer of the pool that stores a layer's K and V: the same layer, except for [`Fault::Page`].
+    /// Returns the layer of the pool that stores a layer's K and V: the same layer, except for [`InjectedFault::Page`].
     fn stored_layer(&self, layer: usize) -> usize {
         match self.fault {
-            Fault::Page => (layer + 1) % self.config.layers,
+            InjectedFault::Page => (layer + 1) % self.config.layers,
             _ => layer,
         }
     }
@@ -27,8 +27,8 @@ impl Forward {
         let (dim, len) = (self.config.head_dim, plan.token_count() * qkv_width(&self.config));
         let windowed = usize::from(self.config.windows[layer].is_some());
         let frequencies = match self.fault {
-            Fault::Rotary => self.swapped.address(),
-            Fault::Position => self.stretched.address(),
+            InjectedFault::Rotary => self.swapped.address(),
+            InjectedFault::Position => self.stretched.address(),
             _ => self.weights.frequencies[windowed],
         };
         // SAFETY: weights and rows live as long as `self`, and are accessed only in the stream's order.

@@ -17,7 +17,7 @@ use kvarena::{
     TableShape,
 };
 
-use super::Source;
+use super::WeightSource;
 use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -93,7 +93,7 @@ pub struct OtherRanks {
 /// The inputs from which a rank's thread creates its part of the model.
 struct Seed {
     config: ModelConfig,
-    source: Source,
+    source: WeightSource,
     options: GpuOptions,
     link: Link,
 }
@@ -106,7 +106,7 @@ impl OtherRanks {
     pub fn start(
         links: Vec<Link>,
         config: &ModelConfig,
-        source: &Source,
+        source: &WeightSource,
         options: GpuOptions,
     ) -> Result<Self> {
         let (mut senders, mut threads, mut ready) = (Vec::new(), Vec::new(), Vec::new());

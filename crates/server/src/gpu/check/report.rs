@@ -3,20 +3,17 @@
 use std::io::Write;
 use std::rc::Rc;
 
-use super::settings::{FEW, Setting, samplings, settings};
+use super::settings::{FAIL_EVERY, FEW, Setting, samplings, settings};
 use super::{Case, Distance};
 use crate::setup::tiny_model;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::gpu::GpuError;
 use kvarena_host::gpu::device::Device;
-use kvarena_host::gpu::forward::Fault;
+use kvarena_host::gpu::forward::InjectedFault;
 use kvarena_host::gpu::shape::check_shape;
 use kvarena_host::gpu::sums::Transport;
 use kvarena_host::sample::Sampling;
-
-/// Steps between failures, in settings with failures.
-const FAIL_EVERY: u64 = 5;
 
 /// The output of the checks, and the number of failures.
 struct Report<'a, W> {
@@ -41,8 +38,8 @@ impl<W: Write> Report<'_, W> {
     }
 
     /// Checks that a deliberate fault is detected.
-    fn fault(&mut self, case: &mut Case, fault: Fault) -> Result<()> {
-        let sparse = (fault == Fault::Labels).then_some(FEW);
+    fn fault(&mut self, case: &mut Case, fault: InjectedFault) -> Result<()> {
+        let sparse = (fault == InjectedFault::Labels).then_some(FEW);
         let distance = case.distance(Setting { fault, sparse, ..settings()[0] })?;
         self.failures += usize::from(distance.is_close());
         let verdict = if distance.is_close() { "NOT FOUND" } else { "found" };
@@ -109,7 +106,12 @@ pub fn run(out: &mut impl Write) -> Result<()> {
         for setting in settings() {
             report.setting(&mut case, setting)?;
         }
-        for fault in [Fault::Page, Fault::Position, Fault::Rotary, Fault::Labels] {
+        for fault in [
+            InjectedFault::Page,
+            InjectedFault::Position,
+            InjectedFault::Rotary,
+            InjectedFault::Labels,
+        ] {
             report.fault(&mut case, fault)?;
         }
         for sampling in samplings() {

@@ -3,7 +3,7 @@
 use kvarena::Layout;
 
 use kvarena_host::draft::Drafting;
-use kvarena_host::gpu::forward::Fault;
+use kvarena_host::gpu::forward::InjectedFault;
 use kvarena_host::gpu::products::Choice;
 use kvarena_host::sample::Sampling;
 
@@ -11,6 +11,8 @@ use kvarena_host::sample::Sampling;
 pub const ALL: u32 = 147;
 /// Fewer positions than most streams have.
 pub const FEW: u32 = 24;
+/// Steps between failures, in settings with failures.
+pub const FAIL_EVERY: u64 = 5;
 
 /// The way in which the check serves the requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +47,7 @@ pub struct Setting {
     /// The choice of products' implementations.
     pub choice: Choice,
     /// The deliberate fault.
-    pub fault: Fault,
+    pub fault: InjectedFault,
     /// Every n-th step fails.
     pub fail_every: Option<u64>,
     /// A token that ends a stream.
@@ -73,7 +75,7 @@ impl Default for Setting {
             overlap: true,
             schedule: Schedule::AllAtOnce,
             choice: Choice::First,
-            fault: Fault::None,
+            fault: InjectedFault::None,
             fail_every: None,
             stop: None,
             drafts: None,
@@ -155,7 +157,7 @@ fn hosted() -> [Setting; 6] {
         plain,
         Setting { graphs: false, ..plain },
         Setting { overlap: false, ..plain },
-        Setting { fail_every: Some(5), ..plain },
+        Setting { fail_every: Some(FAIL_EVERY), ..plain },
         small,
         Setting { graphs: false, overlap: false, ..small },
     ]

@@ -5,7 +5,7 @@ use super::{Case, Setting};
 use kvarena_host::error::{Error, Result};
 use kvarena_host::request::Request;
 use kvarena_host::sample::{Sampling, gumbel};
-use kvarena_host::shaping::{self, Counts, History, Shaping};
+use kvarena_host::shaping::{self, Counts, DrawHistory, Shaping};
 
 /// Maximum difference of the scores of the device's token and of the expected one. The device's logarithms round
 /// differently, so it may choose another token of nearly the same score.
@@ -65,7 +65,7 @@ impl Case {
                     edits.clear();
                     let (answer, answer_len) = (&tokens[..n], n as u32);
                     let history =
-                        History { prompt: &prompt_tokens, answer, counts: &counts, answer_len };
+                        DrawHistory { prompt: &prompt_tokens, answer, counts: &counts, answer_len };
                     let list = shaping
                         .as_ref()
                         .map(|shaping| shaping.edits(history, stop, &mut changes, &mut edits));

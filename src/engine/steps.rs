@@ -68,10 +68,10 @@ impl<B: Backend> Engine<B> {
         self.plan(scratch, items, drafts, None)
     }
 
-    /// Plans a step as [`Engine::plan_drafts`] does, [padded](BatchPlan::padded) to the size of a captured graph. Costs
-    /// O(padding) more.
+    /// Plans a step as [`Engine::plan_drafts`] does, padded to the size of a captured graph. Costs O(padding) more.
     ///
-    /// The backend stages only the padded plan.
+    /// A padding row has `kv_len` 0: it attends to nothing and its output is 0. A padding token has slot -1, so nothing
+    /// is stored. Each padding row has one padding token; the last row has the rest.
     ///
     /// # Errors
     /// As [`Engine::plan_drafts`], and [`Error::PlanSize`] for a size that does not hold the batch.

@@ -129,8 +129,8 @@ impl Cuda {
 
     /// Stages `plan`, whose step is open, for later launches and graphs.
     ///
-    /// `begin` has staged it already, unless another plan was staged since. A plan that is [padded](BatchPlan::padded)
-    /// later counts as another plan; one that is [padded from the start](crate::Engine::plan_padded) is sent once.
+    /// `begin` has staged it already, unless another plan was staged since. Plan for a graph with
+    /// [`plan_padded`](crate::Engine::plan_padded): the padding of a plan after its `begin` makes another plan.
     ///
     /// A launch stages its plan if necessary, but a graph cannot. Stage a plan, capture its launches, and replay the
     /// graph after staging any plan with the same [`StagedPlan::graph`].

@@ -146,6 +146,9 @@ fn vllms_seed_is_a_text() {
         let (got, ids) = digests(hashing, "", "");
         assert_eq!(got[2], last, "{seed:?}");
         assert_eq!(Ok(ids[2]), u64::from_str_radix(&last[48..], 16), "{seed:?}");
+        // A salt changes the hash, with and without a seed.
+        let salts = ["", "tenant"].map(|salt| digests(hashing, "", salt).0);
+        assert_ne!(salts[0], salts[1]);
         assert_eq!((hashing.width(), hashing.uses_names()), (32, true));
     }
     // A tenant's salt and a seed: the same script with (("cache_salt", "tenant"),) in the first block.

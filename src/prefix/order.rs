@@ -147,13 +147,13 @@ mod tests {
         let mut both = Both { order: Order::default(), column, naive: Vec::new() };
         let mut rng = Rng::new(1);
         let (mut emptied, mut filled) = (0, 0);
-        for _ in 0..20_000 {
+        for _ in 0..60_000 {
             let [node, other] = [rng.pick(&nodes), rng.pick(&nodes)];
             both.change(node, other, rng.one_in(2));
             both.agree();
             emptied += usize::from(both.naive.is_empty());
-            filled += usize::from(both.naive.len() == nodes.len());
+            filled += usize::from(both.naive.len() > 3);
         }
-        assert!(emptied > 10 && filled > 100, "{emptied} {filled}");
+        assert!(emptied > 100 && filled > 100, "{emptied} {filled}");
     }
 }

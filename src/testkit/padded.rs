@@ -3,7 +3,7 @@
 use bumpalo::Bump;
 
 use crate::id::TokenId;
-use crate::plan::{BatchPlan, PlanSize, SharedSpans, SlotMapping, StepScratch};
+use crate::plan::{BatchPlan, PlanSize, STEP_TOKENS_MAX, SharedSpans, SlotMapping, StepScratch};
 
 /// Returns `plan` padded to `size`.
 ///
@@ -11,16 +11,20 @@ use crate::plan::{BatchPlan, PlanSize, SharedSpans, SlotMapping, StepScratch};
 /// stored. Each padding row has one padding token; the last row has the rest.
 ///
 /// # Panics
-/// If `size` does not hold the plan: if it is smaller, if there are fewer padding tokens than padding rows, or padding
-/// tokens without a padding row.
+/// If the plan is larger than `size`. If there are fewer padding tokens than padding rows, or padding tokens without a
+/// padding row. If there are more than [`STEP_TOKENS_MAX`] tokens.
 pub fn padded<'pad>(
     plan: &BatchPlan<'_>,
     scratch: &'pad mut StepScratch,
     size: PlanSize,
 ) -> BatchPlan<'pad> {
-    assert!(size.holds(plan.size()), "{size:?} holds {:?}", plan.size());
-    let bump = scratch.reset();
     let PlanSize { rows, tokens } = size;
+    let more_rows = rows.checked_sub(plan.rows.len()).expect("padding only adds rows");
+    let more_tokens = tokens.checked_sub(plan.token_count()).expect("padding only adds tokens");
+    assert!(tokens <= STEP_TOKENS_MAX as usize, "a step has at most {STEP_TOKENS_MAX} tokens");
+    assert!(more_rows <= more_tokens, "each padding row takes at least one padding token");
+    assert!(more_rows > 0 || more_tokens == 0, "padding tokens need a padding row");
+    let bump = scratch.reset();
     let slots_of = |slots, tracks| match slots {
         SlotMapping::I32(slots) => SlotMapping::I32(pad_tracks(bump, slots, tracks, tokens)),
         SlotMapping::I64(slots) => SlotMapping::I64(pad_tracks(bump, slots, tracks, tokens)),

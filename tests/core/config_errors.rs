@@ -101,6 +101,7 @@ fn every_config_error_names_its_value() {
     for (config, error) in pools {
         assert_eq!(config.layout(), Err(error), "{config:?}");
         assert_eq!(EngineConfig::from(config).shape(), Err(error), "{config:?}");
+        assert!(!error.to_string().is_empty());
     }
     let good = EngineConfig::from(good);
     let engines = [

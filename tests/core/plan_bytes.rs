@@ -247,6 +247,9 @@ fn wrong_headers_are_refused() {
         let error = PlanBytesError::SlotBytes { slot_bytes };
         assert_eq!(with(5, slots), Err(error), "without the number of tracks");
     }
+    for error in [PlanBytesError::Magic, PlanBytesError::Length { actual: 3 }] {
+        assert!(!error.to_string().is_empty());
+    }
 }
 
 #[test]
@@ -280,6 +283,41 @@ fn padding_rows_read_nothing_and_padding_tokens_store_nothing() {
         // The rows still cover all tokens in order.
         assert!(OwnedPlan::from_bytes(OwnedPlan::from(&padded).as_bytes()).is_ok());
     }
+}
+
+/// Pads a plan of some rows and tokens by `rows` and `tokens`.
+fn pad_by(rows: isize, tokens: isize) {
+    let mut rng = Rng::new(4);
+    let mut any = std::iter::repeat_with(|| Arrays::random(&mut rng));
+    let arrays = any.find(|arrays| !arrays.tokens.is_empty()).expect("some have tokens");
+    let plan = arrays.plan(1, false);
+    let rows = plan.rows.len().saturating_add_signed(rows);
+    let tokens = plan.token_count().saturating_add_signed(tokens);
+    padded(&plan, &mut StepScratch::new(), PlanSize { rows, tokens });
+}
+
+#[test]
+#[should_panic(expected = "each padding row takes at least one padding token")]
+fn padding_rows_need_a_token_each() {
+    pad_by(3, 2);
+}
+
+#[test]
+#[should_panic(expected = "padding tokens need a padding row")]
+fn padding_tokens_need_a_row() {
+    pad_by(0, 1);
+}
+
+#[test]
+#[should_panic(expected = "padding only adds rows")]
+fn padding_takes_no_row_away() {
+    pad_by(-1, 0);
+}
+
+#[test]
+#[should_panic(expected = "padding only adds tokens")]
+fn padding_takes_no_token_away() {
+    pad_by(1, -1);
 }
 
 /// Creates a small pool with two sequences, and the plan of their next step.

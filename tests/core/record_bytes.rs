@@ -277,8 +277,15 @@ fn wrong_shapes_are_refused_by_name() {
         other.resize(actual, 0);
         assert_eq!(EngineShape::from_bytes(&other), Err(ShapeBytesError::Length { actual }));
     }
-    let error = ShapeBytesError::Config(ConfigError::Zero { name: "layers" });
-    assert!(std::error::Error::source(&error).is_some());
+    let errors = [
+        ShapeBytesError::Magic,
+        ShapeBytesError::Mixed,
+        ShapeBytesError::Length { actual: 3 },
+        ShapeBytesError::Field { name: "layout", value: 9 },
+        ShapeBytesError::Config(ConfigError::Zero { name: "layers" }),
+    ];
+    assert!(errors.iter().all(|error| !error.to_string().is_empty()));
+    assert!(std::error::Error::source(&errors[4]).is_some());
 }
 
 fn random_lists(rng: &mut Rng) -> (Vec<PageCopy>, Vec<Compaction>) {

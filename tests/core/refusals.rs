@@ -71,6 +71,7 @@ fn plans_with_invalid_indices_are_refused() {
         assert_eq!(cpu.attend(&arrays.plan(), layer, &attend, q, out_rows, None), refused(error));
         assert!(out.iter().all(|&x| x == 7.0), "{error}");
         assert!(all_bytes(&cpu).iter().all(|&x| x == 0), "{error}");
+        assert!(!CpuError::Plan(error).to_string().is_empty());
     }
 }
 

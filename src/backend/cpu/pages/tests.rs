@@ -64,5 +64,6 @@ fn a_slot_is_read_from_planes_by_slot() {
     let start = (3 + 1) * 128 + 2 * 24;
     assert_eq!(bytemuck::cast_slice::<_, u8>(v), &pages[1][start..start + 24]);
     let refused = CpuError::Plane { plane: PlaneName::Spare };
+    assert!(!refused.to_string().is_empty());
     assert_eq!(cpu.slot(PlaneName::Spare, layer, slot), Err(refused));
 }

@@ -205,6 +205,7 @@ fn pages_move_only_between_pools_of_equal_scales() {
         let before = target.pool.bytes().to_vec();
         let (from, to) = (source.page_fingerprint(), target.page_fingerprint());
         let refused = CpuError::PageFingerprint { source: from, target: to };
+        assert!(!refused.to_string().is_empty());
         assert_eq!(source.copy_to_pool(&mut target, &copies[..1]), Err(refused));
         assert_eq!(target.pool.bytes(), before);
     }

@@ -218,10 +218,6 @@ impl<'step> BatchPlan<'step> {
         let masks = self.masks.get(start..start + row.extend_len as usize)?;
         masks.first().is_some_and(|&mask| mask != 0).then_some(masks)
     }
-
-    pub(crate) fn size(&self) -> PlanSize {
-        PlanSize { rows: self.rows.len(), tokens: self.token_count() }
-    }
 }
 
 /// A batch in the format of FlashInfer's paged attention, for hosts with their own kernels: CSR arrays of 32-bit

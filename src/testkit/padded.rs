@@ -25,6 +25,7 @@ pub fn padded<'pad>(
     assert!(more_rows <= more_tokens, "each padding row takes at least one padding token");
     assert!(more_rows > 0 || more_tokens == 0, "padding tokens need a padding row");
     let bump = scratch.reset();
+    let planned = PlanSize { rows: plan.rows.len(), tokens: plan.token_count() };
     let slots_of = |slots, tracks| match slots {
         SlotMapping::I32(slots) => SlotMapping::I32(pad_tracks(bump, slots, tracks, tokens)),
         SlotMapping::I64(slots) => SlotMapping::I64(pad_tracks(bump, slots, tracks, tokens)),
@@ -32,7 +33,7 @@ pub fn padded<'pad>(
     let more_tracks = plan.track_slots.len().checked_div(plan.token_count()).unwrap_or(0);
     BatchPlan {
         step: plan.step,
-        rows: pad(bump, plan.rows, rows, |i| size.padding_row(plan.size(), i)),
+        rows: pad(bump, plan.rows, rows, |i| size.padding_row(planned, i)),
         tokens: pad(bump, plan.tokens, tokens, |_| TokenId::new(0)),
         positions: pad(bump, plan.positions, tokens, |_| 0),
         slot_mapping: slots_of(plan.slot_mapping, 1),

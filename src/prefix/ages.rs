@@ -1,8 +1,7 @@
 //! The ages of idle nodes and cells, on one clock. Eviction takes the oldest node or cell first.
 //!
 //! The clock advances by one for each cell and each entry of a node. So each entry of a node has its own age, and the
-//! deepest entry has the lowest. A split divides the node's range of ages. The number of a load is also a value of the
-//! clock, so that it differs from every age.
+//! deepest entry has the lowest. The number of a load is also a value of the clock, so that it differs from every age.
 //!
 //! Not here: the lists of idle nodes (`order.rs`) and cells (`cells.rs`), which are sorted by age.
 
@@ -46,14 +45,6 @@ impl Ages {
     /// another number was stored.
     pub fn set_load(&mut self, node: NodeKey, load: u64) -> bool {
         std::mem::replace(&mut self.of_node[node], load) != load
-    }
-
-    /// Stamps node `prefix`, which was split off an idle node. The idle node keeps `rest` entries. Not inlined, because
-    /// most trees have no ages.
-    #[cold]
-    #[inline(never)]
-    pub fn split(&mut self, node: NodeKey, prefix: NodeKey, rest: u32) {
-        self.of_node[prefix] = self.of_node[node] + u64::from(rest);
     }
 
     /// Returns the age of an idle node's last entry: when it became idle.

@@ -153,6 +153,7 @@ impl PrefixTree {
 
     fn check_list(&self, scopes: &HashMap<NodeKey, Scope>) -> Result<(), Broken> {
         let mut seen = HashSet::new();
+        let mut youngest = 0;
         for node in self.order.iter(&self.usage) {
             self.ensure(seen.insert(node), "T4: the eviction list has no loop", node)?;
             self.ensure(self.usage[node].lock_count == 0, "T4: listed nodes are idle", node)?;
@@ -160,6 +161,11 @@ impl PrefixTree {
             self.ensure(young, "T4: a parent is younger than its children", node)?;
             let present = scopes[&node].generation == self.generation;
             self.ensure(present, "T8: idle nodes are of the present generation", node)?;
+            if let Some(ages) = &self.ages {
+                let age = ages.of(node);
+                self.ensure(age > youngest, "T4: ages rise along the eviction list", node)?;
+                youngest = age + u64::from(self.link[node].span.pages()) - 1;
+            }
         }
         let (mut evictable, mut protected) = self.cell_sizes();
         for (node, usage) in &self.usage {

@@ -6,8 +6,9 @@ use super::{Link, PrefixTree, Usage};
 
 impl PrefixTree {
     /// Returns the node that ends after the first `pages` pages of `node`: `node` itself, or a new parent that takes
-    /// these pages. The old key stays with the suffix, so that locks on it and children below it stay valid. O(1), and
-    /// O(extents before the split) for a node of many extents.
+    /// these pages. The old key stays with the suffix, so that locks on it and children below it stay valid. The caller
+    /// locks the prefix next, so the prefix of an idle node gets no age. O(1), and O(extents before the split) for a
+    /// node of many extents.
     pub(super) fn split(&mut self, node: NodeKey, pages: u32) -> NodeKey {
         let Link { parent, mut span } = self.link[node];
         if pages == span.pages() {
@@ -33,9 +34,6 @@ impl PrefixTree {
         self.children.insert(hash, node);
         if usage.lock_count == 0 {
             self.order.split(&mut self.usage, node, prefix);
-            if let Some(ages) = &mut self.ages {
-                ages.split(node, prefix, rest.pages());
-            }
         }
         if self.hosts.is_some() {
             self.split_residency(node, prefix, pages);

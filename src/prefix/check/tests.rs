@@ -185,6 +185,9 @@ fn t4_the_eviction_list_holds_the_idle_nodes_children_first() {
     assert_eq!(broken(later), "T4: a parent is younger than its children");
     let left_out = |s: &mut Sound| s.tree.order.leave(&mut s.tree.usage, s.other);
     assert_eq!(broken(left_out), "T4: idle nodes are listed");
+    // The idle nodes have no ages yet.
+    let ages = |s: &mut Sound| s.tree.keep_ages(8).expect("memory");
+    assert_eq!(broken(ages), "T4: ages rise along the eviction list");
 }
 
 #[test]

@@ -122,23 +122,26 @@ fn dropping_a_buffer_waits_for_no_other_stream() {
 
 /// The stream of another rank may be in a kernel that waits for a kernel that this thread launches after the drop.
 #[test]
-fn a_buffer_is_dropped_while_other_streams_work() {
+fn a_buffer_is_filled_and_dropped_while_other_streams_work() {
     let Some(gpu) = gpu() else { return };
     let peers = [Some((*gpu).clone()), device(1)];
     for peer in peers.into_iter().flatten() {
         let rank = CudaStream::new(&gpu).expect("a stream");
-        let buffer = DeviceBuffer::of(&gpu, &[1_u8; 4096]).expect("memory");
         let (stream, others) = (CudaStream::new(&peer).expect("a stream"), Others::default());
         let data = (&raw const others).cast_mut().cast();
         peer.bind().expect("a device");
         // SAFETY: the device's context is current; the stream, the function and its data live until the wait.
         let launched = unsafe { sys::cuLaunchHostFunc(stream.raw() as _, Some(work), data) };
         assert_eq!(launched, sys::CUresult::CUDA_SUCCESS);
+        let buffer = DeviceBuffer::of(&gpu, &[1_u8; 4096]).expect("memory");
+        let copy_waited = others.done.load(Ordering::Acquire);
         drop(buffer);
-        let waited = others.done.load(Ordering::Acquire);
+        let drop_waited = others.done.load(Ordering::Acquire);
         others.may.store(true, Ordering::Release);
         stream.synchronize().expect("nothing failed");
-        assert!(!waited, "the drop waited for a stream of device {}", peer.ordinal());
+        let ordinal = peer.ordinal();
+        assert!(!copy_waited, "the copy waited for a stream of device {ordinal}");
+        assert!(!drop_waited, "the drop waited for a stream of device {ordinal}");
         rank.synchronize().expect("nothing failed");
     }
 }

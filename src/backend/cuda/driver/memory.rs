@@ -68,13 +68,21 @@ impl DeviceBuffer {
         Ok(Self { gpu: gpu.clone(), address, bytes, pooled })
     }
 
-    /// Allocates memory for a copy of `items`, copies them, and waits for the copy.
+    /// Allocates memory for a copy of `items`, copies them, and waits for the copy. Other work of the device goes on
+    /// meanwhile, also a capture by another thread.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`]; the driver's errors.
     pub fn of<T: bytemuck::Pod>(gpu: &Gpu, items: &[T]) -> Result<Self, CudaError> {
-        let mut buffer = Self::new(gpu, size_of_val(items) as u64)?;
-        buffer.write(0, items)?;
+        let bytes = size_of_val(items);
+        let buffer = Self::new(gpu, bytes as u64)?;
+        let (target, source) = (buffer.address, items.as_ptr().cast());
+        on_new_stream(|stream| {
+            // SAFETY: the target is this buffer, the source is a slice of `bytes` bytes that lives until the copy is
+            // done.
+            let result = unsafe { sys::cuMemcpyHtoDAsync_v2(target, source, bytes, stream) };
+            check("cuMemcpyHtoDAsync", result)
+        })?;
         Ok(buffer)
     }
 
@@ -170,17 +178,29 @@ impl Drop for DeviceBuffer {
 
 /// Allocates from the bound context's memory pool, for use by every stream.
 fn from_pool(bytes: u64) -> Result<u64, CudaError> {
-    let (mut address, mut stream) = (0, ptr::null_mut());
+    let mut address = 0;
+    on_new_stream(|stream| {
+        // SAFETY: `address` is valid memory for one device address; the stream lives.
+        let result = unsafe { sys::cuMemAllocAsync(&mut address, bytes as usize, stream) };
+        check_alloc("cuMemAllocAsync", bytes, result)
+    })?;
+    Ok(address)
+}
+
+/// Lets `submit` submit work to a new stream of the bound context, and waits for this work alone. A wait for the
+/// context would disturb a capture by another thread, or not end.
+fn on_new_stream(
+    submit: impl FnOnce(sys::CUstream) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
+    let mut stream = ptr::null_mut();
     let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
     // SAFETY: `stream` is valid memory for one handle; a context is bound.
     check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
-    // SAFETY: `address` is valid memory for one device address; the stream lives.
-    let result = unsafe { sys::cuMemAllocAsync(&mut address, bytes as usize, stream) };
-    let taken = check_alloc("cuMemAllocAsync", bytes, result);
-    // SAFETY: the stream lives, and only the allocation was submitted to it; destroyed once.
+    let submitted = submit(stream);
+    // SAFETY: the stream lives, and its work is that of `submit`; destroyed once.
     let (reached, _) =
         unsafe { (sys::cuStreamSynchronize(stream), sys::cuStreamDestroy_v2(stream)) };
-    taken.and(check("cuStreamSynchronize", reached)).map(|()| address)
+    submitted.and(check("cuStreamSynchronize", reached))
 }
 
 /// Allocates memory of the bound context outside any memory pool.

@@ -4,7 +4,7 @@
   ptx/build.py [ARCHIVE..]            write the archives whose PTX changed, the array of kernels in Rust and the README's tables
   ptx/build.py --check [ARCHIVE..]    write nothing; fail if a file differs from the one that table and sources produce, if the PTX has
                                       other launches than the table, if ptxas spills or fails for a target, if the oldest supported
-                                      ptxas rejects the PTX, or if structs of params.cuh differ from Rust in sizes or offsets
+                                      ptxas rejects an instruction, or if structs of params.cuh differ from Rust in sizes or offsets
   ptx/build.py --texts FOLDER         write the PTX of the archives to FOLDER, a file each
 
 benches/gpu/ptx and crates/host/ptx have their own tables; these commands also process the table of benches/gpu.
@@ -204,6 +204,17 @@ def assemble(ptxas, text, ptx, arch):
         if found := re.search(r"Used (\d+) registers(.*)", line):
             lines.append(f"  {name:36} sm_{arch:3} {found[1]:>3} registers{found[2].split(', 5')[0]}")
     return lines, wrong
+
+
+def covering(jobs):
+    """Returns jobs whose texts contain every form of an instruction or directive: its name, types and modifiers."""
+    known = set()
+    for job in sorted(jobs, key=lambda job: -len(job[1])):
+        ptx = pdl.with_pdl(job[1]) if job[2] == "90" else job[1]
+        forms = set(re.findall(r"(?m)^\s*(?:@!?%\w+\s+)?([a-z.][\w.:]*)", ptx))
+        if forms - known:
+            known |= forms
+            yield job
 
 
 def targets(table, text, of_all):
@@ -406,8 +417,8 @@ def build(folder, check, wanted):
             wrong += bad
         # The oldest ptxas must accept the PTX. Its spills do not count, because the driver compiles with its own ptxas.
         oldest = install(OLDEST) / "nvidia/cuda_nvcc/bin/ptxas"
-        # It reads each text once, for the last target: for 9.0, `with_pdl` adds instructions to the text.
-        jobs = list({job[0].name: job for job in assembled}.values()) if check else []
+        # For 9.0, the last target, `with_pdl` adds instructions to a text.
+        jobs = covering({text.name: (text, ptx, arch) for text, ptx, arch in assembled}.values()) if check else []
         for lines, bad in pool.map(lambda job: assemble(oldest, *job), jobs):
             wrong += [line for line in bad if "ptxas failed" in line]
     products = {table.rust: rust_text(table)}

@@ -10,6 +10,7 @@ class Server:
 
     def __init__(self, program, *arguments, wrap=(), **options):
         command = [*wrap, program, "--serve", "127.0.0.1:0", *arguments]
+        self.asked = False
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
         first = self.process.stdout.readline()
         if not first.startswith("serving "):
@@ -26,12 +27,14 @@ class Server:
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
     def ask_to_end(self):
-        self.process.send_signal(signal.SIGTERM)
+        """Sends SIGTERM once: a second signal would end the server before its answers are complete."""
+        if not self.asked and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.asked = True
 
     def end(self):
         """Ends the server and returns its output. The exit code must be 0, after the audit."""
-        if self.process.poll() is None:
-            self.ask_to_end()
+        self.ask_to_end()
         out, err = self.process.communicate()
         if self.process.returncode != 0 or "verified: " not in out:
             raise RuntimeError(f"it ended with {self.process.returncode}: {out!r}, {err}")

@@ -1,10 +1,11 @@
 //! Measures how well the split chooses between separate reads and spans read once, and the accuracy of its cost model.
 //!
-//! The model's constants are fitted to simple shapes and random forests. Each forest is timed in three variants: each
-//! row read separately, spans as the split chooses, and every span read once. The results of the last two are compared
-//! with those of separate reads. The bench prints how far the choice is from the faster of the other two variants, and
-//! the model from the measured times. It writes all times to `$OUT/spans-dN.csv`, where N is the first head_dim, or to
-//! `$OUT/spans-fp8-dN.csv` for pools of fp8 with static scales.
+//! The bench fits the cost model's constants to simple shapes and to random forests. A forest is a batch of rows with
+//! shared spans, which may be nested. Each forest is timed in three variants: each row read separately, spans as the
+//! split chooses, and every span read once. The results of the last two are compared with those of separate reads. The
+//! bench prints how far the choice is from the faster of the other two variants, and the model from the measured times.
+//! It writes all times to `$OUT/spans-dN.csv`, where N is the first head_dim, or to `$OUT/spans-fp8-dN.csv` for pools
+//! of fp8 with static scales.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -143,7 +144,8 @@ impl Bench {
         f64::from(2 * layout.kv_heads() * layout.head_dim()) * layout.dtype().size() as f64
     }
 
-    /// Times each variant of a forest. Adds a variant to `report` if its results differ from those of separate reads.
+    /// Times each variant of a forest. Adds a variant to `report` if its results differ from those of separate reads by
+    /// more than rounding.
     fn run(&mut self, case: &str, forest: &Forest, report: &mut Report) -> Outcome<Timed> {
         let layout = *self.choosing.layout();
         let new_lens = vec![1; forest.own.len()];
@@ -237,7 +239,7 @@ fn grow(forest: &mut Forest, rng: &mut Rng, rows: Range<usize>, depth: u64, long
     }
 }
 
-/// Returns whether the pool and the tables have room for a forest within the sizes.
+/// Returns whether a forest is within the sizes, and the pool and the tables have room for it.
 fn fits(forest: &Forest, sizes: &Sizes) -> bool {
     let rows = forest.own.len() as u32;
     let is_small = rows <= sizes.rows
@@ -460,7 +462,8 @@ pub fn run(
         println!("spans, {heads}:");
         let tails = usize::from(q_heads / kv_heads > 8);
         let hopper = gpu.capability() == 90 && *head_dim == 128 && !over_fp8;
-        // Kernels whose CTAs share a multiprocessor are fitted per CTA.
+        // These constants are per multiprocessor, but the model needs them per CTA. The conversion assumes two CTAs on
+        // a multiprocessor.
         let of = if over_fp8 { SpanCosts::over_fp8 } else { SpanCosts::general };
         let general = of(*head_dim, tails).of_ctas(2);
         summarize(if hopper { &SpanCosts::H200[tails] } else { &general }, &shapes, &forests);

@@ -152,7 +152,7 @@ pub struct Host<'a> {
     ahead: u32,
     /// The store behind host memory.
     pub store: Option<KeyStore>,
-    /// Number of completed requests at which the next sample is due.
+    /// Value of [`Sample::done`] at which the next sample is due.
     next_sample: u64,
     sample_stride: u64,
     progress: &'a ProgressBar,
@@ -171,8 +171,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Keeps the minimum time of each step. A replay is exact, so `again`, a run of the same requests, has the same
-    /// steps; the longer time of a step contains noise.
+    /// Updates the minimum and maximum time of each step. A replay is exact, so `again`, a run of the same requests,
+    /// has the same steps; the longer time of a step contains noise.
     pub fn keep_least(&mut self, again: &Outcome) {
         assert_eq!(self.steps.len(), again.steps.len(), "a replay is exact");
         for (step, again) in self.steps.iter_mut().zip(&again.steps) {

@@ -15,8 +15,8 @@ use crate::request::{Piece, Request};
 
 /// Default number of tokens of a hash id.
 const HASH_TOKENS: u32 = 512;
-/// First number of tokens without a hash id, including sampled ones. Each hash id owns a range of the numbers below
-/// this one. Ids that are too large for such a range (64-bit hashes) are spread over the token stream.
+/// Tokens without a hash id, including sampled tokens, are numbered from here on. Each hash id owns a range of the
+/// numbers below this one. Ids that are too large for such a range (64-bit hashes) are spread over the token stream.
 const FIRST_OWN: u64 = 1 << 31;
 
 /// A line of the file.
@@ -33,7 +33,7 @@ struct Line {
 pub enum TraceError {
     /// The file cannot be opened.
     Open { file: PathBuf, source: io::Error },
-    /// A line cannot be read: the file is truncated, or not UTF-8.
+    /// A line cannot be read: reading the input fails, or the line is not UTF-8.
     Read { file: PathBuf, line: usize, source: io::Error },
     /// A line is not a JSON object with the four fields.
     Json { file: PathBuf, line: usize, source: serde_json::Error },
@@ -86,7 +86,7 @@ impl std::error::Error for TraceError {
 /// The name of standard input on the command line.
 const STANDARD_INPUT: &str = "-";
 
-/// Returns the name of the trace in `file` for messages.
+/// Returns the name of a trace: the name of `file` without its folders, or "standard input".
 pub fn name(file: &Path) -> String {
     match file.as_os_str() {
         name if name == STANDARD_INPUT => "standard input".to_owned(),

@@ -1,5 +1,5 @@
-//! A subscriber and an engine whose messages the test writes: numbers that no engine sends, and calls that the test
-//! cancels during a reply.
+//! Tests a subscriber against an engine whose messages the test writes, some with numbers that no engine sends. Some
+//! tests cancel a call of the subscriber before the reply ends.
 
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ async fn the_number_that_ends_a_reply_is_no_message() {
         () = engine.answer(None) => panic!("the subscriber requests messages before the number"),
     };
     assert!(matches!(received, Err(ReceiveError::Number)), "{received:?}");
-    // A message has at most this number.
+    // The largest number of a message is `END - 1`.
     engine.publish(END - 1).await;
     let lost = [Received::Lost { from: 0, to: END - 1 }, payload(END - 1)];
     let answers = async {

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-/// A text has at least one new token.
+/// `--new-tokens` must be at least 1.
 #[test]
 fn no_new_tokens_are_a_usage_error() {
     for program in [env!("CARGO_BIN_EXE_chat"), env!("CARGO_BIN_EXE_batch")] {

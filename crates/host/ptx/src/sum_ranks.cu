@@ -10,12 +10,14 @@
 // of an inbox is EMPTY until a rank writes it; the reader sets it to EMPTY again. Thus each word shows whether it has arrived,
 // words may arrive in any order, and the kernel needs neither barriers nor flags.
 //
-// Each rank has two inboxes, which it uses in turn. Two are enough: a block writes to the inbox of two turns ago only after it
-// has received the words of the last turn from every rank. A rank sends these words only after its kernel of two turns ago has
-// ended, and that kernel has read and emptied all words of the older inbox. Blocks exchange words only with blocks of the same
-// number. Each block counts its own turns, because short sums have fewer blocks.
+// Each rank has two inboxes, which it uses in turn. Two are enough: turn t uses the inboxes of turn t - 2 again. In
+// turn t, a block writes only after it has received the words of turn t - 1 from every rank. A rank sends the words of
+// turn t - 1 only after its kernel of turn t - 2 has ended. That kernel has read and emptied all words of its inbox.
+// Blocks exchange words only with blocks of the same number. Each block counts its own turns, because short sums have
+// fewer blocks.
 //
-// The kernel waits for no later work of its own GPU: the next kernel starts only after all blocks of this one have started.
+// Later kernels of the stream cannot block the sum: the next one starts only after all blocks of this kernel have
+// started.
 #include "common.cuh"
 
 // EMPTY is a pair of bf16 NaNs. No kernel here produces it, because the kernels round NaN to 0x7fff. The kernel sends A_NAN for

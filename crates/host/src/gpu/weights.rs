@@ -201,7 +201,8 @@ impl Offsets {
         let view = match *shape {
             [rows] => [rows, 1],
             [rows, cols] => [rows, cols],
-            // The cut takes a part of the columns or rows of each matrix.
+            // `Cut::Cols` takes a part of each matrix's columns. For `Cut::Rows`, a row of the view is a whole matrix.
+            // A part of that row is a part of the matrix's rows.
             [count, rows, cols] if cut == Cut::Cols => [count * rows, cols],
             [count, rows, cols] => [count, rows * cols],
             _ => unreachable!("tensors have at most three dimensions"),

@@ -1,5 +1,5 @@
-//! Moves slots of rows, in all planes and tracks of a group. For each track, one launch moves the slots in all planes
-//! of the same shape, such as K and V.
+//! Moves slots of rows, in all planes and tracks of a group. For each track, one launch moves the slots of at most
+//! `COMPACTIONS_MAX` rows in consecutive planes of the same shape, such as K and V.
 //!
 //! `system/accept.rs` chooses the slots.
 

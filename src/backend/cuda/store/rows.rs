@@ -15,9 +15,9 @@ use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
 use crate::layout::PoolLayout;
 
-/// Steps with these numbers of tokens use the kernel with streaming loads and stores, and four units of K and of V in
-/// each thread. These steps are large enough to fill the device, and too small to replace the caches' contents
-/// (measured on an H200 with rows of 2 KiB).
+/// Steps with these numbers of tokens use the kernel with streaming loads and stores, if units have 16 bytes and slots
+/// 4 bytes. Each thread loads four units of K and four of V before it stores them. These steps are large enough to fill
+/// the device, and too small to replace the contents of L1 and L2 (measured on an H200 with rows of 2 KiB).
 const STREAMING_TOKENS: std::ops::RangeInclusive<u32> = 513..=8192;
 
 /// Returns the kernels that steps of up to `tokens` tokens may use, depending on the alignment of the host's rows.

@@ -2,7 +2,8 @@
  *
  * A column contains one register of all 32 lanes side by side, so most instructions are one loop that the compiler
  * vectorises. Immediates and special registers (%tid.x) are columns, too, which are filled when a warp starts.
- * Therefore an operand is always an offset. Each predicate is a mask of 32 bits; the masks are not in the columns. */
+ * Therefore an operand that is a value is always the offset of a column. Each predicate is a mask of 32 bits; the masks
+ * are not in the columns. */
 #pragma once
 #include <stdint.h>
 #include <string>
@@ -40,7 +41,8 @@ struct Instruction {
 };
 
 /* An opcode that the machine supports. `operands` has one word for each operand, in the order of the text:
- *   4   a column of 4 bytes a lane that is read (2, 4 or 8)   =4  written   +4  both   =4*8  eight in braces
+ *   4   a column that is read, with 4 bytes for each lane; 2 and 8 likewise   =4  written   +4  both
+ *   =4*8   eight columns in braces
  *   p   a predicate that is read   =p  written   =4|p  a column, and maybe a predicate   m  the lanes that take part
  *   @   an address in brackets   T  a tensor's box in brackets: an address and three columns   L  a label
  *   #   an immediate number   ##  an immediate bit   .  ignored   ?4  may be left out */

@@ -42,18 +42,9 @@ pub struct Fence {
 impl Fence {
     /// Creates an empty fence for at most `page_count` pages, `max_steps` unfinished steps and `max_locks` locks.
     ///
-    /// # Panics
-    /// If the system lacks the memory.
-    pub fn new(page_count: u32, max_steps: u32, max_locks: u64) -> Self {
-        Self::try_new(page_count, max_steps, max_locks).expect("the system has the memory")
-    }
-
-    /// Like [`Fence::new`], but returns an error if an allocation fails.
-    pub(crate) fn try_new(
-        page_count: u32,
-        max_steps: u32,
-        max_locks: u64,
-    ) -> Result<Self, OutOfMemory> {
+    /// # Errors
+    /// The allocation that failed.
+    pub fn new(page_count: u32, max_steps: u32, max_locks: u64) -> Result<Self, OutOfMemory> {
         Ok(Self {
             completed: StepId::default(),
             newest: StepId::default(),

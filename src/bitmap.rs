@@ -291,14 +291,12 @@ fn run_len(numbers: &[u32]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testkit::rng::Rng;
 
     /// Returns lists of distinct numbers below 1,000: runs, ascending, descending, shuffled or with gaps.
     fn lists() -> impl Iterator<Item = Vec<u32>> {
-        let mut state = 7_u64;
-        let mut draw = move |below: u32| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) as u32 % below
-        };
+        let mut rng = Rng::new(7);
+        let mut draw = move |below: u32| rng.below(below.into()) as u32;
         (0..2000).map(move |_| {
             let mut list = Vec::new();
             for _ in 0..draw(6) {

@@ -17,7 +17,7 @@ use bytemuck::Zeroable;
 
 /// The system could not allocate memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct OutOfMemory {
+pub struct OutOfMemory {
     /// Requested bytes.
     pub bytes: u64,
 }

@@ -66,14 +66,9 @@ pub struct StepLog {
 impl StepLog {
     /// Creates a log for at most `max` unfinished steps of at most `batch` sequences each.
     ///
-    /// # Panics
-    /// If the system lacks the memory.
-    pub fn new(max: u32, batch: u32) -> Self {
-        Self::try_new(max, batch).expect("the system has the memory")
-    }
-
-    /// Like [`StepLog::new`], but returns an error if an allocation fails.
-    pub(crate) fn try_new(max: u32, batch: u32) -> Result<Self, OutOfMemory> {
+    /// # Errors
+    /// The allocation that failed.
+    pub fn new(max: u32, batch: u32) -> Result<Self, OutOfMemory> {
         let items = u64::from(max) * u64::from(batch);
         Ok(Self {
             max,
@@ -325,7 +320,7 @@ mod tests {
 
     /// Returns a log of three steps: 1 is complete, 2 committed, 3 open.
     fn sound() -> StepLog {
-        let mut log = StepLog::new(4, 2);
+        let mut log = StepLog::new(4, 2).expect("memory");
         for items in [1, 2, 1] {
             let step = log.begin(true, items);
             for _ in 0..items {
@@ -370,7 +365,7 @@ mod tests {
     fn a_commit_does_not_scan_earlier_steps() {
         // A scan of all steps in each call would take 10^12 reads.
         const STEPS: u32 = 1 << 20;
-        let mut log = StepLog::new(STEPS, 1);
+        let mut log = StepLog::new(STEPS, 1).expect("memory");
         let steps: Vec<_> = (0..STEPS).map(|i| log.begin(i % 3 > 0, 0)).collect();
         log.check().expect("all invariants hold");
         for (i, &step) in steps.iter().enumerate().filter(|(i, _)| i % 3 > 0) {

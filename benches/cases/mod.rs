@@ -54,16 +54,16 @@ impl Cache {
     pub fn new(page_count: u32, page_size: u32) -> Self {
         let mut cache = Self::untouched(page_count, page_size);
         // An engine does the same by default.
-        cache.tree.prefault();
+        cache.tree.prefault().expect("memory");
         cache
     }
 
     /// Creates a cache without prefault: its memory is first touched when it is used.
     pub fn untouched(page_count: u32, page_size: u32) -> Self {
         Self {
-            tree: PrefixTree::new(page_count, page_size, 64),
-            pool: PagePool::new(page_count),
-            fence: Fence::new(0, 1, 0),
+            tree: PrefixTree::new(page_count, page_size, 64).expect("memory"),
+            pool: PagePool::new(page_count).expect("memory"),
+            fence: Fence::new(0, 1, 0).expect("memory"),
             freed: Vec::with_capacity(page_count as usize),
             duplicates: Vec::with_capacity(SEQUENCE_PAGES),
             pages: vec![PageId::default(); SEQUENCE_PAGES],

@@ -15,7 +15,7 @@ pub struct AllocFree {
 impl AllocFree {
     /// Creates the case. `taken` is the share of pages in use, in percent; `targets` uses 50.
     pub fn new(page_count: u32, taken: u32) -> Self {
-        let mut pool = PagePool::new(page_count);
+        let mut pool = PagePool::new(page_count).expect("memory");
         let mut all = vec![PageId::default(); page_count as usize];
         assert!(pool.alloc(&mut all), "all pages are free");
         let order = work::free_order(page_count as usize);

@@ -13,6 +13,7 @@
 
 use kvarena::TokenId;
 use kvarena::testkit::advise_huge_pages;
+use kvarena::testkit::rng::Rng;
 
 /// Number of shared prompts.
 pub const PROMPTS: usize = 32;
@@ -31,10 +32,7 @@ pub const LEAF_LEN: usize = 256;
 
 /// Returns splitmix64 of a counter.
 fn mix(x: u64) -> u64 {
-    let z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+    Rng::new(x).bits()
 }
 
 /// Appends the first `len` tokens of a stream.

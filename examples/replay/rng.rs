@@ -1,27 +1,22 @@
-//! Pseudo-random numbers of a seed: splitmix64, and the distributions of the chats.
+//! Pseudo-random numbers of a seed, and the distributions of the chats.
 
-pub struct Rng(u64);
+use kvarena::testkit::rng;
+
+pub struct Rng(rng::Rng);
 
 impl Rng {
     pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        Self(rng::Rng::new(seed))
     }
 
     /// Returns a number below `end`. The numbers are nearly uniform if `end` is far below 2^64.
     pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+        self.0.below(end)
     }
 
     /// Returns a number in `0.0..1.0`.
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        (self.0.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// Returns a log-normal number with this median, clamped to `min..=max`.

@@ -37,7 +37,7 @@ impl<B: Backend> Engine<B> {
         prompt: &[TokenId],
         promise: u32,
     ) -> Result<Admission, Error> {
-        admission(&Estimate::of(&self.world), namespace, prompt, promise)
+        admission(&Estimate::of(&self.world), &Prompt { namespace, tokens: prompt, promise })
     }
 
     /// Admits a prompt as a new sequence: matches and locks its cached prefix and takes a row, but no pages. O(prompt).
@@ -64,7 +64,8 @@ impl<B: Backend> Engine<B> {
         prompt: &[TokenId],
         promise: u32,
     ) -> Result<SeqKey, Error> {
-        let admitted = admit(Admit::of(&mut self.world), namespace, prompt, promise);
+        let prompt = Prompt { namespace, tokens: prompt, promise };
+        let admitted = admit(Admit::of(&mut self.world), &prompt);
         self.world.counters.count_refusal(admitted)
     }
 

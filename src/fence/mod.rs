@@ -42,18 +42,9 @@ pub struct Fence {
 impl Fence {
     /// Creates an empty fence for at most `page_count` pages, `max_steps` unfinished steps and `max_locks` locks.
     ///
-    /// # Panics
-    /// If the system lacks the memory.
-    pub fn new(page_count: u32, max_steps: u32, max_locks: u64) -> Self {
-        Self::try_new(page_count, max_steps, max_locks).expect("the system has the memory")
-    }
-
-    /// Like [`Fence::new`], but returns an error if an allocation fails.
-    pub(crate) fn try_new(
-        page_count: u32,
-        max_steps: u32,
-        max_locks: u64,
-    ) -> Result<Self, OutOfMemory> {
+    /// # Errors
+    /// The allocation that failed.
+    pub fn new(page_count: u32, max_steps: u32, max_locks: u64) -> Result<Self, OutOfMemory> {
         Ok(Self {
             completed: StepId::default(),
             newest: StepId::default(),
@@ -101,16 +92,21 @@ impl Fence {
         self.locks.push_back((until, lock));
     }
 
-    /// Returns the mark of an unfinished step, and adds it if it is missing. O(1) for a step after all marks, else
-    /// O(marks).
+    /// Returns the index of a step's mark, or where to insert it. O(1) for a step after all marks, else O(log marks).
+    fn find(&self, step: StepId) -> Result<usize, usize> {
+        if self.marks.back().is_none_or(|last| last.step < step) {
+            return Err(self.marks.len());
+        }
+        self.marks.binary_search_by_key(&step, |mark| mark.step)
+    }
+
+    /// Returns the mark of an unfinished step, and adds it if it is missing. O(marks) if it is missing before other
+    /// marks, else as [`Fence::find`].
     fn mark(&mut self, step: StepId) -> &mut Mark {
-        let mut index = self.marks.len();
-        if self.marks.back().is_some_and(|last| last.step >= step) {
-            index = self.marks.partition_point(|mark| mark.step < step);
-        }
-        if self.marks.get(index).is_none_or(|mark| mark.step != step) {
+        let index = self.find(step).unwrap_or_else(|index| {
             self.marks.insert(index, Mark { step, pages: 0, idle_pages: 0 });
-        }
+            index
+        });
         &mut self.marks[index]
     }
 
@@ -122,15 +118,10 @@ impl Fence {
 
     /// Subtracts pages that have become idle already or stay in use. O(log unfinished steps).
     pub fn remove_idle(&mut self, step: StepId, pages: u32) {
-        let mark = self.mark_of(step);
+        let index = self.find(step).expect("F3: a step that a lock waits for has a mark");
+        let mark = &mut self.marks[index];
         assert!(mark.idle_pages >= pages, "F4: idle pages are counted");
         mark.idle_pages -= pages;
-    }
-
-    fn mark_of(&mut self, step: StepId) -> &mut Mark {
-        let index = self.marks.partition_point(|mark| mark.step < step);
-        let mark = self.marks.get_mut(index).filter(|mark| mark.step == step);
-        mark.expect("F3: a step that a lock waits for has a mark")
     }
 
     /// Returns the number of pages that return, or become idle, by the completion of `step`. O(unfinished steps).
@@ -213,8 +204,7 @@ impl Fence {
         if !self.locks.iter().is_sorted_by_key(|(step, _)| *step) {
             return Err("F3: locks wait in the order of arrival");
         }
-        let marked = |step| self.marks.binary_search_by_key(step, |mark| mark.step).is_ok();
-        if !self.locks.iter().all(|(step, _)| marked(step)) {
+        if !self.locks.iter().all(|&(step, _)| self.find(step).is_ok()) {
             return Err("F3: a step that a lock waits for has a mark");
         }
         Ok(())

@@ -17,7 +17,7 @@ fn step(number: u64) -> StepId {
 
 /// Returns a fence: pages 7 and 5 and a lock wait for step 2, pages 6 and 8 for step 3; step 1 is complete.
 fn sound() -> Fence {
-    let mut fence = Fence::new(10, 4, 4);
+    let mut fence = Fence::new(10, 4, 4).expect("memory");
     fence.complete(step(1));
     fence.push_pages(&page_ids(&[7, 5]), step(2));
     fence.push_lock(lock(), step(2));
@@ -79,7 +79,7 @@ fn new_waits_end_at_the_last_mark_or_later() {
     assert_eq!(fence.until(step(1)), None);
     assert_eq!(fence.until(step(2)), Some(step(3)));
     assert_eq!(fence.until(step(4)), Some(step(4)));
-    assert_eq!(Fence::new(1, 1, 1).until(step(0)), None, "no step at all");
+    assert_eq!(Fence::new(1, 1, 1).expect("memory").until(step(0)), None, "no step at all");
 }
 
 #[test]

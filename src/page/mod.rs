@@ -43,14 +43,9 @@ pub struct PagePool {
 impl PagePool {
     /// Creates a pool of free pages.
     ///
-    /// # Panics
-    /// If the system lacks the memory.
-    pub fn new(page_count: u32) -> Self {
-        Self::try_new(page_count).expect("the system has the memory")
-    }
-
-    /// Like [`PagePool::new`], but returns an error if an allocation fails.
-    pub(crate) fn try_new(page_count: u32) -> Result<Self, OutOfMemory> {
+    /// # Errors
+    /// The allocation that failed.
+    pub fn new(page_count: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
             page_count,
             free: Bitmap::new(page_count, true)?,
@@ -206,7 +201,7 @@ mod tests {
 
     /// Returns a pool in which pages 0 to 2 are cached, 3 and 4 private, 5 to 8 fenced, and the rest free.
     fn sound() -> PagePool {
-        let mut pool = PagePool::new(100);
+        let mut pool = PagePool::new(100).expect("memory");
         assert!(pool.alloc(&mut [PageId::default(); 9]));
         pool.publish(ids(&[0, 1, 2]));
         pool.fence_private(ids(&[7, 5, 6, 8]));

@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn a_slot_has_the_address_that_is_computed_from_another_slot() {
         // A wrong address is a useless prefetch, which no other test would detect.
-        let mut tree = PrefixTree::new(100, 1, 32);
+        let mut tree = PrefixTree::new(100, 1, 32).expect("memory");
         let nodes: Vec<NodeKey> = (0..100)
             .map(|i| {
                 let span = tree.spans.create(&[TokenId::new(i)], &[PageId::new(i)]);

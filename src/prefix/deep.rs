@@ -8,8 +8,8 @@ use crate::id::{Namespace, PageId, TokenId};
 
 /// Returns a chain of idle nodes, a page each.
 fn chain(depth: u32) -> PrefixTree {
-    let mut fence = Fence::new(0, 1, 0);
-    let mut tree = PrefixTree::new(depth, 1, 32);
+    let mut fence = Fence::new(0, 1, 0).expect("memory");
+    let mut tree = PrefixTree::new(depth, 1, 32).expect("memory");
     let found = tree.match_prefix(Namespace::default(), &[]);
     let mut lock = tree.lock(&found, &mut fence).expect("the match is fresh");
     let (mut others, mut freed) = (Vec::new(), Vec::new());
@@ -37,6 +37,6 @@ fn chain(depth: u32) -> PrefixTree {
 fn the_audit_does_not_grow_with_depth() {
     // A walk to the root from each node would take 10^11 steps: hours.
     let tree = chain(500_000);
-    tree.check(&HashMap::new(), &HashMap::new(), &Fence::new(0, 1, 0))
+    tree.check(&HashMap::new(), &HashMap::new(), &Fence::new(0, 1, 0).expect("memory"))
         .expect("all invariants hold");
 }

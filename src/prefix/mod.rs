@@ -168,19 +168,9 @@ impl PrefixTree {
     /// Creates an empty tree of at most `page_count` pages. The child table uses `hash_bits` bits of its hashes. Only
     /// tests use fewer than 32; hashes are then the same in every process.
     ///
-    /// # Panics
-    /// If the system lacks the memory.
-    pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Self {
-        let tree = Self::try_new(page_count, page_size, hash_bits);
-        tree.expect("the system has the memory")
-    }
-
-    /// Like [`PrefixTree::new`], but returns an error if an allocation fails.
-    pub(crate) fn try_new(
-        page_count: u32,
-        page_size: u32,
-        hash_bits: u32,
-    ) -> Result<Self, OutOfMemory> {
+    /// # Errors
+    /// The allocation that failed.
+    pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let refused = |_| OutOfMemory { bytes: u64::from(page_count) * Self::COLUMN_BYTES };
         let (mut link, mut usage) = (SlotMap::with_key(), SecondaryMap::new());
         link.try_reserve(page_count as usize).map_err(refused)?;
@@ -257,14 +247,9 @@ impl PrefixTree {
     /// Touches the memory of nodes, spans, hashes, cells, events and records of host pages, so that later calls cause
     /// hardly any page faults. The tree must be empty.
     ///
-    /// # Panics
-    /// If the allocation of a temporary list of all nodes fails. The list takes 8 bytes for each node.
-    pub fn prefault(&mut self) {
-        self.try_prefault().expect("the system has the memory");
-    }
-
-    /// Like [`PrefixTree::prefault`], but returns an error if the allocation fails.
-    pub(crate) fn try_prefault(&mut self) -> Result<(), OutOfMemory> {
+    /// # Errors
+    /// The allocation of a temporary list of all nodes, 8 bytes for each node, if it failed.
+    pub fn prefault(&mut self) -> Result<(), OutOfMemory> {
         self.spans.prefault();
         self.children.prefault();
         self.chain.iter_mut().for_each(|chain| chain.prefault());

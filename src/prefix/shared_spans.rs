@@ -57,7 +57,7 @@ pub struct SharedPrefixFinder {
 
 impl SharedPrefixFinder {
     /// Reserves memory for batches of at most `rows` rows. Larger batches share nothing.
-    pub(crate) fn try_new(rows: u32) -> Result<Self, OutOfMemory> {
+    pub(crate) fn new(rows: u32) -> Result<Self, OutOfMemory> {
         let of = u64::from(rows);
         Ok(Self {
             most_rows: rows,

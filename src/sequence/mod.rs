@@ -75,18 +75,9 @@ pub struct SequenceTable {
 impl SequenceTable {
     /// Creates an empty table. Tests use a `hash_bits` below 32 to force collisions of fronts.
     ///
-    /// # Panics
-    /// If the system lacks the memory.
-    pub fn new(shape: &TableShape, page_size: u32, hash_bits: u32) -> Self {
-        Self::try_new(shape, page_size, hash_bits).expect("the system has the memory")
-    }
-
-    /// Like [`SequenceTable::new`], but returns an error if an allocation fails.
-    pub(crate) fn try_new(
-        shape: &TableShape,
-        page_size: u32,
-        hash_bits: u32,
-    ) -> Result<Self, OutOfMemory> {
+    /// # Errors
+    /// The allocation that failed.
+    pub fn new(shape: &TableShape, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
         let refused = |_| OutOfMemory { bytes: Self::bytes(shape, page_size) };
         let mut rows = SlotMap::with_key();
         rows.try_reserve(shape.rows as usize).map_err(refused)?;

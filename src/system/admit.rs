@@ -5,12 +5,11 @@ use crate::bitmap::Bits;
 use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
-use crate::id::{CellId, Namespace, PageId, PrefixLock, SeqKey, TokenId};
-use crate::layout::Limits;
+use crate::id::{Namespace, PageId, PrefixLock, SeqKey, StepId, TokenId};
 use crate::page::PagePool;
 use crate::plan::{Admission, Admitted, Leader, Prompt};
 use crate::prefix::{PrefixMatch, PrefixTree};
-use crate::sequence::{AdmissionKind, SequenceTable};
+use crate::sequence::{AdmissionKind, RowMut, SequenceTable};
 use crate::stats::Stats;
 use crate::system::access::access;
 use crate::system::append::check_known;
@@ -44,28 +43,35 @@ access! {
     }
 }
 
+impl<'w> Estimate<'w> {
+    fn budget(&self) -> PageBudget<'w> {
+        PageBudget::new(self.pages, self.prefixes, self.sequences, self.fence)
+    }
+}
+
+impl Admit<'_> {
+    /// Borrows the tables that an estimate reads, and the buffers.
+    fn split(&mut self) -> (Estimate<'_>, &mut Buffers) {
+        let Self { shape, pages, prefixes, sequences, fence, buffers, .. } = self;
+        (Estimate { shape, pages, prefixes, sequences, fence }, buffers)
+    }
+}
+
 /// Implements [`Engine::admission`](crate::Engine::admission). O(prompt); if it does not fit also O(unfinished steps
 /// and idle nodes of the match).
 ///
 /// # Errors
 /// As [`admit`], except [`Error::OutOfPages`].
-pub(crate) fn admission(
-    world: &Estimate<'_>,
-    namespace: Namespace,
-    prompt: &[TokenId],
-    promise: u32,
-) -> Result<Admission, Error> {
-    let Estimate { shape, pages, prefixes, sequences, fence } = *world;
-    check_prompt(shape, prefixes, namespace, prompt, promise)?;
-    let mut found =
-        shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(prompt)));
-    check_rest(shape, found.as_ref(), prompt)?;
-    sequences.check_room(1, prompt.len() as u32)?;
-    let budget = PageBudget::new(pages, prefixes, sequences, fence);
-    let len = prompt.len() as u32;
-    let limits = sequences.limits();
-    let cost = cost(shape, prefixes, limits, &budget, found.as_mut(), len, promise);
-    let leader = find_leader(prefixes, sequences, found.as_ref(), prompt);
+pub(crate) fn admission(world: &Estimate<'_>, prompt: &Prompt<'_>) -> Result<Admission, Error> {
+    let Estimate { shape, prefixes, sequences, .. } = *world;
+    let Prompt { namespace, tokens, promise } = *prompt;
+    check_prompt(world, prompt)?;
+    let found =
+        shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(tokens)));
+    check_rest(shape, found.as_ref(), tokens)?;
+    sequences.check_room(1, tokens.len() as u32)?;
+    let (found, cost) = cost(world, found, tokens.len() as u32, promise);
+    let leader = find_leader(prefixes, sequences, found.as_ref(), tokens);
     Ok(Admission { leader, ..cost })
 }
 
@@ -74,35 +80,17 @@ pub(crate) fn admission(
 /// # Errors
 /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::UnnamedNamespace`], [`Error::PendingToken`],
 /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfPages`]. Nothing changes then.
-pub(crate) fn admit(
-    world: Admit<'_>,
-    namespace: Namespace,
-    prompt: &[TokenId],
-    promise: u32,
-) -> Result<SeqKey, Error> {
-    let Admit { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
-    check_prompt(shape, prefixes, namespace, prompt, promise)?;
-    let mut found = find(shape, prefixes, namespace, prompt, &mut buffers.pages);
-    check_rest(shape, found.as_ref(), prompt)?;
-    sequences.check_room(1, prompt.len() as u32)?;
-    let budget = PageBudget::new(pages, prefixes, sequences, fence);
-    let len = prompt.len() as u32;
-    let limits = sequences.limits();
-    cost(shape, prefixes, limits, &budget, found.as_mut(), len, promise).check()?;
-    let lock = lock(prefixes, fence, found.as_ref(), namespace);
-    let seq = sequences.spawn(namespace, prompt, lock);
-    prefixes.hold_names(namespace);
-    attach_prefix(
-        shape,
-        sequences,
-        buffers,
-        seq,
-        found.as_ref(),
-        promise,
-        AdmissionKind::admitted(prompt.len() as u32),
-    );
-    attach_tails(prefixes, sequences, fence, counters, seq, found.as_ref());
-    counters.admissions += 1;
+pub(crate) fn admit(mut world: Admit<'_>, prompt: &Prompt<'_>) -> Result<SeqKey, Error> {
+    let Prompt { namespace, tokens, promise } = *prompt;
+    let (tables, buffers) = world.split();
+    check_prompt(&tables, prompt)?;
+    let found = find(&tables, namespace, tokens, &mut buffers.pages);
+    check_rest(tables.shape, found.as_ref(), tokens)?;
+    tables.sequences.check_room(1, tokens.len() as u32)?;
+    let (found, cost) = cost(&tables, found, tokens.len() as u32, promise);
+    cost.check()?;
+    let seq = spawn(&mut world, prompt, found.as_ref());
+    world.counters.admissions += 1;
     Ok(seq)
 }
 
@@ -111,13 +99,13 @@ pub(crate) fn admit(
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`], [`Error::OutOfPages`]. Nothing changes
 /// then.
-pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), Error> {
-    let Admit { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
-    let sequence = sequences.get(seq)?;
+pub(crate) fn resume(mut world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), Error> {
+    let (tables, buffers) = world.split();
+    let sequence = tables.sequences.get(seq)?;
     if !sequence.is_preempted() {
         return Err(Error::NotPreempted { seq });
     }
-    check_promise(shape, promise)?;
+    check_promise(tables.shape, promise)?;
     let (namespace, len) = (sequence.namespace, sequence.token_len);
     // A prompt without a committed step is not yet counted.
     let kind = match sequence.admission_kind {
@@ -125,18 +113,16 @@ pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), 
         uncounted => uncounted,
     };
     buffers.tokens.clear();
-    for piece in sequences.token_pieces(sequence, 0, len) {
+    for piece in tables.sequences.token_pieces(sequence, 0, len) {
         buffers.tokens.extend_from_slice(piece);
     }
-    let mut found = find(shape, prefixes, namespace, &buffers.tokens, &mut buffers.pages);
-    let budget = PageBudget::new(pages, prefixes, sequences, fence);
-    let limits = sequences.limits();
-    cost(shape, prefixes, limits, &budget, found.as_mut(), len, promise).check()?;
-    let lock = lock(prefixes, fence, found.as_ref(), namespace);
-    sequences.get_mut(seq)?.lock = Some(lock);
-    attach_prefix(shape, sequences, buffers, seq, found.as_ref(), promise, kind);
-    attach_tails(prefixes, sequences, fence, counters, seq, found.as_ref());
-    counters.resumes += 1;
+    let found = find(&tables, namespace, &buffers.tokens, &mut buffers.pages);
+    let (found, cost) = cost(&tables, found, len, promise);
+    cost.check()?;
+    let lock = lock(&mut world, found.as_ref(), namespace);
+    world.sequences.get_mut(seq)?.lock = Some(lock);
+    attach(&mut world, seq, found.as_ref(), promise, kind);
+    world.counters.resumes += 1;
     Ok(())
 }
 
@@ -145,91 +131,79 @@ pub(crate) fn resume(world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), 
 ///
 /// # Errors
 /// As [`admit`]: for the first invalid prompt, or for all prompts together. Nothing changes then.
-pub(crate) fn admit_batch(world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<(), Error> {
-    let Admit { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
+pub(crate) fn admit_batch(mut world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<(), Error> {
+    let (tables, buffers) = world.split();
     let mut chunks = 0;
     for prompt in prompts {
-        check_prompt(shape, prefixes, prompt.namespace, prompt.tokens, prompt.promise)?;
+        check_prompt(&tables, prompt)?;
         check_known(0, prompt.tokens)?;
-        chunks += u64::from(sequences.chunks_for(prompt.tokens.len() as u32));
+        chunks += u64::from(tables.sequences.chunks_for(prompt.tokens.len() as u32));
     }
-    sequences.check_rows(prompts.len())?;
-    sequences.check_chunks(chunks)?;
-    let budget = PageBudget::new(pages, prefixes, sequences, fence);
-    let now = |found: &PrefixMatch| prefixes.idle_node_pages(found);
-    let (lacking, idle) = estimate_all(shape, prefixes, sequences, buffers, prompts, now, |cell| {
-        prefixes.is_idle_cell(cell)
-    });
-    let fits = lacking + idle <= budget.unpromised();
-    let hits = fits || !fit_without_hits(shape, sequences.limits(), &budget, prompts);
-    if !fits && hits {
-        let after = budget.after(0, |step| {
-            let idle_then = |found: &PrefixMatch| prefixes.node_pages_after(found, step);
-            let cell_then = |cell| prefixes.is_idle_cell_after(cell, step);
-            let (lacking, idle) =
-                estimate_all(shape, prefixes, sequences, buffers, prompts, idle_then, cell_then);
-            lacking + idle
-        });
-        let available = budget.unpromised().saturating_sub(idle);
-        return Err(Error::OutOfPages { wanted: lacking, available, after });
-    }
+    tables.sequences.check_rows(prompts.len())?;
+    tables.sequences.check_chunks(chunks)?;
+    let hits = check_fit(&tables, buffers, prompts)?;
     buffers.admitted.clear();
-    for &Prompt { namespace, tokens, promise } in prompts {
-        let found = find(shape, prefixes, namespace, tokens, &mut buffers.pages);
+    for prompt in prompts {
+        let (tables, buffers) = world.split();
+        let found = find(&tables, prompt.namespace, prompt.tokens, &mut buffers.pages);
         let found = if hits { found } else { found.map(PrefixMatch::without_hit) };
-        let leader = find_leader(prefixes, sequences, found.as_ref(), tokens);
-        let lock = lock(prefixes, fence, found.as_ref(), namespace);
-        let seq = sequences.spawn(namespace, tokens, lock);
-        prefixes.hold_names(namespace);
-        attach_prefix(
-            shape,
-            sequences,
-            buffers,
-            seq,
-            found.as_ref(),
-            promise,
-            AdmissionKind::admitted(tokens.len() as u32),
-        );
-        attach_tails(prefixes, sequences, fence, counters, seq, found.as_ref());
-        buffers.admitted.push(Admitted { seq, leader });
+        let leader = find_leader(tables.prefixes, tables.sequences, found.as_ref(), prompt.tokens);
+        let seq = spawn(&mut world, prompt, found.as_ref());
+        world.buffers.admitted.push(Admitted { seq, leader });
     }
-    counters.admissions += prompts.len() as u64;
+    world.counters.admissions += prompts.len() as u64;
     Ok(())
 }
 
-/// Returns whether there are groups, the pool is idle, and the prompts fit together without their hits.
-#[cold]
-fn fit_without_hits(
-    shape: &EngineShape,
-    limits: &Limits,
-    budget: &PageBudget<'_>,
-    prompts: &[Prompt<'_>],
-) -> bool {
-    let lacking = prompts.iter().map(|prompt| {
-        u64::from(pages_lacking(shape, limits, None, prompt.tokens.len() as u32, prompt.promise))
-    });
-    !limits.is_none() && budget.is_idle(shape) && lacking.sum::<u64>() <= budget.unpromised()
-}
-
-/// Returns the number of pages that all prompts lack, and the number of idle pages in their matches. An idle page of
-/// several matches counts once. `idle_pages` returns the number of idle pages at the end of a match, and `idle_cell`
-/// whether a cell is idle.
-fn estimate_all(
-    shape: &EngineShape,
-    prefixes: &PrefixTree,
-    sequences: &SequenceTable,
+/// Checks that prompts fit together. Returns whether they fit with their hits; otherwise they fit only without them.
+///
+/// # Errors
+/// [`Error::OutOfPages`].
+fn check_fit(
+    world: &Estimate<'_>,
     buffers: &mut Buffers,
     prompts: &[Prompt<'_>],
-    idle_pages: impl Fn(&PrefixMatch) -> u32,
-    idle_cell: impl Fn(CellId) -> bool,
+) -> Result<bool, Error> {
+    let budget = world.budget();
+    let (lacking, idle) = estimate_all(world, buffers, prompts, None);
+    if lacking + idle <= budget.unpromised() {
+        return Ok(true);
+    }
+    if fit_without_hits(world, prompts) {
+        return Ok(false);
+    }
+    let after = budget.after(0, |step| {
+        let (lacking, idle) = estimate_all(world, buffers, prompts, Some(step));
+        lacking + idle
+    });
+    let available = budget.unpromised().saturating_sub(idle);
+    Err(Error::OutOfPages { wanted: lacking, available, after })
+}
+
+/// Returns whether the prompts may and do fit together without their hits.
+#[cold]
+fn fit_without_hits(world: &Estimate<'_>, prompts: &[Prompt<'_>]) -> bool {
+    let lacking = prompts.iter().map(|prompt| {
+        u64::from(pages_lacking(world, None, prompt.tokens.len() as u32, prompt.promise))
+    });
+    may_ignore_hits(world) && lacking.sum::<u64>() <= world.budget().unpromised()
+}
+
+/// Returns the number of pages that all prompts lack, and the number of idle pages in their matches, now or as of the
+/// completion of a step. An idle page of several matches counts once.
+fn estimate_all(
+    world: &Estimate<'_>,
+    buffers: &mut Buffers,
+    prompts: &[Prompt<'_>],
+    after: Option<StepId>,
 ) -> (u64, u64) {
+    let prefixes = world.prefixes;
     let Buffers { pages, freed: idle, counted, .. } = buffers;
     let mut lacking = 0;
     idle.clear();
     for &Prompt { namespace, tokens, promise } in prompts {
-        let found = find(shape, prefixes, namespace, tokens, pages);
-        let (limits, len) = (sequences.limits(), tokens.len() as u32);
-        lacking += u64::from(pages_lacking(shape, limits, found.as_ref(), len, promise));
+        let found = find(world, namespace, tokens, pages);
+        lacking += u64::from(pages_lacking(world, found.as_ref(), tokens.len() as u32, promise));
         let Some(found) = found else { continue };
         let mut count = |list: &[PageId]| {
             for page in list {
@@ -239,9 +213,17 @@ fn estimate_all(
                 }
             }
         };
-        count(&pages[pages.len() - idle_pages(&found) as usize..]);
+        let of_nodes = match after {
+            None => prefixes.idle_node_pages(&found),
+            Some(step) => prefixes.node_pages_after(&found, step),
+        };
+        count(&pages[pages.len() - of_nodes as usize..]);
         prefixes.each_tail_cell(&found, |cell| {
-            if idle_cell(cell) {
+            let is_idle = match after {
+                None => prefixes.is_idle_cell(cell),
+                Some(step) => prefixes.is_idle_cell_after(cell, step),
+            };
+            if is_idle {
                 count(prefixes.cell_pages(cell));
             }
         });
@@ -251,22 +233,17 @@ fn estimate_all(
 }
 
 /// Checks a prompt and its promise, but not its tokens.
-fn check_prompt(
-    shape: &EngineShape,
-    prefixes: &PrefixTree,
-    namespace: Namespace,
-    prompt: &[TokenId],
-    promise: u32,
-) -> Result<(), Error> {
-    if prompt.is_empty() {
+fn check_prompt(world: &Estimate<'_>, prompt: &Prompt<'_>) -> Result<(), Error> {
+    let Prompt { namespace, tokens, promise } = *prompt;
+    if tokens.is_empty() {
         return Err(Error::EmptyPrompt);
     }
-    let (len, max) = (prompt.len() as u64, u64::from(shape.max_sequence_len));
+    let (len, max) = (tokens.len() as u64, u64::from(world.shape.max_sequence_len));
     if len > max {
         return Err(Error::TooLong { len, max });
     }
-    check_promise(shape, promise)?;
-    if !prefixes.is_named(namespace) {
+    check_promise(world.shape, promise)?;
+    if !world.prefixes.is_named(namespace) {
         return Err(Error::UnnamedNamespace { namespace });
     }
     Ok(())
@@ -286,16 +263,15 @@ fn check_rest(
 /// Returns the prefix that a sequence of these tokens can use, and writes its device pages into `pages`. It consists of
 /// whole pages without the last token, because at least one token must be computed to sample the next.
 fn find(
-    shape: &EngineShape,
-    prefixes: &PrefixTree,
+    world: &Estimate<'_>,
     namespace: Namespace,
     tokens: &[TokenId],
     pages: &mut Vec<PageId>,
 ) -> Option<PrefixMatch> {
     pages.clear();
-    shape.shares_prefixes().then(|| {
-        let tokens = matchable(tokens);
-        let found = prefixes.match_pages(namespace, tokens, |found| pages.extend_from_slice(found));
+    world.shape.shares_prefixes().then(|| {
+        let (tokens, each) = (matchable(tokens), |found: &[_]| pages.extend_from_slice(found));
+        let found = world.prefixes.match_pages(namespace, tokens, each);
         pages.truncate(found.device_pages() as usize);
         found
     })
@@ -309,15 +285,9 @@ fn matchable(tokens: &[TokenId]) -> &[TokenId] {
 /// Returns the number of pages that a sequence of `len` tokens lacks after its match, including the pages to load; at
 /// least the outstanding pages of its promise.
 #[inline]
-fn pages_lacking(
-    shape: &EngineShape,
-    limits: &Limits,
-    found: Option<&PrefixMatch>,
-    len: u32,
-    promise: u32,
-) -> u32 {
-    let (page_size, matched) =
-        (shape.layout.page_size(), found.map_or(0, PrefixMatch::device_pages));
+fn pages_lacking(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, promise: u32) -> u32 {
+    let (page_size, limits) = (world.shape.layout.page_size(), world.sequences.limits());
+    let matched = found.map_or(0, PrefixMatch::device_pages);
     if limits.is_none() {
         return len.max(promise).div_ceil(page_size) - matched;
     }
@@ -331,21 +301,18 @@ fn pages_lacking(
 /// Returns the cost of a sequence of `len` tokens once its match is locked. The cost is the pages that the sequence
 /// lacks, and the idle pages of the match, which then back no promise.
 fn estimate(
-    shape: &EngineShape,
-    prefixes: &PrefixTree,
-    limits: &Limits,
-    budget: &PageBudget<'_>,
+    world: &Estimate<'_>,
     found: Option<&PrefixMatch>,
     len: u32,
     promise: u32,
 ) -> Admission {
-    let page_size = shape.layout.page_size();
+    let (prefixes, budget) = (world.prefixes, world.budget());
     let (matched, idle) = found.map_or((0, 0), |m| (m.device_pages(), prefixes.idle_pages(m)));
     let (host_pages, cell_pages) =
         found.map_or((0, 0), |found| (found.host_pages(), found.host_cell_pages()));
-    let lacking = pages_lacking(shape, limits, found, len, promise);
+    let lacking = pages_lacking(world, found, len, promise);
     let mut admission = Admission {
-        cached_len: (matched + host_pages) * page_size,
+        cached_len: (matched + host_pages) * world.shape.layout.page_size(),
         host_pages: host_pages + cell_pages,
         idle_pages: idle,
         lacking_pages: lacking,
@@ -360,47 +327,40 @@ fn estimate(
     admission
 }
 
-/// Returns the cost of a sequence of `len` tokens with its match `found`. If the sequence fits only without the match,
-/// clears the match, and returns the cost without it.
+/// Returns the match that a sequence of `len` tokens uses, and its cost: `found`, or `found` without its pages if the
+/// sequence fits only without them.
 #[inline]
 fn cost(
-    shape: &EngineShape,
-    prefixes: &PrefixTree,
-    limits: &Limits,
-    budget: &PageBudget<'_>,
-    found: Option<&mut PrefixMatch>,
+    world: &Estimate<'_>,
+    found: Option<PrefixMatch>,
     len: u32,
     promise: u32,
-) -> Admission {
-    let cost = estimate(shape, prefixes, limits, budget, found.as_deref(), len, promise);
+) -> (Option<PrefixMatch>, Admission) {
+    let cost = estimate(world, found.as_ref(), len, promise);
     if cost.fits() {
-        return cost;
+        return (found, cost);
     }
-    let other = cost_without_hit(shape, prefixes, limits, budget, found, len, promise);
-    other.unwrap_or(cost)
+    cost_without_hit(world, found, len, promise).unwrap_or((found, cost))
 }
 
-/// Returns the cost of a sequence of `len` tokens without its hit; `None` unless there are groups, the pool is idle and
-/// the sequence fits. While sequences run, the prompt waits instead.
+/// Returns [`cost`] without the hit, if the hit may be ignored and the sequence then fits.
 #[cold]
 #[inline(never)]
 fn cost_without_hit(
-    shape: &EngineShape,
-    prefixes: &PrefixTree,
-    limits: &Limits,
-    budget: &PageBudget<'_>,
-    found: Option<&mut PrefixMatch>,
+    world: &Estimate<'_>,
+    found: Option<PrefixMatch>,
     len: u32,
     promise: u32,
-) -> Option<Admission> {
-    let found = found.filter(|_| !limits.is_none() && budget.is_idle(shape))?;
-    let without = found.without_hit();
-    let cost = estimate(shape, prefixes, limits, budget, Some(&without), len, promise);
-    if !cost.fits() {
-        return None;
-    }
-    *found = without;
-    Some(cost)
+) -> Option<(Option<PrefixMatch>, Admission)> {
+    let found = found.filter(|_| may_ignore_hits(world))?.without_hit();
+    let cost = estimate(world, Some(&found), len, promise);
+    cost.fits().then_some((Some(found), cost))
+}
+
+/// Returns whether prompts that fit only without their hits are admitted without them: there are groups, and the pool
+/// is idle. While sequences run, such prompts wait instead.
+fn may_ignore_hits(world: &Estimate<'_>) -> bool {
+    !world.sequences.limits().is_none() && world.budget().is_idle(world.shape)
 }
 
 /// Returns the leader of a prompt whose cached prefix is `found`, if there is one.
@@ -419,12 +379,18 @@ fn find_leader(
     leader_of(prefixes, sequences, found, prompt)
 }
 
-fn lock(
-    prefixes: &mut PrefixTree,
-    fence: &mut Fence,
-    found: Option<&PrefixMatch>,
-    namespace: Namespace,
-) -> PrefixLock {
+/// Creates the sequence of a prompt that fits.
+fn spawn(world: &mut Admit<'_>, prompt: &Prompt<'_>, found: Option<&PrefixMatch>) -> SeqKey {
+    let Prompt { namespace, tokens, promise } = *prompt;
+    let lock = lock(world, found, namespace);
+    let seq = world.sequences.spawn(namespace, tokens, lock);
+    world.prefixes.hold_names(namespace);
+    attach(world, seq, found, promise, AdmissionKind::admitted(tokens.len() as u32));
+    seq
+}
+
+fn lock(world: &mut Admit<'_>, found: Option<&PrefixMatch>, namespace: Namespace) -> PrefixLock {
+    let Admit { prefixes, fence, .. } = world;
     match found {
         Some(found) => prefixes.lock(found, fence).expect("nothing changed since the match"),
         None => prefixes.lock_private(namespace),
@@ -433,55 +399,52 @@ fn lock(
 
 /// Writes the matched pages into the sequence's page table, and reserves the rest of its promise. If some pages must be
 /// loaded, the page table gets only the pages before the first of these; with groups, it gets no page.
-fn attach_prefix(
-    shape: &EngineShape,
-    sequences: &mut SequenceTable,
-    buffers: &mut Buffers,
+fn attach(
+    world: &mut Admit<'_>,
     seq: SeqKey,
     found: Option<&PrefixMatch>,
     promise: u32,
     kind: AdmissionKind,
 ) {
-    let mut row = sequences.row_mut(seq).expect("just looked up");
+    let page_size = world.shape.layout.page_size();
+    let mut row = world.sequences.row_mut(seq).expect("just looked up");
     let on_device = found.map_or(0, PrefixMatch::device_pages);
     let (pages, cells) = found.map_or((0, 0), |found| (found.pages(), found.host_cell_pages()));
     let waits = pages > on_device || cells > 0;
     let published = if waits && !row.limits().is_none() { 0 } else { on_device };
     row.sequence.published = published;
-    row.append_published(&buffers.pages[..published as usize]);
-    row.begin_marks(0, 0);
+    row.append_published(&world.buffers.pages[..published as usize]);
     let sequence = &mut *row.sequence;
-    sequence.cached_len = pages * shape.layout.page_size();
+    sequence.cached_len = pages * page_size;
     sequence.planned_len = sequence.cached_len;
     sequence.admission_kind = kind;
     if waits {
         row.begin_pending(pages - published, on_device - published, cells);
     }
-    sequences.row_mut(seq).expect("just looked up").begin_front(seq);
-    sequences.promise(seq, promise.div_ceil(shape.layout.page_size()));
+    match found.filter(|_| world.prefixes.has_cells()) {
+        Some(found) => attach_tails(world.prefixes, world.fence, world.counters, &mut row, found),
+        None => row.begin_marks(0, 0),
+    }
+    row.begin_front(seq);
+    world.sequences.promise(seq, promise.div_ceil(page_size));
 }
 
 /// Makes a sequence a user of the cells in its prefix's tails, and sets its marks. A sequence that waits for a load
 /// names no cell until the load. O(tails).
 fn attach_tails(
     prefixes: &mut PrefixTree,
-    sequences: &mut SequenceTable,
     fence: &mut Fence,
     counters: &mut Stats,
-    seq: SeqKey,
-    found: Option<&PrefixMatch>,
+    row: &mut RowMut<'_>,
+    found: &PrefixMatch,
 ) {
-    if !prefixes.has_cells() {
-        return;
-    }
-    let Some(found) = found else { return };
-    let mut row = sequences.row_mut(seq).expect("just looked up");
-    row.begin_marks(found.full_pages(), (row.sequence.token_len - 1) / prefixes.page_size());
+    let page_size = prefixes.page_size();
+    row.begin_marks(found.full_pages(), (row.sequence.token_len - 1) / page_size);
     counters.lost_hit_tokens +=
-        u64::from(found.full_pages() - found.pages()) * u64::from(prefixes.page_size());
+        u64::from(found.full_pages() - found.pages()) * u64::from(page_size);
     let lock = row.sequence.lock.as_ref().expect("it is admitted");
     prefixes.acquire_tails(lock, found.pages(), fence);
     if row.pending() == 0 {
-        name_tails(&mut row, prefixes);
+        name_tails(row, prefixes);
     }
 }

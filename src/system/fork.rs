@@ -8,7 +8,7 @@ use crate::id::{PageId, SeqKey, StepId};
 use crate::page::PagePool;
 use crate::plan::PageCopy;
 use crate::prefix::PrefixTree;
-use crate::sequence::SequenceTable;
+use crate::sequence::{Sequence, SequenceTable};
 use crate::stats::Stats;
 use crate::step::StepLog;
 use crate::system::access::access;
@@ -32,6 +32,32 @@ access! {
     }
 }
 
+/// The parts of a parent that each child gets.
+#[derive(Clone, Copy)]
+struct Parts {
+    token_len: u32,
+    cached_len: u32,
+    /// Number of whole computed pages, which the children share.
+    shared: u32,
+    /// Number of computed pages, including a partly filled one.
+    page_len: u32,
+    /// Number of pages that each child copies: the partly filled page of each track.
+    copied: u32,
+    /// Number of promised places.
+    promised: u32,
+}
+
+impl Parts {
+    fn of(parent: &Sequence, shape: &EngineShape, promise: u32) -> Self {
+        let (token_len, cached_len) = (parent.token_len, parent.cached_len.min(parent.token_len));
+        let page_size = shape.layout.page_size();
+        let (shared, page_len) = (cached_len / page_size, cached_len.div_ceil(page_size));
+        let copied = (page_len - shared) * shape.table.tracks;
+        let promised = promise.div_ceil(page_size);
+        Self { token_len, cached_len, shared, page_len, copied, promised }
+    }
+}
+
 /// Implements [`Engine::fork`](crate::Engine::fork): writes the children and their copies into the buffers, and returns
 /// the step of the copies. O(tokens) for each child.
 ///
@@ -43,101 +69,132 @@ access! {
 /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`], [`Error::OutOfPages`]. Nothing changes
 /// then.
 pub(crate) fn fork(
-    world: Fork<'_>,
+    mut world: Fork<'_>,
     seq: SeqKey,
     count: u32,
     promise: u32,
 ) -> Result<Option<StepId>, Error> {
-    let Fork { shape, pages, prefixes, sequences, steps, fence, counters, buffers } = world;
-    let parent = sequences.running(seq)?;
-    sequences.check_accepted(seq)?;
-    check_promise(shape, promise)?;
-    let (token_len, cached_len) = (parent.token_len, parent.cached_len.min(parent.token_len));
-    let page_size = shape.layout.page_size();
-    let (shared, page_len) = (cached_len / page_size, cached_len.div_ceil(page_size));
-    let promised = promise.div_ceil(page_size);
-    sequences.check_room(count, token_len)?;
-    buffers.children.clear();
-    buffers.copies.clear();
+    let parent = world.sequences.running(seq)?;
+    world.sequences.check_accepted(seq)?;
+    check_promise(world.shape, promise)?;
+    let parts = Parts::of(parent, world.shape, promise);
+    world.sequences.check_room(count, parts.token_len)?;
+    world.buffers.children.clear();
+    world.buffers.copies.clear();
     if count == 0 {
         return Ok(None);
     }
-    let limits = *sequences.limits();
-    // Each child gets a copy of the partly filled page of each track.
-    let copied = u64::from(page_len - shared) * u64::from(shape.table.tracks);
-    let has_copies = copied > 0;
+    let has_copies = parts.copied > 0;
     if has_copies {
-        steps.check_room()?;
+        world.steps.check_room()?;
     }
-    let wanted = u64::from(count) * copied;
-    let of_child = limits.outstanding(promised, page_len, shared, shared);
-    let outstanding = u64::from(count) * u64::from(of_child);
-    let of_parent = u64::from(sequences.row_mut(seq)?.keep_cost(shared, shared));
-    let budget = PageBudget::new(pages, prefixes, sequences, fence);
-    budget.check(wanted + outstanding + of_parent, 0)?;
+    check_pages(&mut world, seq, count, &parts)?;
     // Publishing may turn evictable pages into protected ones, so eviction comes first. Nothing fails after this.
-    let evicted = reclaim(pages, prefixes, wanted, &mut buffers.freed);
+    take_targets(&mut world, u64::from(count) * u64::from(parts.copied));
+    let Fork { pages, prefixes, sequences, fence, buffers, .. } = &mut world;
+    publish(pages, prefixes, sequences, fence, buffers, seq);
+    keep(pages, prefixes, sequences, fence, buffers, seq);
+    if has_copies {
+        name_sources(&mut world, seq, &parts);
+    }
+    let parent = world.sequences.running(seq)?;
+    let sent = world.steps.sent_for_good(parent.last_item, parent.dirty_from).max(parent.inherited);
+    for _ in 0..count {
+        let child = make_child(&mut world, seq, &parts, sent);
+        world.buffers.children.push(child);
+    }
+    Ok(has_copies.then(|| begin_copies(&mut world, seq)))
+}
+
+/// Checks that there are pages for the copies, for the promises of the children, and for the tails that the parent
+/// keeps.
+fn check_pages(world: &mut Fork<'_>, seq: SeqKey, count: u32, parts: &Parts) -> Result<(), Error> {
+    let Fork { pages, prefixes, sequences, fence, .. } = world;
+    let &Parts { shared, page_len, copied, promised, .. } = parts;
+    let outstanding = sequences.limits().outstanding(promised, page_len, shared, shared);
+    let of_children = u64::from(count) * (u64::from(copied) + u64::from(outstanding));
+    let of_parent = u64::from(sequences.row_mut(seq)?.keep_cost(shared, shared));
+    PageBudget::new(pages, prefixes, sequences, fence).check(of_children + of_parent, 0)
+}
+
+/// Takes the targets of `count` copies.
+fn take_targets(world: &mut Fork<'_>, count: u64) {
+    let Fork { pages, prefixes, counters, buffers, .. } = world;
+    let evicted = reclaim(pages, prefixes, count, &mut buffers.freed);
     counters.evicted_pages += u64::from(evicted);
-    for _ in 0..wanted {
+    for _ in 0..count {
         let mut target = [PageId::default()];
         assert!(pages.alloc(&mut target), "a page was reclaimed");
         buffers.copies.push(PageCopy { source: target[0], target: target[0] });
     }
-    publish(pages, prefixes, sequences, fence, buffers, seq);
-    keep(pages, prefixes, sequences, fence, buffers, seq);
-    let parent = sequences.running(seq)?;
-    let sent = steps.sent_for_good(parent.last_item, parent.dirty_from).max(parent.inherited);
-    if has_copies {
-        for copies in buffers.copies.chunks_exact_mut(copied as usize) {
-            let tails = (0..shape.table.tracks)
-                .flat_map(|track| sequences.page_pieces(parent, track, shared, page_len).flatten());
-            let copies = copies.iter_mut().zip(tails);
-            copies.for_each(|(copy, source)| copy.source = *source);
-        }
+}
+
+/// Writes the sources of the copies: for each child, the partly filled page of each track.
+fn name_sources(world: &mut Fork<'_>, seq: SeqKey, parts: &Parts) {
+    let Fork { shape, sequences, buffers, .. } = world;
+    let parent = sequences.running(seq).expect("the caller checked it");
+    for copies in buffers.copies.chunks_exact_mut(parts.copied as usize) {
+        let tails = (0..shape.table.tracks).flat_map(|track| {
+            sequences.page_pieces(parent, track, parts.shared, parts.page_len).flatten()
+        });
+        copies.iter_mut().zip(tails).for_each(|(copy, source)| copy.source = *source);
     }
-    for index in 0..count as usize {
-        let parent = sequences.running(seq)?;
-        let lock = parent.lock.as_ref().expect("a running sequence holds its prefix");
-        let lock = prefixes.lock_again(lock, fence);
-        let child = sequences.spawn_copy(seq, token_len, lock);
-        prefixes.hold_names(sequences.get(child)?.namespace);
-        let inherited = sequences.inherit(seq, child, shared.min(sent));
-        buffers.pages.clear();
-        let parent = sequences.running(seq)?;
-        for piece in sequences.page_pieces(parent, 0, inherited, shared) {
-            buffers.pages.extend_from_slice(piece);
-        }
-        let mut row = sequences.row_mut(child).expect("just made");
-        row.sequence.published = shared;
-        row.begin_marks(shared, shared);
-        row.append_published(&buffers.pages);
-        for held in limits.held_groups(shared) {
-            for place in held.first..shared {
-                let parent = sequences.running(seq)?;
-                let cell = sequences.cell(parent, held.group, place);
-                prefixes.acquire_cell(cell, fence);
-                if place >= inherited {
-                    let mut row = sequences.row_mut(child).expect("just made");
-                    row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
-                }
+}
+
+/// Creates the next child, which shares the parent's whole pages and owns the targets of its copies. Plans that can no
+/// longer be aborted have sent the words of the parent's first `sent` pages.
+fn make_child(world: &mut Fork<'_>, seq: SeqKey, parts: &Parts, sent: u32) -> SeqKey {
+    let Fork { prefixes, sequences, fence, .. } = world;
+    let parent = sequences.running(seq).expect("the caller checked it");
+    let lock = parent.lock.as_ref().expect("a running sequence holds its prefix");
+    let lock = prefixes.lock_again(lock, fence);
+    prefixes.hold_names(parent.namespace);
+    let child = sequences.spawn_copy(seq, parts.token_len, lock);
+    share_pages(world, seq, child, parts.shared, sent);
+    let Fork { sequences, buffers, .. } = world;
+    let copies = buffers.copies.iter().skip(buffers.children.len() * parts.copied as usize);
+    buffers.pages.clear();
+    buffers.pages.extend(copies.take(parts.copied as usize).map(|copy| copy.target));
+    let mut row = sequences.row_mut(child).expect("just made");
+    row.append_pages(parts.page_len - parts.shared, &buffers.pages);
+    (row.sequence.cached_len, row.sequence.planned_len) = (parts.cached_len, parts.cached_len);
+    row.begin_front(child);
+    sequences.promise(child, parts.promised);
+    child
+}
+
+/// Writes the parent's first `shared` pages into a child's page table, and makes the child a user of their cells.
+fn share_pages(world: &mut Fork<'_>, seq: SeqKey, child: SeqKey, shared: u32, sent: u32) {
+    let Fork { prefixes, sequences, fence, buffers, .. } = world;
+    let limits = *sequences.limits();
+    let inherited = sequences.inherit(seq, child, shared.min(sent));
+    let parent = sequences.running(seq).expect("the caller checked it");
+    buffers.pages.clear();
+    for piece in sequences.page_pieces(parent, 0, inherited, shared) {
+        buffers.pages.extend_from_slice(piece);
+    }
+    let mut row = sequences.row_mut(child).expect("just made");
+    row.sequence.published = shared;
+    row.begin_marks(shared, shared);
+    row.append_published(&buffers.pages);
+    for held in limits.held_groups(shared) {
+        for place in held.first..shared {
+            let parent = sequences.running(seq).expect("the caller checked it");
+            let cell = sequences.cell(parent, held.group, place);
+            prefixes.acquire_cell(cell, fence);
+            if place >= inherited {
+                let mut row = sequences.row_mut(child).expect("just made");
+                row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
             }
         }
-        buffers.pages.clear();
-        let own = index * copied as usize..(index + 1) * copied as usize;
-        buffers.pages.extend(buffers.copies[own].iter().map(|copy| copy.target));
-        let mut row = sequences.row_mut(child).expect("just made");
-        row.append_pages(page_len - shared, &buffers.pages);
-        (row.sequence.cached_len, row.sequence.planned_len) = (cached_len, cached_len);
-        row.begin_front(child);
-        sequences.promise(child, promised);
-        buffers.children.push(child);
     }
-    let step = has_copies.then(|| steps.begin(false, 0));
-    if let Some(step) = step {
-        // The copies read the parent's tail and write the children's.
-        for &key in buffers.children.iter().chain([&seq]) {
-            sequences.get_mut(key).expect("it is live").last_step = step;
-        }
+}
+
+/// Begins the step of the copies, which read the parent's tail and write the children's.
+fn begin_copies(world: &mut Fork<'_>, seq: SeqKey) -> StepId {
+    let step = world.steps.begin(false, 0);
+    for &key in world.buffers.children.iter().chain([&seq]) {
+        world.sequences.get_mut(key).expect("it is live").last_step = step;
     }
-    Ok(step)
+    step
 }

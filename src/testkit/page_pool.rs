@@ -108,9 +108,9 @@ struct Both {
 /// The first op after which pool and model differ, and the difference.
 pub fn replay_pages(page_count: u32, ops: &[PageOp]) -> Result<(), String> {
     let mut both = Both {
-        pool: PagePool::new(page_count),
+        pool: PagePool::new(page_count).expect("memory"),
         pages: Pages::new(page_count),
-        fence: Fence::new(page_count, 4, 0),
+        fence: Fence::new(page_count, 4, 0).expect("memory"),
         waiting: VecDeque::new(),
         completed: 0,
     };

@@ -279,7 +279,7 @@ fn sorted(pages: &[PageId]) -> Vec<PageId> {
 impl Both {
     fn new(config: PrefixConfig) -> Self {
         let PrefixConfig { pages, page_size, hash_bits, .. } = config;
-        let mut tree = PrefixTree::new(pages, page_size, hash_bits);
+        let mut tree = PrefixTree::new(pages, page_size, hash_bits).expect("memory");
         if let Some(hashing) = config.hashing() {
             tree.keep_hashes(hashing, hash_bits).expect("the table is small");
             let other = Namespace::new(1);
@@ -301,7 +301,7 @@ impl Both {
             model,
             free: (0..pages).rev().map(PageId::new).collect(),
             held: Vec::new(),
-            fence: Fence::new(pages, MAX_STEPS as u32, LOCKS as u64),
+            fence: Fence::new(pages, MAX_STEPS as u32, LOCKS as u64).expect("memory"),
             deferred: VecDeque::new(),
             kept: VecDeque::new(),
             generation: 0,

@@ -93,12 +93,12 @@ impl World {
         let has_hosts = host_pages(shape) > 0;
         let mut world = Self {
             shape: *shape,
-            pages: PagePool::try_new(page_count)?,
-            prefixes: PrefixTree::try_new(page_count + host_pages(shape), page_size, hash_bits)?,
-            sequences: SequenceTable::try_new(&shape.table, page_size, hash_bits)?,
-            steps: StepLog::try_new(shape.max_steps, shape.table.rows)?,
-            fence: Fence::try_new(page_count, shape.max_steps, lock_count(shape))?,
-            finder: SharedPrefixFinder::try_new(shape.table.rows)?,
+            pages: PagePool::new(page_count)?,
+            prefixes: PrefixTree::new(page_count + host_pages(shape), page_size, hash_bits)?,
+            sequences: SequenceTable::new(&shape.table, page_size, hash_bits)?,
+            steps: StepLog::new(shape.max_steps, shape.table.rows)?,
+            fence: Fence::new(page_count, shape.max_steps, lock_count(shape))?,
+            finder: SharedPrefixFinder::new(shape.table.rows)?,
             counters: Stats::default(),
             buffers: Buffers {
                 freed: memory::reserved(page_count.into())?,
@@ -131,7 +131,7 @@ impl World {
         }
         if shape.prefault {
             world.fence.prefault();
-            world.prefixes.try_prefault()?;
+            world.prefixes.prefault()?;
             world.sequences.prefault();
             world.finder.prefault();
             touch_reserved(&mut world.buffers.freed, PageId::default());

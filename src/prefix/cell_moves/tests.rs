@@ -24,11 +24,11 @@ impl Sound {
         let groups = Groups::new(&[Reach::All, Reach::Window(2)], &[0, 1, 1]).expect("two groups");
         let pool = PoolConfig { layers: 3, groups, page_size: 1, ..PoolConfig::default() };
         let limits = Limits::new(&pool.layout().expect("a pool"), 1);
-        let mut tree = PrefixTree::new(30 + host_pages, 1, 31);
+        let mut tree = PrefixTree::new(30 + host_pages, 1, 31).expect("memory");
         tree.keep_cells(limits, [30, host_pages], 4).expect("it is small");
         tree.keep_hosts(30, host_pages, 0).expect("it is small");
         tree.set_host_ready(host_pages);
-        Self { tree, fence: Fence::new(0, 4, 1), freed: Vec::new() }
+        Self { tree, fence: Fence::new(0, 4, 1).expect("memory"), freed: Vec::new() }
     }
 
     /// Inserts a prompt of one page, and a used cell of two pages at the same entry.

@@ -27,9 +27,9 @@ impl Sound {
         let groups = Groups::new(&[Reach::All, Reach::Window(2)], &[0, 1]).expect("two groups");
         let pool = PoolConfig { layers: 2, groups, page_size: 1, ..PoolConfig::default() };
         let limits = Limits::new(&pool.layout().expect("a pool"), 1);
-        let mut tree = PrefixTree::new(30, 1, 31);
+        let mut tree = PrefixTree::new(30, 1, 31).expect("memory");
         tree.keep_cells(limits, [30, 0], 4).expect("it is small");
-        let mut fence = Fence::new(0, 4, 1);
+        let mut fence = Fence::new(0, 4, 1).expect("memory");
         let found = tree.match_prefix(Namespace::new(0), &[]);
         let mut lock = tree.lock(&found, &mut fence).expect("nothing changed");
         let tokens: Vec<_> = (0..5).map(TokenId::new).collect();

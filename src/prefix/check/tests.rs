@@ -39,23 +39,29 @@ fn tokens(numbers: &[u32]) -> Vec<TokenId> {
 /// Inserts a text and returns a lock on it. Page `n` contains token `n`.
 fn lock(tree: &mut PrefixTree, text: &[u32]) -> PrefixLock {
     let found = tree.match_prefix(NAMESPACE, &tokens(text));
-    let mut lock =
-        tree.lock(&found, &mut Fence::new(0, 1, 0)).expect("nothing changed since the match");
+    let mut lock = tree
+        .lock(&found, &mut Fence::new(0, 1, 0).expect("memory"))
+        .expect("nothing changed since the match");
     let new = &text[found.pages() as usize..];
     let mut pages: Vec<PageId> = new.iter().copied().map(PageId::new).collect();
-    let inserted =
-        tree.insert(&mut lock, &tokens(new), &mut pages, &mut Vec::new(), &mut Fence::new(0, 1, 0));
+    let inserted = tree.insert(
+        &mut lock,
+        &tokens(new),
+        &mut pages,
+        &mut Vec::new(),
+        &mut Fence::new(0, 1, 0).expect("memory"),
+    );
     assert_eq!(inserted.duplicates, 0);
     lock
 }
 
 impl Sound {
     fn new() -> Self {
-        let mut tree = PrefixTree::new(20, 1, 31);
+        let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
         if let Some(&hashing) = Hashing::ALL.first() {
             tree.keep_hashes(hashing, 31).expect("it is small");
         }
-        let mut fence = Fence::new(0, 4, 1);
+        let mut fence = Fence::new(0, 4, 1).expect("memory");
         let held = lock(&mut tree, &[0, 1]);
         let other = lock(&mut tree, &[8]);
         let deferred = lock(&mut tree, &[0, 1, 2, 3]);

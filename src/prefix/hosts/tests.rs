@@ -28,11 +28,11 @@ fn insert(tree: &mut PrefixTree, fence: &mut Fence, text: &[u32]) -> PrefixLock 
 
 impl Sound {
     fn new() -> Self {
-        let mut tree = PrefixTree::new(20, 1, 31);
+        let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
         tree.keep_hosts(10, 10, 2).expect("it is small");
         tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
         tree.set_host_ready(12);
-        let mut fence = Fence::new(0, 1, 0);
+        let mut fence = Fence::new(0, 1, 0).expect("memory");
         let idle = insert(&mut tree, &mut fence, &[1, 2, 3]);
         let used = insert(&mut tree, &mut fence, &[5, 6]).node().expect("not empty");
         let node = idle.node().expect("not empty");
@@ -65,7 +65,7 @@ fn m1_pages_of_stores_have_no_other_user() {
     let fetched = |s: &mut Sound| {
         let moved = [MoveId::new(9); 2];
         let text: Vec<TokenId> = [7, 8].map(TokenId::new).to_vec();
-        let mut fence = Fence::new(0, 1, 0);
+        let mut fence = Fence::new(0, 1, 0).expect("memory");
         let fetch = s.tree.begin_fetch(Namespace::default(), &text, 1, 9, moved, &mut fence);
         assert_eq!(fetch.expect("there are host pages").pages.len(), 1);
         assert_eq!(s.check(), Ok(()));

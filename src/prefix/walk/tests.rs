@@ -62,7 +62,7 @@ fn scattered(
     tokens: &[TokenId],
     pages: &[PageId],
 ) -> (PrefixTree, Span) {
-    let mut tree = PrefixTree::new(1000, page_size, HASH_BITS);
+    let mut tree = PrefixTree::new(1000, page_size, HASH_BITS).expect("memory");
     let page = vec![TokenId::default(); page_size as usize];
     // Take every entry. Then repeatedly free `run` entries and keep the next one.
     let mut singles: Vec<Span> =
@@ -107,7 +107,7 @@ fn spans_of_any_runs_match_up_to_the_changed_token() {
 
 /// Returns a fence for tests in which no page or lock waits for a step.
 fn fence() -> Fence {
-    Fence::new(0, 1, 0)
+    Fence::new(0, 1, 0).expect("memory")
 }
 
 /// Returns a tree with one text, the lock on that text and its pages.
@@ -117,7 +117,7 @@ fn tree_with(
     room: u32,
 ) -> (PrefixTree, PrefixLock, Vec<PageId>) {
     let count = tokens.len() as u32 / page_size;
-    let mut tree = PrefixTree::new(count + room, page_size, HASH_BITS);
+    let mut tree = PrefixTree::new(count + room, page_size, HASH_BITS).expect("memory");
     let found = tree.match_prefix(NAMESPACE, tokens);
     let mut lock = tree.lock(&found, &mut fence()).expect("nothing changed since the match");
     let mut pages = page_ids(0, count);

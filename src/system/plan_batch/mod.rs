@@ -183,7 +183,7 @@ mod tests {
     use crate::error::Error;
     use crate::id::{Namespace, TokenId};
     use crate::layout::{Capacity, PoolConfig};
-    use crate::plan::{Extend, STEP_TOKENS_MAX, StepScratch};
+    use crate::plan::{Extend, Prompt, STEP_TOKENS_MAX, StepScratch};
     use crate::system::admit::{Admit, admit};
     use crate::world::World;
 
@@ -197,8 +197,9 @@ mod tests {
         let mut world = World::new(&shape, 32).expect("it is small");
         let mut items = Vec::new();
         for count in 1..=5_u64 {
-            let (namespace, prompt) = (Namespace::default(), [TokenId::new(7)]);
-            let seq = admit(Admit::of(&mut world), namespace, &prompt, 0).expect("there is room");
+            let (namespace, tokens) = (Namespace::default(), &[TokenId::new(7)]);
+            let prompt = Prompt { namespace, tokens, promise: 0 };
+            let seq = admit(Admit::of(&mut world), &prompt).expect("there is room");
             world.sequences.get_mut(seq).expect("it is live").token_len = LEN;
             items.push(Extend { seq, len: LEN });
             let (tokens, max) = (count << 30, u64::from(STEP_TOKENS_MAX));

@@ -181,6 +181,7 @@ mod tests {
     use super::*;
     use crate::backend::cuda::kernels::params::is_tree;
     use crate::id::RowId;
+    use crate::testkit::rng::Rng;
 
     /// Sequence, kv head and tokens of one share, and the owner of the share.
     #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -384,11 +385,8 @@ mod tests {
         check(shape(), &[]);
         check(shape(), &[(1, 0)]);
         check(shape(), &[(1, 1), (0, 0), (4, 4), (5, 5), (1, 8192), (37, 0), (512, 8192)]);
-        let mut state = 7_u64;
-        let mut draw = |below: u32| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) as u32 % below
-        };
+        let mut rng = Rng::new(7);
+        let mut draw = |below: u32| rng.below(below.into()) as u32;
         for round in 0..400 {
             let shape = SplitShape {
                 kv_heads: [1, 2, 8, 32][draw(4) as usize],

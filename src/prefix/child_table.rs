@@ -104,6 +104,7 @@ impl ChildTable {
     }
 
     /// Returns the node of this hash that `confirm` accepts. O(1) unless hashes collide.
+    #[inline]
     pub fn find(&self, hash: u32, mut confirm: impl FnMut(NodeKey) -> bool) -> Option<NodeKey> {
         let mut index = self.home(hash);
         while let Some(node) = self.entries[index].node() {

@@ -216,6 +216,7 @@ impl PrefixTree {
     }
 
     /// Returns how many pages of a span are a prefix of `tokens`, and calls `each` with them.
+    #[inline]
     fn compare(&self, span: &Span, tokens: &[TokenId], each: &mut impl FnMut(&[PageId])) -> u32 {
         let mut rest = tokens;
         let mut matched = 0;

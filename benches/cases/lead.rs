@@ -28,6 +28,7 @@ impl Lead {
         let config = EngineConfig {
             max_sequences: FRONTS + 1,
             max_tokens: u64::from((len + 1).next_multiple_of(1 << 14)) * u64::from(FRONTS + 2),
+            max_step_tokens: PAGES * page_size,
             ..EngineConfig::from(pool)
         };
         let mut engine = Engine::new(config, Null).expect("a valid config");

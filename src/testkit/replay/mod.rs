@@ -9,6 +9,7 @@ mod compare;
 mod drafts;
 mod host;
 mod packed;
+mod plans;
 mod stores;
 
 use std::collections::BTreeMap;

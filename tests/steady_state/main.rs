@@ -1,0 +1,232 @@
+//! A warm engine allocates nothing: the cache is replaced many times with prefill, decode, forks, preemption, rollback
+//! and eviction, without a call of the global allocator.
+
+#![allow(unsafe_code)]
+
+mod host;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use kvarena::{
+    Backend, CpuOptions, Engine, EngineConfig, Extend, Groups, Hashing, KvDtype, LayerId,
+    Namespace, Null, OpenBackend, PoolConfig, PrefixMode, Reach, Scaling, StepScratch, TokenId,
+};
+
+use host::{Done, Host, PAGES, SEQUENCES, config, mix};
+
+thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// An allocator that counts the allocating calls of each thread.
+struct Counting;
+
+fn count() {
+    // A thread that is ending has no counter.
+    let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
+}
+
+// SAFETY: every call is forwarded to the system's allocator unchanged; counting touches no allocated memory.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller keeps `alloc`'s contract, which is the system's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: see `alloc`; `at` came from the system's allocator.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: see `alloc`; `at` came from the system's allocator.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn calls() -> u64 {
+    CALLS.with(Cell::get)
+}
+
+/// Runs until warm. Then checks that the allocator is not called while the cache is replaced `turns` times.
+fn run<B: Backend>(
+    config: EngineConfig,
+    backend: impl OpenBackend<Backend = B>,
+    turns: u64,
+    mut store: impl FnMut(&mut B, &kvarena::BatchPlan<'_>),
+) -> Done {
+    let mut host = Host::new(config, backend);
+    let turned = |host: &Host<B>| {
+        let stats = host.engine.stats();
+        // Without reuse nothing is evicted; the computed tokens then measure the turnover of the pool.
+        let computed = stats.computed_tokens / u64::from(config.pool.page_size);
+        let pages = match config.prefix {
+            PrefixMode::Radix => stats.evicted_pages,
+            _ => computed,
+        };
+        pages / u64::from(PAGES)
+    };
+    let mut seed = 0;
+    let mut until = |host: &mut Host<B>, turns: u64| {
+        while turned(host) < turns {
+            seed += 1;
+            assert!(seed < 1_000_000, "the host is stuck: {:?}", host.engine.stats());
+            host.round(mix(seed), &mut store);
+        }
+    };
+    until(&mut host, 10);
+    host.engine.verify().expect("it is sound when warm");
+    host.done = Done::default();
+    let before = calls();
+    until(&mut host, 10 + turns);
+    let after = calls();
+    assert_eq!(after - before, 0, "a warm engine has called the allocator");
+    let stats = host.engine.stats();
+    let tiers = [
+        stats.saved_pages - stats.forced_pages,
+        stats.forced_pages,
+        stats.loaded_pages,
+        stats.host_evicted_pages,
+        stats.put_pages,
+        stats.fetched_pages,
+    ];
+    let has_hosts = config.pool.host_pages > 0;
+    let has_stores = has_hosts && config.pool.groups.count() == 1;
+    let (hosts, stores) = tiers.split_at(4);
+    assert!(hosts.iter().all(|&pages| (pages > 100) == has_hosts), "{tiers:?}");
+    assert!(stores.iter().all(|&pages| (pages > 100) == has_stores), "{tiers:?}");
+    let has_followers = config.prefix == PrefixMode::Radix;
+    assert_eq!(host.done.followers > 3, has_followers, "{:?}", host.done);
+    host.engine.verify().expect("it is sound at the end");
+    host.done
+}
+
+fn check(done: Done) {
+    println!("{done:?}");
+    let Done {
+        prefills,
+        decodes,
+        forks,
+        preemptions,
+        resumes,
+        rollbacks,
+        drafts,
+        promises,
+        followers: _, // None without reuse: see `run`.
+        batches,
+        aborts,
+        finishes,
+        refusals,
+    } = done;
+    let sequences = [prefills, decodes, forks, preemptions, resumes, rollbacks, finishes];
+    let calls = [drafts, promises, batches, aborts, refusals];
+    let mut all = sequences.iter().chain(&calls);
+    assert!(all.all(|&count| count > 3), "too little happened: {done:?}");
+}
+
+#[test]
+fn planning_allocates_nothing() {
+    for page_size in [1, 4, 16] {
+        for prefix in [PrefixMode::Radix, PrefixMode::None] {
+            check(run(config(page_size, prefix), Null, 100, |_, _| ()));
+        }
+    }
+}
+
+#[test]
+fn groups_of_layers_allocate_nothing() {
+    let reaches = [Reach::All, Reach::Window(8), Reach::Chunk(4)];
+    let groups = Groups::new(&reaches, &[0, 1, 2]).expect("each has a layer");
+    for page_size in [1, 4] {
+        for prefix in [PrefixMode::Radix, PrefixMode::None] {
+            let plain = config(page_size, prefix);
+            let pool = PoolConfig { layers: 3, groups, ..plain.pool };
+            check(run(EngineConfig { pool, ..plain }, Null, 50, |_, _| ()));
+        }
+    }
+}
+
+#[test]
+fn hashes_and_events_allocate_nothing() {
+    for &hashing in Hashing::ALL {
+        // The event buffer has space for few pages, so that some drains emit the whole tree, or for all pages.
+        for event_pages in [8, 1000] {
+            let plain = config(4, PrefixMode::Radix);
+            let config = EngineConfig { hashing: Some(hashing), event_pages, ..plain };
+            check(run(config, Null, 20, |_, _| ()));
+        }
+    }
+}
+
+#[test]
+fn host_memory_and_stores_allocate_nothing() {
+    for page_size in [1, 4] {
+        let plain = config(page_size, PrefixMode::Radix);
+        let pool = PoolConfig { host_pages: 64, stage_pages: 4, ..plain.pool };
+        let config = EngineConfig { hashing: Hashing::ALL.first().copied(), pool, ..plain };
+        check(run(config, Null, 50, |_, _| ()));
+    }
+}
+
+#[test]
+fn host_memory_with_groups_allocates_nothing() {
+    let reaches = [Reach::All, Reach::Window(8), Reach::Chunk(4)];
+    let groups = Groups::new(&reaches, &[0, 1, 2, 2]).expect("each has a layer");
+    for page_size in [1, 4] {
+        let plain = config(page_size, PrefixMode::Radix);
+        let pool = PoolConfig { layers: 4, groups, host_pages: 64, ..plain.pool };
+        check(run(EngineConfig { pool, ..plain }, Null, 50, |_, _| ()));
+    }
+}
+
+#[test]
+fn storing_on_the_cpu_allocates_nothing() {
+    let rows = [0.5_f32; 2 * 64 * SEQUENCES];
+    let plain = config(4, PrefixMode::Radix);
+    let fp8 = |scaling| {
+        let pool = PoolConfig { dtype: KvDtype::Fp8E4M3, scaling, ..plain.pool };
+        EngineConfig { pool, ..plain }
+    };
+    for config in [plain, fp8(Scaling::Static), fp8(Scaling::ByToken)] {
+        check(run(config, CpuOptions::with_threads(1), 50, |cpu, plan| {
+            let rows = &rows[..2 * plan.token_count()];
+            cpu.store_cache(plan, LayerId::new(0), rows.into(), rows.into())
+                .expect("the plan is sound");
+        }));
+    }
+}
+
+/// The buffer of a commit's pages has the size of one sequence.
+#[test]
+fn a_commit_of_more_pages_than_a_sequence_has_allocates_nothing() {
+    let config = EngineConfig { max_sequence_len: 4 * 8, ..config(4, PrefixMode::Radix) };
+    let mut engine = Engine::new(config, Null).expect("a valid config");
+    let mut scratch = StepScratch::new();
+    let items: Vec<Extend> = (0..SEQUENCES as u64)
+        .map(|own| {
+            let prompt: Vec<_> = (0..4 * 8).map(|i| TokenId::new((own + i) as u32)).collect();
+            let admitted = engine.admit(Namespace::new(own), &prompt, 0);
+            Extend { seq: admitted.expect("there is room"), len: 4 * 8 }
+        })
+        .collect();
+    let step = engine.plan_batch(&mut scratch, &items).expect("there is room").step();
+    let before = calls();
+    engine.commit(step).expect("it is open");
+    assert_eq!(calls() - before, 0, "a commit has called the allocator");
+    assert_eq!(engine.stats().cached_pages, PAGES);
+    engine.verify().expect("it is sound");
+}
+
+#[test]
+fn the_allocator_is_counted() {
+    let before = calls();
+    let boxed = std::hint::black_box(Box::new(1));
+    assert_eq!(calls() - before, 1);
+    drop(boxed);
+}

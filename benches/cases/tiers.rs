@@ -1,5 +1,5 @@
-//! Moves pages between the device and host memory over a backend without bytes, so that only the engine's time is
-//! measured.
+//! Moves pages between the device, host memory and a store over a backend without bytes, so that only the engine's time
+//! is measured.
 
 use kvarena::{
     Capacity, Engine, EngineConfig, Extend, Hashing, Null, PoolConfig, PutId, SeqKey, StepScratch,
@@ -73,7 +73,7 @@ impl Tiers {
         tiers
     }
 
-    /// Admits the prompts of the next set, which are in host memory.
+    /// Admits the prompts of the next set. Except during construction, their pages are in host memory.
     pub fn admit(&mut self) {
         for prompt in &self.sets[self.turn] {
             self.loading.push(self.engine.admit(NAMESPACE, prompt, 0).expect("there is room"));
@@ -93,7 +93,7 @@ impl Tiers {
         }
     }
 
-    /// Loads the admitted prompts. This evicts the other set, whose pages are saved unless they have been saved before.
+    /// Loads the admitted prompts. This evicts the other set. Its pages that host memory lacks are saved.
     pub fn load(&mut self) {
         self.engine.load(&self.loading).expect("there is room");
     }
@@ -108,7 +108,7 @@ impl Tiers {
         assert_eq!(self.engine.save_ahead(MOVED), Ok(MOVED));
     }
 
-    /// Gives pages to a store, which rejects all of them, so that the next call puts the same pages.
+    /// Gives [`MOVED`] pages to a store, which rejects them. The engine queues rejected pages again for later calls.
     pub fn put(&mut self) {
         for _ in 0..MOVED as usize / PUTS {
             let count = self.engine.puts(PUTS, |put| self.puts.push(put.id));
@@ -126,7 +126,7 @@ impl Tiers {
         (first..first + prompts).map(prompt).collect()
     }
 
-    /// Fetches prompts from a store that has all of their pages. To make room, other host pages are dropped.
+    /// Fetches prompts from a store that has all of their pages. If host memory is full, other host pages are dropped.
     pub fn fetch(&mut self, prompts: &[Vec<TokenId>]) {
         for prompt in prompts {
             let fetch =

@@ -1,7 +1,7 @@
 //! A request: its arrival, its prompt and its answer.
 //!
-//! Every text is a list of pieces of one endless numbered stream of tokens. Equal pieces are equal content, and a trace
-//! of a hundred million tokens is expanded one request at a time.
+//! Every text is a list of pieces of one endless numbered stream of tokens. Equal pieces are equal content. Pieces are
+//! small, so a trace of a hundred million tokens is stored as pieces and expanded one request at a time.
 
 use kvarena::TokenId;
 

@@ -93,11 +93,11 @@ fn a_tree_is_not_packed() {
     let kept = [Extend { seq, len: 1 }];
     assert_eq!(packed(&engine, &kept), Ok(vec![0, 1]));
     let levels = engine.packed_levels(&mut levels, &plan, &kept).map(|_| ());
-    assert_eq!(levels, Err(Error::NotPlanned { seq, len: 1 }), "the plan is of all drafts");
+    assert_eq!(levels, Err(Error::NotPlanned { seq, len: 1 }), "the plan has all three drafts");
 }
 
-/// Three branches of one conversation, and a sequence without shared pages: the contents of the levels, and a plan of
-/// other items.
+/// Packs three branches of one conversation and a sequence without shared pages. Checks the levels, and that a plan of
+/// other items is rejected.
 #[test]
 fn levels_list_what_is_shared_once() {
     let mut engine = engine();

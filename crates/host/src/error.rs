@@ -22,7 +22,7 @@ pub struct Error {
     pub message: String,
 }
 
-/// The result of most functions of this crate.
+/// The result of most functions of this crate that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

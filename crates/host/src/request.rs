@@ -17,8 +17,8 @@ use crate::text::Text;
 pub struct Request {
     /// Tokens of the prompt.
     pub prompt: Vec<TokenId>,
-    /// Maximum number of new tokens. `None` means the default number, or fewer if the model's positions or the pool's
-    /// pages allow no more.
+    /// Maximum number of new tokens. With `None`, the loop sets its own default, or fewer if the model's positions or
+    /// the pool's pages allow no more.
     pub max_new_tokens: Option<u32>,
     /// Number of continuations, which share the prompt's pages.
     pub samples: u32,
@@ -32,14 +32,15 @@ pub struct Request {
     pub cancel_after: Option<u32>,
     /// Separates prefixes of different tenants.
     pub namespace: Namespace,
-    /// The salt by which routers distinguish the namespace; `None` for the default one.
+    /// The salt by which routers distinguish the namespace. `None` if it is the default namespace or has no salt.
     pub salt: Option<Arc<str>>,
     /// A text that the answer may resemble. The loop searches it for drafts, in addition to the prompt.
     pub prediction: Vec<u32>,
-    /// Whether the logits of each prompt token are requested. The request then uses no cached prefix.
+    /// Whether the logits of the prompt tokens after the first are requested, for the first sample. The request then
+    /// shares no cached prefix with other requests.
     pub scores_prompt: bool,
-    /// The group of the request; with `None`, the request is a group by itself. Each group gets an equal share of the
-    /// running streams.
+    /// The group of the request; with `None`, the request is a group by itself. Of the waiting streams, the loop first
+    /// admits those of the group with the fewest running streams.
     pub group: Option<u64>,
 }
 

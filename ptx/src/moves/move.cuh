@@ -4,8 +4,9 @@
 
 #define DEVICE static __device__ __forceinline__
 
-// Two ways to move a unit. `Direct` is faster for few bytes. `Streaming` is faster for many; its bytes are evicted first from the
-// caches. For one row, plain loads take 10 % longer than the volatile loads of `Direct`.
+// Two ways to move a unit of 16 bytes; smaller units ignore the way. `Direct` is faster for few bytes. `Streaming` is
+// faster for many; its bytes are evicted first from the caches. For one row, plain loads take 10 % longer than the
+// volatile loads of `Direct`.
 struct Direct {};
 struct Streaming {};
 

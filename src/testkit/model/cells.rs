@@ -1,4 +1,5 @@
-//! Cells of the model: each has the pages of one limited group at one cached page. Searches look at all cells.
+//! Cells of the model: each has the pages of one limited group for the tokens of one cached page. Searches look at all
+//! cells.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -21,8 +22,8 @@ impl Tree {
         self.limited = layout.groups().limited().map(of).collect();
     }
 
-    /// Returns the first place that a sequence of `published` published pages holds in a track. The place contains the
-    /// first token that the next computed token reads.
+    /// Returns the first place that a sequence holds in a track of this reach when `published` of its pages are
+    /// published. The place contains the first token that the token after these pages reads.
     pub(super) fn first_held(&self, reach: Reach, published: usize) -> usize {
         let next = published * self.page_size;
         let sees = |seen: &usize| match reach {
@@ -46,7 +47,7 @@ impl Tree {
             groups.all(|(group, (reach, _))| self.tail(*reach, *pages).all(|at| has(group, at)))
         };
         let full = self.matched_len(scope, tokens);
-        (0..=full).rev().find(complete).expect("nothing can always be matched")
+        (0..=full).rev().find(complete).expect("the empty prefix always matches")
     }
 
     /// Returns the keys of all cells in the tails of a prefix.

@@ -8,7 +8,7 @@
 //! | miss | 256 sequences that begin with token 7, which no cached sequence contains |
 //! | insert, cycle | new sequences: 512 shared tokens and 1,536 new ones |
 //! | evict | leaves of 256 tokens below the 32 prompts, touched in a shuffled order |
-//! | alloc | all pages in use except a shuffled half |
+//! | alloc | all pages in use except a shuffled part, mostly half |
 //! | replay | 8-turn chats of 200 users; each turn continues the previous one |
 
 use kvarena::TokenId;
@@ -141,8 +141,8 @@ pub struct ChatRequest {
 
 const USERS: usize = 200;
 const TURNS: usize = 8;
-/// Maximum number of running requests. A user sends a request only if none of the last `IN_FLIGHT - 1` requests is the
-/// user's.
+/// Maximum number of running requests. A user sends a request only if none of the user's requests is running. In
+/// [`Chats::small`], the oldest requests end earlier when few users can send one.
 const IN_FLIGHT: usize = 32;
 
 struct Conversation {

@@ -167,8 +167,8 @@ impl<B: Backend> Engine<B> {
     /// commit that would publish them, and append before the next plan.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::NotAccepted`]. [`Error::RollbackLen`] for 0, for less than is published, or
-    /// for more than the known tokens.
+    /// [`Error::UnknownSequence`], [`Error::NotAccepted`]. [`Error::RollbackLen`] for 0, for less than the tokens
+    /// of the published and pending pages, or for more than the known tokens.
     pub fn rollback(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
         rollback(Rollback::of(&mut self.world), seq, len)
     }
@@ -187,8 +187,8 @@ impl<B: Backend> Engine<B> {
     /// have no effect.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the published tokens,
-    /// [`Error::OutOfMarks`].
+    /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the tokens of the published
+    /// and pending pages, [`Error::OutOfMarks`].
     pub fn mark(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
         mark(Mark::of(&mut self.world), seq, len)
     }

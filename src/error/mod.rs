@@ -1,4 +1,4 @@
-//! Errors that a correct caller can get. A broken invariant of the crate panics instead.
+//! Errors of calls that the engine rejects: shortages and wrong calls. A broken invariant of the crate panics instead.
 
 mod config;
 
@@ -57,7 +57,7 @@ pub enum Error {
         /// The namespace.
         namespace: Namespace,
     },
-    /// The namespace already has other names; the default namespace never has any.
+    /// The namespace already has different names. The names of the default namespace are always empty.
     NamespaceNamed {
         /// The namespace.
         namespace: Namespace,
@@ -81,7 +81,8 @@ pub enum Error {
         /// Maximum number of tokens.
         max: u64,
     },
-    /// The sequence would be longer than the pool or `max_sequence_len` allows.
+    /// The sequence or its promise would be longer than the pool or `max_sequence_len` allows. From
+    /// [`DraftTree::set`](crate::DraftTree::set): a sequence with these drafts would be longer than `u32::MAX`.
     TooLong {
         /// Tokens of the sequence.
         len: u64,
@@ -119,8 +120,8 @@ pub enum Error {
     },
     /// The batch has no sequences.
     EmptyBatch,
-    /// The batch cannot be padded to the size: each padding row takes at least one padding token, and padding tokens
-    /// need a padding row.
+    /// The batch cannot be padded to the size: the size is smaller, has too many tokens for a plan, or has invalid
+    /// padding. Each padding row takes at least one padding token; padding tokens need a padding row.
     PlanSize {
         /// Requested rows.
         rows: usize,
@@ -169,7 +170,8 @@ pub enum Error {
         /// New tokens of the draft's item.
         len: u32,
     },
-    /// The mask of a draft token lacks the token's own bit, or has bits of later or missing slots.
+    /// The mask of a draft token lacks the token's own bit, or has bits of later tokens, or bits before the sequence's
+    /// first token.
     DraftMask {
         /// The key.
         seq: SeqKey,
@@ -182,7 +184,8 @@ pub enum Error {
         /// All bits that the mask may have.
         most: u64,
     },
-    /// The position of a draft token is before the first new position, or above the index of the token's slot.
+    /// The position of a draft token is before the first new position, or above the sum of that position and the
+    /// token's index in the item.
     DraftPosition {
         /// The key.
         seq: SeqKey,
@@ -243,7 +246,7 @@ pub enum Error {
         /// The largest that fits.
         max: u64,
     },
-    /// The new length of a sequence is 0, below its published tokens, or above its tokens.
+    /// The new length of a sequence is 0, below the tokens of its published and pending pages, or above its tokens.
     RollbackLen {
         /// The requested length.
         len: u32,
@@ -252,14 +255,14 @@ pub enum Error {
         /// Tokens of the sequence.
         max: u32,
     },
-    /// A mark is below the sequence's published tokens.
+    /// A mark is below the tokens of the sequence's published and pending pages.
     MarkLen {
         /// The requested length.
         len: u32,
         /// The shortest that is allowed.
         min: u32,
     },
-    /// The sequence already has the maximum number of marks that it has not reached.
+    /// The sequence has the maximum number of waiting marks from [`Engine::mark`](crate::Engine::mark).
     OutOfMarks {
         /// Maximum number of waiting marks.
         max: u32,

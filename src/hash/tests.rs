@@ -4,8 +4,8 @@
 //! vectors on 2026-11-22: vLLM 0.33.0 from PyPI (`generate_block_hash_extra_keys`, `hash_block_tokens`, `sha256_cbor`);
 //! SGLang 0.5.23 from PyPI (`get_storage_hash_str`, `hash_str_to_int64`, its `hash_binding.cpp` compiled);
 //! dynamo-kv-router 1.6.1 from crates.io (`compute_block_hash_for_seq`, `compute_seq_hash_for_block`); nano-vllm-fork
-//! 20260210 from PyPI (`BlockManager.compute_hash`). MinivLLM is in no registry: its vectors come from the same xxhash
-//! and numpy, called as its block manager calls them.
+//! 20260210 from PyPI (`BlockManager.compute_hash`). MinivLLM is in no registry: its vectors come from xxhash and
+//! numpy, called as its block manager calls them.
 
 use super::*;
 use crate::error::{ConfigError, Error};

@@ -64,7 +64,8 @@ pub struct PoolConfig {
     /// Number of pages of host memory to which evicted pages of all groups move. With 0, evicted pages are lost. A cell
     /// needs as many host pages as its group has tracks. Default: 0.
     pub host_pages: u32,
-    /// Number of additional pages of host memory, through which a store reads pages of the pool. Default: 0.
+    /// Number of additional pages of host memory. [`Engine::puts`](crate::Engine::puts) copies pages that are on the
+    /// device alone to them, for an external store. Default: 0.
     pub stage_pages: u32,
     /// Physical order of the pool. Default: [`Layout::PageFirst`].
     pub layout: Layout,
@@ -108,8 +109,8 @@ impl PoolConfig {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError`] for an overflow, and for layers, a shape, scales, labels or ranks that [`PoolConfig::layout`]
-    /// rejects.
+    /// [`ConfigError`] for an overflow, for 0 layers, and for shapes, scales, labels or ranks that
+    /// [`PoolConfig::layout`] rejects.
     pub fn bytes_per_token(&self) -> Result<u64, ConfigError> {
         let shape = self.checked_shape()?;
         self.token_bytes(&self.formats(shape, self.planes(shape))?)

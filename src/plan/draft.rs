@@ -1,7 +1,7 @@
 //! Drafts of speculative decoding: new tokens that one step verifies. Then the host accepts one branch of them.
 //!
 //! ```text
-//!   slots     .. 5 6 7 | 8 9 10 11 12     new tokens 0 to 4: a root, which is the sequence's last token, and drafts
+//!   slots     .. 5 6 7 | 8 9 10 11 12     new tokens 0 to 4: a root (the last sampled token) and drafts
 //!   parents              -  0  0  1  2        0 - 1 - 3
 //!   positions            8  9  9 10 10          \ 2 - 4
 //!   mask of token 4, from the last slot back: 1 0 1 0 1 | 1 1 1 1 ..
@@ -23,7 +23,7 @@ pub const DRAFT_MAX: u32 = u64::BITS;
 
 /// Marks an item's new tokens as drafts, of which [`accept`](crate::Engine::accept) keeps one branch.
 ///
-/// There are at most [`DRAFT_MAX`] such tokens, and all of them are known. Each token comes after its parent.
+/// The sequence already contains these tokens, at most [`DRAFT_MAX`]. Each token comes after its parent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Draft<'a> {
     /// The item's sequence.
@@ -167,7 +167,7 @@ pub(crate) fn check_len(len: u64) -> Result<(), Error> {
     if len > max { Err(Error::DraftLen { len, max }) } else { Ok(()) }
 }
 
-/// Bits of the masks of a row of `kv_len` slots. The last `extend_len` slots (1 to 64) belong to new tokens.
+/// Bits of the masks of a row of `kv_len` slots. The last `extend_len` slots, at most 64, belong to new tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct MaskRow {
     kv_len: u32,

@@ -29,8 +29,8 @@ access! {
 /// effect at the commit that publishes the last of its pages.
 ///
 /// # Errors
-/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the published tokens,
-/// [`Error::OutOfMarks`]. Nothing changes then.
+/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the tokens of the published and
+/// pending pages, [`Error::OutOfMarks`]. Nothing changes then.
 pub(crate) fn mark(world: Mark<'_>, seq: SeqKey, len: u32) -> Result<(), Error> {
     let Mark { shape, pages, prefixes, sequences, fence, buffers } = world;
     let published = sequences.prefix_pages(sequences.running(seq)?);

@@ -15,8 +15,8 @@ fn tokens(text: &str) -> Vec<TokenId> {
 }
 
 /// 2026-11-21. `fork` checked that a page for the tail's copy was available, then published the parent's whole pages,
-/// and then took the page. A publish can use the last idle page, if the parent has a duplicate of it. The call failed
-/// with `OutOfPages` after it had published, and lost a lock.
+/// and then took the page. A publish locks the last idle page if the parent has a duplicate of it. The call failed with
+/// `OutOfPages` after it had published, and lost a lock.
 #[test]
 fn fork_takes_the_tail_before_it_publishes() {
     let mut engine = engine(4, 2);
@@ -28,8 +28,9 @@ fn fork_takes_the_tail_before_it_publishes() {
     engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
     engine.finish(first).expect("it is live");
-    // Idle: p0 (ab), p1 (cd). The second sequence finds p0 and computes "cde" itself, before "de" is known.
-    let seq = engine.admit(namespace, &tokens("abc"), 0).expect("one page is lacking");
+    // Idle: p0 (ab), p1 (cd). The second sequence finds p0 only, because its prompt ends at "c". It computes "cde"
+    // before the host appends "de".
+    let seq = engine.admit(namespace, &tokens("abc"), 0).expect("two pages are free");
     for _ in "cde".chars() {
         let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1 }]);
         let step = plan.expect("it fits").step();

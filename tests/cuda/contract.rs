@@ -1,5 +1,5 @@
-//! Runs the tests of the backend contract on the CUDA backend. They compare every byte of the pool with a copy on the
-//! host, and outputs with attention in float64.
+//! Runs the tests of the backend contract on the CUDA backend. All tests of random cases compare every byte of the pool
+//! with a copy on the host. These tests and those of served texts compare outputs with attention in float64.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,8 +37,8 @@ fn either_backend_keeps_the_contract() {
     println!("{}", check_backend(options, seeds(20)));
 }
 
-/// Layers form several groups, in every kind of pool. Pages that a group no longer reads are released and filled with
-/// NaN.
+/// Layers form several groups, in every kind of pool. In random cases, about half of the sequences release pages that a
+/// group no longer reads; these pages are filled with NaN.
 #[test]
 fn cuda_keeps_the_contract_in_groups() {
     let Some(gpu) = gpu() else { return };
@@ -66,7 +66,7 @@ fn cuda_keeps_the_contract_over_two_lengths_of_heads() {
     }
 }
 
-/// All pools are quantised. In tests without this filter, one pool in four is.
+/// All pools are quantised. Without a filter, one pool in four is.
 #[test]
 fn cuda_keeps_the_contract_over_fp8() {
     let Some(gpu) = gpu() else { return };
@@ -100,7 +100,8 @@ fn cuda_keeps_the_contract_where_spans_are_read_once() {
     println!("{}", check_cases(&Filter::SPANS, options, 2 * seeds.start..2 * seeds.end));
 }
 
-/// An engine plans steps of texts that share prefixes, in 16-bit and quantised pools. The backend reads each span once.
+/// An engine plans steps of texts that share prefixes, in 16-bit and quantised pools. The backend reads spans once
+/// wherever its kernels can.
 #[test]
 fn an_engine_serves_texts_that_share_spans() {
     let Some(gpu) = gpu() else { return };
@@ -129,7 +130,7 @@ fn cuda_keeps_the_contract_where_wide_groups_read_spans_once() {
     println!("{}", check_cases(&Filter::WIDE_SPANS, options, seeds(50)));
 }
 
-/// Rows that share spans have a few new tokens each, as draft tokens have.
+/// Most rows that share spans have a few new tokens each, as in the verification of drafts.
 #[test]
 fn cuda_keeps_the_contract_where_short_queries_read_spans_once() {
     let Some(gpu) = gpu() else { return };
@@ -137,7 +138,7 @@ fn cuda_keeps_the_contract_where_short_queries_read_spans_once() {
     println!("{}", check_cases(&Filter::SHORT_SPANS, options, seeds(50)));
 }
 
-/// All pools are 16-bit with a `head_dim` of 128. For them one kernel computes 17 to 64 query rows at once.
+/// All pools are 16-bit with a `head_dim` of 128. For them, Hopper has a decode kernel for 17 to 64 query rows.
 #[test]
 fn cuda_keeps_the_contract_of_short_queries() {
     let Some(gpu) = gpu() else { return };
@@ -145,7 +146,7 @@ fn cuda_keeps_the_contract_of_short_queries() {
     println!("{}", check_cases(&Filter::SHORT, options, seeds(100)));
 }
 
-/// All pools have latent rows that kernels support. In tests without this filter, one pool in twelve has them.
+/// All pools have latent rows that kernels support. Without a filter, one pool in twelve has them.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows() {
     let Some(gpu) = gpu() else { return };

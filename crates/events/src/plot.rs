@@ -1,4 +1,5 @@
-//! Plots outcomes of one trace as SVG: the cached share by request number, the busiest engine's load and the mean wait.
+//! Plots outcomes of one trace as SVG: the cached share by request number, the busiest engine's load divided by the
+//! mean load, and the mean wait.
 
 use std::fmt::Write;
 

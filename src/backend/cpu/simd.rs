@@ -1,8 +1,8 @@
 //! Instruction sets: detection, choice, and the operations that differ between sets.
 //!
-//! `pulp` detects and calls the instructions. A vector has as many lanes as a register of the set. Code that is generic
-//! over [`Lanes`] is compiled once for each set, with the operations in `simd/`. The portable path has no vectors; its
-//! code is in `math.rs`.
+//! `pulp` detects and calls most instructions. `std` detects F16C and AVX-512 VBMI, whose instructions are assembly in
+//! `simd/x86.rs`. A vector has as many lanes as a register of the set. Code that is generic over [`Lanes`] is compiled
+//! once for each set, with the operations in `simd/`. The portable path has no vectors; its code is in `math.rs`.
 
 use std::env;
 use std::sync::OnceLock;
@@ -117,7 +117,7 @@ impl Isa {
 }
 
 /// A computation that is compiled for each set. Functions with vectors must be inlined into it. Its closures use no
-/// vectors, because the compiler may not inline closures.
+/// vectors, because the compiler might not inline closures.
 pub(super) trait Op {
     fn go<S: Lanes>(self, s: S);
 }

@@ -27,8 +27,8 @@ impl Backend for Cuda {
     type Lse<'a> = DeviceRowsMut<'a>;
 
     /// Waits for the device only if all `2 * max_steps + 2` upload slots contain data that the device has not read, or
-    /// if the step needs a kernel that is not [prepared](Cuda::prepare). A step uses one slot; extend plans, plans over
-    /// latent rows, draft trees and many table writes use further slots.
+    /// if the step needs a kernel that is not [prepared](Cuda::prepare). A step uses one slot. Masks, the splits of
+    /// extend and latent kernels, and table writes that do not fit use further slots.
     ///
     /// # Errors
     /// [`CudaError::Plan`] for an invalid plan, also for one with trees if a window or chunks were
@@ -65,7 +65,8 @@ impl Backend for Cuda {
     /// [`CudaError::Plan`] for an invalid plan, a step that is not open, a layer that does not exist, or rows that do
     /// not fit. [`CudaError::Element`], [`CudaError::RowStride`], [`CudaError::RowsAlignment`] or
     /// [`CudaError::OtherDevice`] for rows that the kernels cannot use. In a capture, [`CudaError::NotStaged`] if
-    /// the plan must be sent, or [`CudaError::NotPrepared`] if the call must wait for a load. The driver's errors.
+    /// the plan must be sent, or [`CudaError::NotPrepared`] if a kernel is not loaded or the stream must wait for a
+    /// load of pages. The driver's errors.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -125,7 +126,8 @@ impl Backend for Cuda {
     /// 128. Sinks are packed f32. A sink that is NaN or plus infinity invalidates its head's output.
     ///
     /// # Errors
-    /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, and for trees with a window.
+    /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, and for trees with a window
+    /// or chunks.
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -139,7 +141,8 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// [`CudaError::Plan`] for pages that do not exist. [`CudaError::PageInUse`] in a capture. The driver's errors.
+    /// [`CudaError::Plan`] for pages that do not exist. In a capture, [`CudaError::PageInUse`] for pages with an
+    /// unfinished save or load. The driver's errors.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let pages = self.pools.of(0).pages();
@@ -200,7 +203,7 @@ impl Backend for Cuda {
 }
 
 impl Cuda {
-    /// Checks that the plan's step is open, and records a call of a step before the last one.
+    /// Checks that the plan's step is open, and records the call if a later step has begun.
     pub(super) fn check_open(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         check::is_open(&self.steps, plan.step)?;
         if plan.step != self.steps.last() {
@@ -321,8 +324,8 @@ impl Cuda {
             chunk_magic: magic(table.chunk_pages),
             page_size: layout.page_size(),
             chunk_pages: table.chunk_pages,
-            // With chunks, `batch_rows` has chunk rows. The number of a chunk row is the index of its first directory
-            // word.
+            // With chunks, `batch_rows` has chunk rows. The row number of a chunk row is the index of its first
+            // directory word.
             chunks_per_row: if attend.chunk.is_some() { 1 } else { table.chunks_per_row },
             chunk_base: self.tables.chunk_base(layout.place(layer).track),
             q_heads: attend.q_heads,

@@ -19,8 +19,8 @@ impl PrefixTree {
         cells.named().map(|(_, entry, cell)| (nodes.get(&entry).copied(), cell)).collect()
     }
 
-    /// Checks G1 to G3 and G5. `named` contains, for each cell, the number of held places that name it and of sequences
-    /// that wait for its load.
+    /// Checks G1 to G3 and G5, except the states of pages and the fence's counts, which other audits check. `named`
+    /// contains, for each cell, the number of held places that name it and of sequences that wait for its load.
     pub(crate) fn check_cells(
         &self,
         named: &HashMap<CellId, u32>,

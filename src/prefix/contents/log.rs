@@ -1,4 +1,5 @@
-//! A log of added and removed pages, for tests: replaying its entries reproduces the contents of the tree.
+//! A log of added and removed pages, for tests. Without host memory, replaying its entries reproduces the contents of
+//! the tree.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The command line of the server: its limits, its keys and its log.
+//! Options of `--serve`: limits, the API key, origins, addresses for routers and the log.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -133,7 +133,7 @@ pub struct Bounds {
 }
 
 impl HttpOptions {
-    /// Returns the limits of connections that the number of descriptors allows.
+    /// Returns the limits of connections. The number of connections fits the process's limit of descriptors.
     ///
     /// # Errors
     /// `--max-connections` exceeds the descriptors that are not reserved, or all descriptors are reserved.

@@ -1,5 +1,5 @@
-//! Measurements and checks of the GPU bridge: tokens, steps compared with candle's own cache,
-//! overhead, a step's time by operation.
+//! Checks the tokens of the GPU bridge, with and without graphs. Measures its steps and those of
+//! candle's own cache, its overhead, and a step's time by operation.
 //!
 //!     cargo run --release -p kvarena-candle-models --features cuda --example gpu -- tokens replays cost parts graphs
 //!

@@ -13,7 +13,7 @@ pub const TAIL_ROWS: [u32; 2] = [DECODE_ROWS[0], DECODE_ROWS[1]];
 /// Maximum number of query rows of a row with own items.
 pub const ITEM_ROWS: u32 = 64;
 
-/// The rows that a kernel with shared spans takes. The extend kernel takes all others.
+/// The rows that a kernel with shared spans takes. The extend kernel takes all other rows that have new tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowAssignment {
     /// The kernel, an index of [`TAIL_ROWS`].

@@ -207,11 +207,11 @@ def assemble(ptxas, text, ptx, arch):
 
 
 def covering(jobs):
-    """Returns jobs whose texts contain every form of an instruction or directive: its name, types and modifiers."""
+    """Returns jobs whose texts contain every form of an instruction or directive (name, types, modifiers) and every special register."""
     known = set()
     for job in sorted(jobs, key=lambda job: -len(job[1])):
         ptx = pdl.with_pdl(job[1]) if job[2] == "90" else job[1]
-        forms = set(re.findall(r"(?m)^\s*(?:@!?%\w+\s+)?([a-z.][\w.:]*)", ptx))
+        forms = set(re.findall(r"(?m)(?:^|[;{])\s*(?:@!?%\w+\s+)?([a-z.][\w.:]*)|(%[a-z_]+\b(?:\.\w+)?)", ptx))
         if forms - known:
             known |= forms
             yield job

@@ -180,7 +180,7 @@ fn check_fit(
     Err(Error::OutOfPages { wanted: lacking, available, after })
 }
 
-/// Returns whether the prompts may and do fit together without their hits.
+/// Returns whether the hits may be ignored, and the prompts then fit together.
 #[cold]
 fn fit_without_hits(world: &Estimate<'_>, prompts: &[Prompt<'_>]) -> bool {
     let lacking = prompts.iter().map(|prompt| {

@@ -86,8 +86,8 @@ impl Sums {
         unsafe { peers.add(&device, x.address(), parts.address(), 0) }.expect("loaded");
         device.stream.synchronize().expect("done");
         let graph = device.stream.capture(|| sums(&mut || {})).expect("captured");
-        // All ranks finish their setup before any rank launches a sum. A kernel load waits for all work on
-        // its GPU. If another rank's sum were running on this GPU, it would wait for this rank's sum: a deadlock.
+        // All ranks finish their setup before any rank launches a sum. A kernel load waits for all work on its
+        // GPU. If another rank's sum were running on this GPU, it would wait for this rank's sum: a deadlock.
         ready.wait();
         for _ in 0..eager {
             sums(&mut pause).expect("launched");

@@ -39,18 +39,11 @@ fn tokens(numbers: &[u32]) -> Vec<TokenId> {
 /// Inserts a text and returns a lock on it. Page `n` contains token `n`.
 fn lock(tree: &mut PrefixTree, text: &[u32]) -> PrefixLock {
     let found = tree.match_prefix(NAMESPACE, &tokens(text));
-    let mut lock = tree
-        .lock(&found, &mut Fence::new(0, 1, 0).expect("memory"))
-        .expect("nothing changed since the match");
+    let mut fence = Fence::new(0, 1, 0).expect("memory");
+    let mut lock = tree.lock(&found, &mut fence).expect("nothing changed since the match");
     let new = &text[found.pages() as usize..];
     let mut pages: Vec<PageId> = new.iter().copied().map(PageId::new).collect();
-    let inserted = tree.insert(
-        &mut lock,
-        &tokens(new),
-        &mut pages,
-        &mut Vec::new(),
-        &mut Fence::new(0, 1, 0).expect("memory"),
-    );
+    let inserted = tree.insert(&mut lock, &tokens(new), &mut pages, &mut Vec::new(), &mut fence);
     assert_eq!(inserted.duplicates, 0);
     lock
 }

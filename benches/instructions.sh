@@ -13,8 +13,8 @@ table() {
     printf '# instructions of one call, by callgrind: case, page_size, instructions\n'
     for case in $cases; do
         for page_size in 1 16; do
-            # Skips a large tree, which takes too long to touch before it is measured. Also skips a second page size for
-            # cases that ignore the page size.
+            # Skips the largest tree that is prefaulted (TOUCHED_MAX), which takes too long. Also skips a second page
+            # size for cases that ignore the page size.
             case "$case $page_size" in "evict_100000 1" | "alloc_free 16" | nested_*" 16") continue ;; esac
             calls=200; case $case in evict_1000) calls=100 ;; plan* | step) calls=64 ;; nested_*) calls=4 ;; replay) calls=16000 ;; esac
             valgrind --tool=callgrind --callgrind-out-file="${CALLGRIND_OUT:-/dev/null}" --toggle-collect='*measured*' \

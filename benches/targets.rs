@@ -3,12 +3,12 @@
 //! ```text
 //! cargo bench --bench targets                    the table
 //! cargo bench --bench targets -- --json          a JSON object a line
-//! cargo bench --bench targets -- --only evict    cases whose name contains "evict"
+//! cargo bench --bench targets -- --only evict    groups of cases with "evict" in a name
 //! ```
 //!
-//! Times are medians over runs of many calls on one thread. Other work on the machine makes them larger. The floor of
-//! a hit, an insert and a replayed request is the comparison and copy of their bytes. The floor of an eviction reads a
-//! leaf's columns and child entry, and copies its page ids, from slabs as large as the tree's.
+//! Times are medians over runs of one or more calls on one thread. Other work on the machine makes them larger. The
+//! floor of a hit, an insert and a replayed request is the comparison and copy of their bytes. The floor of an eviction
+//! reads a leaf's columns and child entry, and copies its page ids, from slabs as large as the tree's.
 
 mod cases;
 

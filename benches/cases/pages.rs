@@ -27,7 +27,7 @@ impl AllocFree {
     }
 
     pub fn call(&mut self) {
-        assert!(self.pool.alloc(&mut self.pages), "half of the pages are free");
+        assert!(self.pool.alloc(&mut self.pages), "the pool has free pages");
         self.pool.free_private(&self.pages);
     }
 

@@ -1,6 +1,7 @@
 //! The inputs of the CPU benches. Other caches were measured with the same inputs, byte for byte.
 //!
-//! All numbers come from a counter-based splitmix64: token `i` of stream `s` is `256 + mix((s << 32) + i) % 128000`.
+//! Numbers come from a counter-based splitmix64: token `i` of stream `s` is `256 + mix((s << 32) + i) % 128000`. Only
+//! the first tokens of misses and of evicted leaves are chosen otherwise.
 //!
 //! | case | input |
 //! |---|---|

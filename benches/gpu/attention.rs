@@ -274,7 +274,8 @@ pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures decode over shared prefixes: spans read once and each row read separately, in turn.
+/// Measures decode over shared prefixes, in turn: each row read separately, and with spans that the split may read
+/// once.
 pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let [first, second, third, tree] = forests();
     let forests = [

@@ -81,7 +81,7 @@ impl Fp8Noise {
         value(all[(at % all.len() as u64) as usize])
     }
 
-    /// Returns the scale at byte `at` of its plane.
+    /// Returns the scale that is `at` bytes after the start of the first plane of scales.
     pub fn scale(&self, at: u64) -> f32 {
         let all = &self.scales.0;
         all[(at / 4 % all.len() as u64) as usize]
@@ -235,7 +235,8 @@ fn extend(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
     Ok(())
 }
 
-/// Measures decode over shared prefixes: each row read separately and spans read once, in turn.
+/// Measures decode over shared prefixes, in turn: each row read separately, and with spans that the split may read
+/// once.
 fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
     let plain = [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf())];
     let plain = plain.map(|(name, own)| (name, Forest::alone(own)));

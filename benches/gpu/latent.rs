@@ -104,7 +104,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Compares one (token, head) pair of each of three sequences in the last layer with float64.
+    /// Compares a (token, head) pair of the first, the middle and the last sequence with float64, in the last layer.
     fn check(&mut self, batch: &Batch, attend: &Attend) -> Outcome<bool> {
         let layout = *self.cuda.layout();
         let mut distance = Distance::default();

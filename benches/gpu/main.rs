@@ -1,9 +1,10 @@
 //! Measures the CUDA backend, and the ceilings of this machine.
 //!
 //! Shapes and method are those of the FlashInfer baselines. Most sections capture calls in a graph and replay it;
-//! extend, fp8-extend and spans launch consecutive calls instead, and shortq does both. A time is a median of runs.
-//! Data and pages are random. Calls use the layers in turn, so that the L2 cache does not serve their reads. Only
-//! sections plan and first include planning.
+//! extend, fp8-extend and spans launch consecutive calls instead, and shortq does both. Sections plan and first, and
+//! tiers except decode, measure the host's time. A time is a median of runs, except in first and in the parts of tiers
+//! that pin memory. Data and pages are random. Calls use the layers in turn, so that the L2 cache does not serve their
+//! reads. Only sections plan and first include planning.
 //! Prints a table and writes JSON rows to `$OUT/kvarena.json`.
 //!
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..

@@ -82,7 +82,7 @@ struct Timed {
     once: f64,
     /// Whether the split chose to read a span once.
     accepted: bool,
-    /// Work with every span read once.
+    /// Work with every span read once; zeros if no span can be read once.
     work: SpanWork,
 }
 
@@ -224,7 +224,7 @@ fn spread(rng: &mut Rng, low: u32, high: u32) -> u32 {
     (number.round() as u32).min(high)
 }
 
-/// Adds a span of these rows, and random spans below it.
+/// Adds a span of these rows, and random spans below it; nothing for fewer than two rows or at depth 0.
 fn grow(forest: &mut Forest, rng: &mut Rng, rows: Range<usize>, depth: u64, longest: u32) {
     if rows.len() < 2 || depth == 0 {
         return;
@@ -323,7 +323,8 @@ fn error(costs: &SpanCosts, all: &[&Timed]) -> f64 {
     squares.sum::<f64>() / (2 * all.len()) as f64
 }
 
-/// Returns the constants with the least error. Starts at the code's constants and changes one constant at a time.
+/// Returns constants with a smaller error: starts at the code's constants, and changes one at a time while the error
+/// falls.
 fn fit(code: &SpanCosts, all: &[&Timed]) -> SpanCosts {
     let mut best = values(code);
     let mut least = error(&costs(best), all);

@@ -83,7 +83,7 @@ fn insert() -> Chart {
     let lens = [1 << 10, 1 << 12, 1 << 14, 1 << 16];
     let one = |page_size: u32| {
         series(&format!("page_size {page_size}"), &lens, |len| {
-            // The cache has room for half of the sequences: each cycle evicts an older one.
+            // The cache has room for half of the sequences. Once it is full, each cycle evicts an older one.
             let mut cache = Cache::new(whole_pages(len * SEQUENCES / 2, page_size), page_size);
             let sequences: Vec<_> = (0..SEQUENCES).map(|s| own_sequence(s, len)).collect();
             let mut i = 0;

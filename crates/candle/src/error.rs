@@ -16,7 +16,7 @@ pub enum Error {
     Engine(EngineError<<Pool as Backend>::Error>),
     /// A call of candle failed.
     Candle(candle_core::Error),
-    /// No backend supports the device, or a tensor is on another device than the arena.
+    /// No backend supports the device, or a tensor is on another device or stream than the arena.
     Device {
         /// The device.
         location: DeviceLocation,

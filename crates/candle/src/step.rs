@@ -135,8 +135,9 @@ impl<'a> Step<'a> {
     /// each tensor is f32, f16 or bf16; on a GPU each has the pool's type (bf16 for a quantised pool).
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::Strides`], [`Error::Dtype`], [`Error::Device`]. [`Error::Engine`]
-    /// if the layer does not exist, the window is not the layer's, rows overlap, or the device fails.
+    /// [`Error::Shape`], [`Error::Strides`], [`Error::Dtype`], [`Error::Device`]. [`Error::Engine`] if the backend
+    /// rejects the layer, the parameters or overlapping rows, or if the device fails. [`Error::Candle`] if candle
+    /// cannot allocate the result.
     pub fn attend(
         &self,
         layer: usize,

@@ -28,7 +28,7 @@ fn programs_are_exact() {
         let some = Program::new(&Device::Cpu, &[], 20, seed).run(30);
         rejected.iter_mut().zip(some).for_each(|(all, some)| *all += some);
     }
-    // A machine without a GPU has no other device, so one kind of wrong call does not occur.
+    // These programs have no other device, so one kind of wrong call does not occur.
     assert!(rejected.iter().filter(|&&count| count > 0).count() == WRONG - 1, "{rejected:?}");
 }
 

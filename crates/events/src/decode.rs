@@ -90,7 +90,7 @@ pub enum ErrorKind {
         /// Name of the field.
         field: &'static str,
     },
-    /// The hash has neither 64 bits nor 32 bytes.
+    /// The hash is a byte string, but not of 32 bytes.
     HashWidth {
         /// Bytes of the hash.
         bytes: usize,

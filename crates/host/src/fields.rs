@@ -80,7 +80,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Returns a size of at least 1.
+    /// Returns a size from 1 to 2^24.
     ///
     /// # Errors
     /// The field is missing or not such a number.
@@ -92,7 +92,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Returns a size of at least 1, or a default.
+    /// Returns a size from 1 to 2^24, or a default.
     ///
     /// # Errors
     /// The value is not such a number.
@@ -100,7 +100,7 @@ impl<'a> Fields<'a> {
         if self.get(name).is_some() { self.size(name) } else { Ok(default) }
     }
 
-    /// Returns a size that may be 0, or a default.
+    /// Returns a size from 0 to 2^24, or a default.
     ///
     /// # Errors
     /// The value is not such a number.

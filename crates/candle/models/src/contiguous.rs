@@ -17,7 +17,9 @@ pub enum Contiguous {
 }
 
 impl Contiguous {
-    /// Loads a folder like [`load`](crate::load), with the same errors.
+    /// Loads a folder like [`load`](crate::load), with the same errors except [`ConfigError::Pool`].
+    ///
+    /// [`ConfigError::Pool`]: crate::config::ConfigError::Pool
     pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self, LoadError> {
         let (config, _) = read_config(folder)?;
         let vb = weights(folder, dtype, device)?;

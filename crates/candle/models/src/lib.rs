@@ -7,7 +7,7 @@ pub mod contiguous;
 pub mod serve;
 pub mod text;
 
-/// candle's unpatched models with candle's caches, the baseline of `batch`.
+/// candle's unpatched models with candle's caches, the baseline of `batch` and of the examples.
 #[allow(clippy::all, missing_docs, dead_code, unexpected_cfgs)]
 pub mod models {
     pub mod gemma3 {
@@ -58,11 +58,11 @@ use paged::{gemma3, llama, qwen3};
 /// An error of [`load`].
 #[derive(Debug)]
 pub enum LoadError {
-    /// A file could not be read.
+    /// `config.json` or the folder could not be read.
     File(String, io::Error),
     /// `config.json` does not describe a supported model.
     Config(ConfigError),
-    /// candle rejected the weights.
+    /// candle could not read the weights, or rejected them.
     Candle(candle::Error),
 }
 
@@ -93,7 +93,7 @@ impl From<candle::Error> for LoadError {
 /// Returns a device, and the dtype of weights there: bf16 on the first GPU, f32 on the CPU.
 ///
 /// # Errors
-/// candle's error if there is no GPU, or if feature `cuda` is off.
+/// If `gpu` is set: candle's error if there is no GPU, or if feature `cuda` is off.
 pub fn device(gpu: bool) -> candle::Result<(Device, DType)> {
     match gpu {
         true => Ok((Device::new_cuda_with_stream(0)?, DType::BF16)),
@@ -147,7 +147,7 @@ pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, Load
 /// Reads a folder's config. Returns the parsed config and its text.
 ///
 /// # Errors
-/// As [`load`].
+/// [`LoadError::File`] or [`LoadError::Config`].
 pub fn read_config(folder: &Path) -> Result<(Config, String), LoadError> {
     let path = folder.join("config.json");
     let text = fs::read_to_string(&path)
@@ -158,7 +158,7 @@ pub fn read_config(folder: &Path) -> Result<(Config, String), LoadError> {
 /// Maps a folder's weights into memory.
 ///
 /// # Errors
-/// As [`load`].
+/// [`LoadError::File`] if the folder cannot be listed, otherwise [`LoadError::Candle`].
 pub fn weights(
     folder: &Path,
     dtype: DType,

@@ -29,7 +29,7 @@ fn device() -> Option<Device> {
 /// Returns a device on which candle does not track tensors by events.
 fn untracked() -> Option<Device> {
     let device = device()?;
-    // SAFETY: no tensor exists, and each test orders its work on other streams.
+    // SAFETY: no tensor exists. Tests order work on other streams, except the one that reads unfinished K on purpose.
     unsafe { device.as_cuda_device().expect("a GPU").disable_event_tracking() };
     Some(device)
 }

@@ -1,6 +1,6 @@
 //! The kernels of `ptx/src`, their parameters (the structs of `ptx/src/params.cuh`), and their launches.
 //!
-//! `twin.rs` computes the same in Rust.
+//! `twin.rs` computes the same as most of them in Rust.
 
 pub(super) mod table;
 
@@ -26,7 +26,7 @@ macro_rules! params {
 }
 
 params! {
-    /// A token to sample, as `sample` and the kernels that gather its row read it.
+    /// A token to sample, as the kernels that choose it or gather its row read it.
     DeviceDraw 32 { row: u32, inverse_temperature: f32, top_p: f32, top_k: u32, key: u64, shape: u64 }
     /// The edits of a draw's logits, and its min-p.
     DeviceShape 16 { start: u32, count: u32, only: u32, depth: f32 }

@@ -14,7 +14,7 @@
 //! nccl, peers, sums    sums over several GPUs, by NCCL or peer memory
 //! ranks                a model spread over several GPUs, all with the plans of one engine
 //! runner               the `Runner` on a GPU: graphs, steps in flight, times
-//! twin                 the kernels' specification, on the CPU
+//! twin                 the specification of most kernels, on the CPU
 //! ```
 //!
 //! Each GPU's launches go to one stream, so they run in the order of submission.

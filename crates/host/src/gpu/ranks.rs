@@ -207,7 +207,8 @@ impl RanksRunner {
     /// Opens a GPU for each rank, and loads each rank's share of the weights.
     ///
     /// # Errors
-    /// Too few GPUs, no NCCL, a model that cannot be spread over them, or too little memory.
+    /// Too few GPUs, no NCCL, no requested peer access, or too little memory. A model that the kernels do not support,
+    /// or that cannot be loaded or spread over the GPUs.
     pub fn new(
         config: &ModelConfig,
         source: &WeightSource,

@@ -1,9 +1,9 @@
 //! Steps on a GPU, as a `Runner` of the serving loop: graphs, and steps in flight.
 //!
-//! A decode step (one token of each stream, and its drafts) is padded to one of a few sizes. Its launches are captured
-//! as a graph at the first step of that size, and again if steps of that size use other kernels. Other steps are
-//! launched kernel by kernel. The chosen tokens stay on the device for the next step, which can be launched before the
-//! host has received them.
+//! A decode step (one token of each stream, and its drafts) is padded to one of a few sizes. With
+//! [`GpuOptions::graphs`], its launches are captured as a graph at the first step of that size, and again if steps of
+//! that size use other kernels. Other steps are launched kernel by kernel. The chosen tokens stay on the device for the
+//! next step, which can be launched before the host has received them.
 
 mod options;
 mod times;
@@ -39,7 +39,7 @@ pub use times::StepTime;
 const MORE_DRAWS: usize = 4096;
 /// The same for a runner that keeps logits. The pinned memory grows by `STAGING_BUFFERS` rows of logits for each draw.
 const MORE_KEPT_DRAWS: usize = 256;
-/// Maximum number of rows of logits computed at a time for drafts.
+/// Maximum number of rows of logits computed at a time, unless there are more streams.
 const DRAFT_LOGITS_MAX: usize = 1024;
 
 /// A step in flight.

@@ -102,7 +102,7 @@ impl OtherRanks {
     /// Starts a thread for each rank but the first, and waits until all have loaded their weights.
     ///
     /// # Errors
-    /// A GPU that cannot be used, or too little memory.
+    /// A GPU that cannot be used, weights that cannot be loaded, or too little memory.
     pub fn start(
         links: Vec<Link>,
         config: &ModelConfig,

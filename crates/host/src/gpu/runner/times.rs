@@ -14,7 +14,8 @@ pub struct StepTime {
     pub tokens: usize,
     /// Whether this is a decode step: one token of each stream, and its drafts.
     pub decode: bool,
-    /// Milliseconds from the end of the previous step to this step's end; `None` for the first step of a run.
+    /// Milliseconds from the end of the previous step to this step's end. `None` for the first step, and after
+    /// a settle or a measurement.
     pub period_ms: Option<f32>,
     /// Milliseconds of this period in which the device was idle.
     pub idle_ms: f32,

@@ -63,7 +63,7 @@ impl Host {
     /// not fit together.
     ///
     /// # Panics
-    /// If the prompt is empty.
+    /// If the engine rejects the prompt for another reason, such as an empty prompt.
     pub fn serve(
         &mut self,
         namespace: Namespace,

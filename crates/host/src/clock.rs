@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 pub enum Part {
     /// The serving loop with the engine's calls: admit, plan, append, commit, complete, finish.
     Engine,
-    /// Matrix products of the layers.
+    /// Matrix products of the layers, and all work of experts and of latent projections.
     Products,
     /// The backend's calls: storing K and V, and attention over the cached pages.
     Attention,

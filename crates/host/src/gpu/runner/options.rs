@@ -18,7 +18,7 @@ pub struct GpuOptions {
     pub graphs: bool,
     /// The choice of products' implementations.
     pub choice: Choice,
-    /// The transport of sums over ranks. `None`: the fastest that the GPUs support.
+    /// The transport of sums over ranks. `None`: peer memory if the GPUs support it, otherwise NCCL.
     pub sums: Option<Transport>,
     /// Whether the runner copies logits to the host, for checks and for log-probabilities.
     pub keep_logits: bool,

@@ -1,4 +1,4 @@
-//! Static scales of an fp8 pool: measured over prompts, written to a file, and read from it.
+//! Static scales of an fp8 pool: measured over served requests, written to a file, and read from it.
 //!
 //! A scale is the largest absolute value of K or V of a head in a layer, divided by 448, the largest value of e4m3.
 

@@ -176,7 +176,7 @@ impl Model {
     /// The errors of `attention`.
     ///
     /// # Panics
-    /// If a token is not below the vocabulary's size.
+    /// If a token is not below the vocabulary's size, or a requested row is not below the number of tokens.
     pub fn forward<A: Attention>(
         &self,
         pass: Pass<'_>,

@@ -33,8 +33,8 @@ impl NopeConfig {
     /// Reads `no_rope_layers` or `no_rope_layer_interval`, and the fields that belong to them.
     ///
     /// # Errors
-    /// Layers with experts, a chunk that is not a power of two, lists that contradict each other, or a field that is
-    /// missing or invalid.
+    /// Layers with experts, a chunk that is not a power of two, lists that contradict each other or the number of
+    /// layers, or a field that is missing or invalid.
     pub fn parse(fields: &Fields<'_>) -> Result<Self> {
         let layers = fields.size("num_hidden_layers")?;
         if !fields.get("moe_layers").and_then(Value::as_array).is_some_and(Vec::is_empty) {

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::rope::Rope;
 
-/// Minimum number of elements for work on several cores. With fewer, waking the cores costs more than it saves.
+/// Minimum number of elements of a core's share. With fewer, waking the core costs more than it saves.
 const PARALLEL_MIN: usize = 1 << 15;
 
 /// Calls `each` with every row of `x`, in parallel if that is faster.
@@ -38,7 +38,7 @@ fn rms_scale(x: &[f32], eps: f32) -> f32 {
     1.0 / (mean + eps).sqrt()
 }
 
-/// Cosines and sines of a step's positions times the rope's amplitude, `[tokens, head_dim / 2]` each.
+/// Cosines and sines of a step's positions times the rope's amplitude, `[tokens, rotating pairs]` each.
 #[derive(Default)]
 pub struct Angles {
     cos: Vec<f32>,

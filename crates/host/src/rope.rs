@@ -7,11 +7,11 @@ use std::f64::consts::TAU;
 use crate::error::{Error, Result};
 use crate::fields::Fields;
 
-/// Frequencies of a head's rotating pairs: pair `i` is elements `i` and `i + head_dim / 2`, or adjacent elements in
-/// [`rotate_ends`](crate::ops::rotate_ends) with `interleaved`.
+/// Frequencies of a head's rotating pairs. Of `n` rotating elements, pair `i` is elements `i` and `i + n / 2`, or
+/// adjacent elements in [`rotate_ends`](crate::ops::rotate_ends) with `interleaved`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rope {
-    /// Radians per position, `[head_dim / 2]`.
+    /// Radians per position, one for each pair.
     pub frequencies: Vec<f32>,
     /// Factor of the rotated numbers.
     pub amplitude: f32,
@@ -50,7 +50,7 @@ impl Rope {
         Ok((all, Self::of(fields, window, (local_theta, None), window_dim)?))
     }
 
-    /// Reads a rope from `parameters` in the new style, or from `fields` in the old style.
+    /// Reads a rope from `parameters` in the new style, or from `old_theta` and `scaling` in the old style.
     fn of(
         fields: &Fields<'_>,
         parameters: Option<Fields<'_>>,

@@ -22,7 +22,7 @@ pub enum Finish {
     Stop,
     /// The limit of new tokens.
     Length,
-    /// The client disconnected, or the stream has reached `cancel_after`.
+    /// The sink cancelled the stream, such as after a disconnect, or the stream has reached `cancel_after`.
     Cancelled,
 }
 

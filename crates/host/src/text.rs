@@ -47,7 +47,7 @@ impl Text {
     /// `tokenizer.json` it reads nothing.
     ///
     /// # Errors
-    /// An existing file is damaged, or the tokenizer has tokens beyond the model's vocabulary.
+    /// An existing file is unreadable or damaged, or the tokenizer has tokens beyond the model's vocabulary.
     pub fn read(dir: &Path, vocab: usize) -> Result<Self> {
         let path = dir.join("tokenizer.json");
         if !path.exists() {

@@ -204,7 +204,7 @@ fn configs_of_two_shapes_without_groups_are_rejected() {
     assert_eq!(full.groups(), Groups::ONE);
 }
 
-/// The pool has memory for one request at a time. Streams are preempted, but generate the same tokens.
+/// The pool has memory for the longest request only. Streams are preempted, but generate the same tokens.
 #[test]
 fn preempted_streams_generate_the_same_tokens() {
     for name in common::GROUPED {

@@ -37,7 +37,7 @@ fn fails(arguments: &[&str], fault: (&str, &str), code: i32, words: &[&str]) {
     assert!(words.iter().all(|word| ran.err.contains(word)), "{fault:?}: {}", ran.err);
 }
 
-/// One prompt of 9 tokens. All numbers of rows are tuned before the first step.
+/// One prompt of 9 tokens. No step has more rows than are tuned.
 const SERVE: [&str; 8] = [
     "--random-model",
     "llama-tiny-64",

@@ -202,8 +202,8 @@ fn the_longest_sum_is_exact() {
     Sums::new(2, &[most, 8, most], 3).agree(&gpus, (1, 1), paces(3));
 }
 
-/// Some addends are 0xffff, a NaN; a pair of them marks an empty word of an inbox. Others are infinities, or zeros of
-/// either sign.
+/// Some addends are 0xffff, a NaN; a pair of them marks an empty word of an inbox. Others are another NaN, infinities,
+/// zeros of either sign, or the least and the greatest positive number.
 #[test]
 fn nan_and_infinity_are_summed() {
     let _lock = lock_gpus();

@@ -2,7 +2,7 @@
 //! contains q, k and v; another contains gate and up.
 //!
 //! One allocation contains everything; each tensor first gets its offset and is then filled. The weights of the norms
-//! before `qkv` and `gate_up` are folded into these matrices and are replaced by ones.
+//! before `qkv` and a dense `gate_up` are folded into these matrices and are replaced by ones.
 
 use std::path::Path;
 use std::ptr::{null, null_mut};
@@ -293,7 +293,8 @@ impl Weights {
     /// Copies a share of a model directory's tensors to the device; `config` is the whole model's.
     ///
     /// # Errors
-    /// Any error of `checkpoint.rs`, a model that cannot be divided by the ranks, or too little memory.
+    /// Any error of `checkpoint.rs`, a model that cannot be divided by the ranks, too little memory, or a failed driver
+    /// call.
     pub fn read(device: &Device, config: &ModelConfig, share: Share, dir: &Path) -> Result<Self> {
         let files = Files::open(dir)?;
         Self::make(device, config, share, |memory, at, tensor| {
@@ -311,7 +312,7 @@ impl Weights {
     /// Generates a share of the weights of [`Random`] on the device.
     ///
     /// # Errors
-    /// A model that cannot be divided by the ranks, or too little memory.
+    /// A model that cannot be divided by the ranks, too little memory, or a failed driver call.
     pub fn random(
         device: &Device,
         config: &ModelConfig,

@@ -49,8 +49,8 @@ impl Limits {
     /// removes stop tokens beyond the vocabulary, because they never occur.
     ///
     /// # Errors
-    /// An empty prompt, a token beyond the vocabulary, no samples, invalid sampling parameters, or more tokens than the
-    /// model has positions or the pool has slots.
+    /// An empty prompt, a token of the prompt or prediction beyond the vocabulary, no samples, invalid sampling
+    /// parameters, or more tokens than the model's positions or the pool allow.
     pub fn check(&self, mut request: Request) -> Result<Request, String> {
         if request.prompt.is_empty() {
             return Err("the prompt has no tokens".into());

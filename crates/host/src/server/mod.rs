@@ -47,7 +47,8 @@ const FAILURES_MAX: u32 = 4;
 /// Options of batching.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Policy {
-    /// Maximum number of prompt tokens computed in one step, over all prompts.
+    /// Maximum number of prompt tokens computed in one step, over all prompts. Tokens that a stream computes again
+    /// after a preemption count as prompt tokens.
     pub chunk: u32,
     /// Maximum number of streams at a time.
     pub concurrency: u32,
@@ -289,8 +290,8 @@ impl<R: Runner> Server<R> {
     /// Accepts a request and returns its number, the count of earlier requests.
     ///
     /// # Errors
-    /// [`Limits::check`] rejects the request, a step has too few draws for its samples, or the runner does not support
-    /// its edits of logits or min-p.
+    /// [`Limits::check`] rejects the request, a step has too few draws for its samples, its edits of logits are
+    /// invalid, or the runner does not support the edits or min-p.
     pub fn submit(&mut self, request: Request) -> Result<usize> {
         self.submit_since(request, Instant::now())
     }
@@ -371,8 +372,8 @@ impl<R: Runner> Server<R> {
     /// Serves one step; returns false if no stream is left. Requests may be submitted between any two steps.
     ///
     /// # Errors
-    /// Steps keep failing, the runner cannot start a step, no waiting stream fits the pool, or the engine rejects a
-    /// valid call.
+    /// Steps keep failing, the runner cannot prepare, start or discard a step, no waiting stream fits the pool, or the
+    /// engine rejects a valid call.
     pub fn step(&mut self, sink: &mut impl Sink) -> Result<bool> {
         let begun = match self.step_ended.take() {
             Some(ended) => ended,
@@ -435,7 +436,7 @@ impl<R: Runner> Server<R> {
     }
 }
 
-/// Returns tokens of a prompt, sorted and without duplicates; no tokens without a repetition penalty.
+/// Returns the tokens of a prompt, sorted and without duplicates; no tokens without a repetition penalty.
 fn prompt_tokens(request: &Request) -> Vec<u32> {
     let mut tokens = Vec::new();
     if request.shaping.as_ref().is_some_and(|shaping| shaping.rules().repetition != 1.0) {

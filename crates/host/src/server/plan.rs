@@ -417,8 +417,8 @@ fn is_last_token(stream: &Stream, left: u32) -> bool {
     left == 1 && !stream.tokens.is_empty()
 }
 
-/// Returns the names of a request's namespace; `None` for the default one. The namespace of a scored prompt gets the
-/// name of an adapter that no client can request, so routers match no request with its pages.
+/// Returns the names of a request's namespace; `None` without a salt. The namespace of a scored prompt gets the name of
+/// an adapter that no client can request, so routers match no request with its pages.
 fn names_of(request: &Request, namespace: Namespace) -> Option<NamespaceNames> {
     if request.scores_prompt {
         let lora = Some(format!("scored prompt {:x}", namespace.raw()));

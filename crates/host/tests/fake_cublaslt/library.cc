@@ -265,7 +265,7 @@ KERNEL(gemm_32_128, GemmParams) { gemm(p); }
 KERNEL(gemm_64_64, GemmParams) { gemm(p); }
 KERNEL(gemm_64_128, GemmParams) { gemm(p); }
 
-/* ---- cublasLt: handles are never freed ----------------------------------------------------------------------------- */
+/* ---- cublasLt: only preferences are freed ----------------------------------------------------------------------- */
 struct Layout { u64 rows, cols; };
 /* This struct has no padding, because the driver searches all of its words for addresses. */
 struct Product { u64 weight, x, y, outs, ins, rows; float beta; u32 none; };

@@ -2,10 +2,11 @@
 //!
 //! The workload is that of a published engine's benchmark, so the numbers are comparable. Prompts are random tokens
 //! below 10,000, and requests ignore stop tokens. `offline` samples at temperature 0.6, `prefill` is greedy, and
-//! `decode` is greedy by default. A decode row's `ms` is the median of 128 steps after prompts of 1,024 (`--context`),
-//! as in that benchmark. `ms_at_context` is the median of the first nine. With `--sparse` a row contains the number of
-//! positions that streams read. With several ranks, the times of a step's parts are null: rank 0 alone would run this
-//! measurement, and its sums would wait forever for the other ranks.
+//! `decode` is greedy by default. A decode row's `ms` is the median of up to 128 steps in which all streams generate,
+//! after prompts of 1,024 (`--context`). If the prompts take n steps, about 129 - n of these remain, but at least 97.
+//! `ms_at_context` is the median of the first nine. With `--sparse` a row contains the number of positions that streams
+//! read. With several ranks, the times of a step's parts are null: rank 0 alone would run this measurement, and its
+//! sums would wait forever for the other ranks.
 
 mod load;
 mod sums;

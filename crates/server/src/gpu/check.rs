@@ -114,7 +114,7 @@ impl Case {
         Self::new("llama-tiny-64", device, model, WeightSource::Random(64), prompts)
     }
 
-    /// Returns a tiny model of the host's tests, with layers that read all tokens and layers that read a window.
+    /// Returns a golden model of the host's tests with its prompts. `name` is its directory.
     ///
     /// # Errors
     /// See [`Case::golden`].

@@ -64,7 +64,7 @@ impl Loaded {
     /// Opens a GPU and loads the weights.
     ///
     /// # Errors
-    /// No GPU, no cublasLt, or a model that does not fit.
+    /// No GPU, no cublasLt, or weights that cannot be read or do not fit.
     pub fn runner(&self, args: &Args) -> Result<GpuRunner> {
         let device = Rc::new(Device::open()?);
         let weights = Rc::new(self.source.weights(&device, &self.config, Share::WHOLE)?);
@@ -75,7 +75,8 @@ impl Loaded {
     /// `None`.
     ///
     /// # Errors
-    /// An option that the engine does not support, or the pool cannot be created.
+    /// An option that the engine does not support, scales that cannot be read, a pool that cannot be created, or a
+    /// failed start of the runner.
     pub fn server(
         &self,
         args: &Args,
@@ -98,7 +99,7 @@ impl Loaded {
 /// Returns the server of the command line on several GPUs.
 ///
 /// # Errors
-/// See [`server`]; too few GPUs, no NCCL, or a model that cannot be divided among them.
+/// See [`server`]; too few GPUs, no NCCL, a model that cannot be divided among them, or scales from a file.
 pub fn ranks_server(args: &Args) -> Result<(Server<RanksRunner>, Text)> {
     if setup::scales(args)?.is_some() {
         return Err(Error::request("scales from a file are for one GPU"));

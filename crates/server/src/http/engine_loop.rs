@@ -39,7 +39,7 @@ pub fn serve<R: Runner>(
 /// The state of the engine's thread.
 #[derive(Default)]
 struct EngineLoop {
-    /// Running jobs by the number of their request.
+    /// Submitted jobs that have not ended, by the number of their request.
     jobs: HashMap<usize, Job>,
     /// Jobs from the queue that are not submitted yet.
     incoming: Vec<Job>,

@@ -28,7 +28,7 @@ pub struct Ended {
 #[derive(Debug, Default)]
 pub struct Metrics {
     snapshot: Mutex<Snapshot>,
-    /// Number of answers by path and status.
+    /// Number of answers to completions and chats, by path and status.
     answers: Mutex<BTreeMap<(&'static str, u16), u64>>,
 }
 

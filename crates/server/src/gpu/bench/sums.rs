@@ -15,14 +15,14 @@ use kvarena_host::gpu::error::{GpuError, GpuResult};
 use kvarena_host::gpu::kernels::FillParams;
 use kvarena_host::gpu::sums::Link;
 
-/// Number of sums of a graph, and number of launches of the graph. The median over launches is reported.
+/// Number of sums of a graph, and number of measured launches of the graph. The median over launches is reported.
 const SUMS: usize = 100;
 const LAUNCHES: usize = 9;
 
 /// Prints a result for each number of summed rows.
 ///
 /// # Errors
-/// Only one GPU, no NCCL, or a failed run.
+/// `--tp` is 1, the ranks cannot be connected, or the run failed.
 pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -> Result<()> {
     if args.tp == 1 {
         return Err(Error::request("--bench sums is for several GPUs: --tp 2"));

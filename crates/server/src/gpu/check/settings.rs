@@ -11,7 +11,7 @@ use kvarena_host::sample::Sampling;
 pub const ALL: u32 = 147;
 /// Fewer positions than most streams have.
 pub const FEW: u32 = 24;
-/// Steps between failures, in settings with failures.
+/// In settings with failures, every n-th step fails.
 pub const FAIL_EVERY: u64 = 5;
 
 /// The way in which the check serves the requests.
@@ -163,7 +163,7 @@ fn hosted() -> [Setting; 6] {
     ]
 }
 
-/// Returns samplings that exclude no tokens, some tokens, and most tokens.
+/// Returns samplings that exclude no tokens, all but 20, and all but the likely ones of 50.
 pub fn samplings() -> [Sampling; 3] {
     let warm = Sampling { temperature: 0.8, seed: 5, ..Sampling::default() };
     [warm, Sampling { top_k: 20, ..warm }, Sampling { top_k: 50, top_p: 0.7, ..warm }]

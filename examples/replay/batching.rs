@@ -100,7 +100,7 @@ struct Scheduler<'a> {
     /// The last prompt that was tried: that of request `prompt_of`.
     prompt: Vec<TokenId>,
     prompt_of: Option<usize>,
-    /// Spare pages when the next request was rejected. Until there are more, another attempt is useless.
+    /// Spare pages when the next request was rejected. Until there are more, the scheduler does not try it again.
     refused_at: Option<i64>,
     batch: Vec<Extend>,
     /// Index in `running` of each item's request.
@@ -182,7 +182,7 @@ impl<'a> Scheduler<'a> {
         while self.has_room() {
             let Some(oldest) = self.preempted.last() else { break };
             let page_size = host.engine.shape().layout.page_size();
-            // A part of the request may still be cached, but those pages count as available until it is resumed.
+            // All its pages are wanted: idle cached pages of the request count as available until it is resumed.
             let wanted = i64::from(oldest.known.div_ceil(page_size));
             if wanted > self.spare_pages(host) && !self.running.is_empty() {
                 return Ok(());
@@ -273,7 +273,7 @@ impl<'a> Scheduler<'a> {
         self.running.push(Running { seq, request, sampled: 0, known, planned: hit });
     }
 
-    /// Admits a request if its pages are available and no running request computes its prefix.
+    /// Admits a request if its pages are available and, with `follow`, no running request computes its prefix.
     fn try_admit(&mut self, host: &mut Host<'_>, request: usize) -> Result<Attempt, ServeError> {
         if self.prompt_of != Some(request) {
             self.requests[request].write_prompt(&mut self.prompt);

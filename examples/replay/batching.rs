@@ -2,9 +2,9 @@
 //!
 //! A step, in order:
 //! 1. Admit: preempted requests first, then waiting ones, then new ones in the order of arrival, while pages are
-//!    available and the step has tokens left for them. Each request is promised the pages of its prompt. If a running
-//!    request is computing the prefix of a prompt, the prompt waits for it as its leader, and later requests may
-//!    overtake. When the leader is done or preempted, the scheduler tries the prompt again.
+//!    available and the step has tokens left for them. Each request is promised the pages of its known tokens. If a
+//!    running request is computing the prefix of a prompt, the prompt waits for it as its leader, and later requests
+//!    may overtake. When the leader is done or preempted, the scheduler tries the prompt again.
 //! 2. Batch: one token of every decoding request, then chunks of prompts until the step's tokens are used up.
 //! 3. Plan: if pages run out, the youngest running request is preempted, and the batch is built again.
 //! 4. Commit and complete (there is no GPU to wait for), append the sampled tokens, finish requests that are done.

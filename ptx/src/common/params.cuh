@@ -73,7 +73,7 @@ struct AttendParams {
     u32 stripes;        // attend_decode_*, attend_selected_* and attend_shared_*: stripes of kv heads
     u32 reserved;       // 0
     u64 sinks;          // f32 [q_heads]; -inf: no sink; 0: no head has one
-    u64 masks;          // u64 [tokens], only for trees. Bit i: the query sees position kv_len - 1 - i; it sees all before the last 64
+    u64 masks;          // u64 [tokens], only for trees. If bit i is set, the query sees slot kv_len - 1 - i of the row; it sees all slots before the last 64
 };
 KV_SIZE(AttendParams, 208);
 KV_AT(AttendParams, q, 0);

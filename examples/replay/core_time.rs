@@ -1,5 +1,5 @@
-//! Measures the time that the engine's calls take. Consecutive calls share a measurement, which saves readings of the
-//! clock.
+//! Measures the time that the engine's calls take. Consecutive calls may share a measurement, which saves readings of
+//! the clock.
 
 use std::time::Instant;
 

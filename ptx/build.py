@@ -218,7 +218,7 @@ def covering(jobs):
 
 
 def targets(table, text, of_all):
-    """Returns the targets of `of_all` for which the text is assembled: not 9.0, if the selection prefers kernels for 9.0 alone."""
+    """Returns a text's targets: 90a for a text of 90a; else `of_all`, without 90 if the selection prefers a text of 90a."""
     if target(text) == "90a":
         return ["90a"]
     row = text.family

@@ -2,9 +2,9 @@
 //!
 //! A step, in order:
 //! 1. Admit: preempted requests first, then waiting ones, then new ones in the order of arrival, while pages are
-//!    available and the step has tokens left for them. Each request is promised the pages of its prompt. If a running
-//!    request is computing the prefix of a prompt, the prompt waits for it as its leader, and later requests may
-//!    overtake. When the leader is done or preempted, the scheduler tries the prompt again.
+//!    available and the step has tokens left for them. Each request is promised the pages of its known tokens. If a
+//!    running request is computing the prefix of a prompt, the prompt waits for it as its leader, and later requests
+//!    may overtake. When the leader is done or preempted, the scheduler tries the prompt again.
 //! 2. Batch: one token of every decoding request, then chunks of prompts until the step's tokens are used up.
 //! 3. Plan: if pages run out, the youngest running request is preempted, and the batch is built again.
 //! 4. Commit and complete (there is no GPU to wait for), append the sampled tokens, finish requests that are done.
@@ -100,7 +100,7 @@ struct Scheduler<'a> {
     /// The last prompt that was tried: that of request `prompt_of`.
     prompt: Vec<TokenId>,
     prompt_of: Option<usize>,
-    /// Spare pages when the next request was rejected. Until there are more, another attempt is useless.
+    /// Spare pages when the next request was rejected. Until there are more, the scheduler does not try it again.
     refused_at: Option<i64>,
     batch: Vec<Extend>,
     /// Index in `running` of each item's request.
@@ -182,7 +182,7 @@ impl<'a> Scheduler<'a> {
         while self.has_room() {
             let Some(oldest) = self.preempted.last() else { break };
             let page_size = host.engine.shape().layout.page_size();
-            // A part of the request may still be cached, but those pages count as available until it is resumed.
+            // All its pages are wanted: idle cached pages of the request count as available until it is resumed.
             let wanted = i64::from(oldest.known.div_ceil(page_size));
             if wanted > self.spare_pages(host) && !self.running.is_empty() {
                 return Ok(());
@@ -273,7 +273,7 @@ impl<'a> Scheduler<'a> {
         self.running.push(Running { seq, request, sampled: 0, known, planned: hit });
     }
 
-    /// Admits a request if its pages are available and no running request computes its prefix.
+    /// Admits a request if its pages are available and, with `follow`, no running request computes its prefix.
     fn try_admit(&mut self, host: &mut Host<'_>, request: usize) -> Result<Attempt, ServeError> {
         if self.prompt_of != Some(request) {
             self.requests[request].write_prompt(&mut self.prompt);

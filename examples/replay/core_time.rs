@@ -1,5 +1,5 @@
-//! Measures the time that the engine's calls take. One measurement covers a group of calls, not one call, so the cost
-//! of reading the clock stays far below the measured time.
+//! Measures the time that the engine's calls take. Consecutive calls may share a measurement, which saves readings of
+//! the clock.
 
 use std::time::Instant;
 
@@ -11,7 +11,8 @@ pub struct CoreTime {
 }
 
 impl CoreTime {
-    /// Runs `calls`, which call only the engine, and adds their time to the current step.
+    /// Runs `calls`, which call the engine, and adds their time to the current step. With `--store`, the time includes
+    /// the work of the `KeyStore`.
     pub fn measure<R>(&mut self, calls: impl FnOnce() -> R) -> R {
         let start = Instant::now();
         let result = calls();

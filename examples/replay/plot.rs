@@ -149,7 +149,7 @@ fn used_tiers(samples: &[Sample]) -> usize {
     if all > host { 3 } else { 1 + usize::from(host > device) }
 }
 
-/// Returns, for each sample, the hit rate since an earlier sample. One 50th of all samples lies between the two.
+/// Returns the hit rates between pairs of samples that are one 50th of all samples apart.
 fn recent(samples: &[Sample]) -> impl Iterator<Item = (f64, f64)> + '_ {
     let window = (samples.len() / 50).max(1);
     samples.iter().zip(&samples[window.min(samples.len())..]).filter_map(|(from, to)| {

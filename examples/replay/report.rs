@@ -19,7 +19,7 @@ const SLOWEST: usize = 5;
 pub struct GroupFigures {
     /// The groups but group 0, as on the command line.
     pub groups: String,
-    /// Prompt tokens that were cached in group 0, which keeps all tokens. A prompt uses `hit_tokens` of them.
+    /// Prompt tokens that were cached in group 0, which keeps all tokens. The prompts use `hit_tokens` of them.
     pub full_hit_tokens: u64,
     pub evicted_cells: u64,
 }
@@ -33,7 +33,7 @@ pub struct TierFigures {
 }
 
 /// The figures of a run, or of several runs. The time of a step is its minimum over the runs. Times are in nanoseconds.
-/// All except `wall_ns` are core time, which passes inside engine calls.
+/// All except `wall_ns` are core time, which passes inside calls of the engine and of the key store.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub workload: String,

@@ -15,7 +15,7 @@ use crate::request::{Piece, Request};
 
 /// Default number of tokens of a hash id.
 const HASH_TOKENS: u32 = 512;
-/// Tokens without a hash id, including sampled tokens, are numbered from here on. Each hash id owns a range of the
+/// Tokens without a hash id, including sampled tokens, are numbered from here on. A small hash id owns a range of the
 /// numbers below this one. Ids that are too large for such a range (64-bit hashes) are spread over the token stream.
 const FIRST_OWN: u64 = 1 << 31;
 

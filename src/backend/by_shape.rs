@@ -1,4 +1,4 @@
-//! Values of a backend by shape: groups whose layers have the same shape share a value.
+//! Values of a backend by shape, which here includes the dtype: groups of the same shape and dtype share a value.
 
 use crate::layout::{GROUPS_MAX, PoolLayout};
 

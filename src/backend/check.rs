@@ -2,8 +2,8 @@
 //! changes anything.
 //!
 //! Plans may arrive as bytes from another process, so the checks trust no field. Each backend wraps [`PlanError`] in
-//! its own error, and adds checks of its own limits. The cost is O(rows, new tokens, table writes, members of
-//! spans), mostly in vectorised loops.
+//! its own error, and adds checks of its own limits. The cost is O(rows, new tokens, table writes and spans), mostly in
+//! vectorised loops.
 
 use super::{Attend, Moved, OpenSteps, Operand, PlanError};
 use crate::id::{LayerId, MoveId, PageId, SlotId, StepId};
@@ -143,7 +143,7 @@ fn slots_exist(slots: SlotMapping<'_>, slot_count: u64) -> Result<(), PlanError>
     }
 }
 
-/// Checks a plan's shared spans. O(rows, and members of all spans).
+/// Checks a plan's shared spans. O(rows and spans).
 pub(super) fn spans(seen: &mut SpanCheck, plan: &BatchPlan<'_>) -> Result<(), PlanError> {
     seen.check(&plan.shared, plan.rows).map_err(|span| PlanError::Span { span })
 }

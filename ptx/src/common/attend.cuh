@@ -105,7 +105,7 @@ DEVICE void copy4(u32 to, u64 from, bool valid) {
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Loads memory that no work writes while this launch runs: the plan and the tables. May precede the wait (pdl.cuh).
+// Loads memory that no work writes while this launch runs. Loads of the plan and the tables may precede the wait.
 DEVICE u32 load_u32(u64 at) {
     u32 value;
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(at));

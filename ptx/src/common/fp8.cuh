@@ -48,12 +48,13 @@ DEVICE float finite_factor(float factor) { return fminf(fmaxf(factor, 0x1p-126f)
 
 // ---- rows of q as f16 -------------------------------------------------------------------------------------------------
 
-// Returns the maximum of the absolute values of four numbers, as bits of f32.
+// Returns the maximum of the absolute values of four numbers, as bits of f32; 0 for f16, which `finest` does not scale.
 DEVICE u32 largest(f16, u32, u32) { return 0; }
 DEVICE u32 largest(bf16, u32 a, u32 b) {
     return max(max(a << 16 & 0x7fffffff, a & 0x7fff0000), max(b << 16 & 0x7fffffff, b & 0x7fff0000));
 }
-// Returns the power of two that scales a row's maximum to at least 2^14, below f16's maximum. f16 stays unscaled.
+// Returns the power of two that scales a row's maximum to at least 2^14, below f16's maximum. A maximum below 2^-109
+// stays smaller. f16 stays unscaled.
 DEVICE float finest(f16, u32) { return 1.f; }
 DEVICE float finest(bf16, u32 most) {
     const u32 exponent = most >> 23;  // 0: all numbers are (nearly) 0; 255: a number is not finite, and no factor changes it

@@ -1,11 +1,12 @@
 // Parameters of the kernels that move bytes: store_cache*, store_latent_fp8, rope_store*, copy_pages, compact_slots, load_plan.
-// The Rust counterpart is src/backend/cuda/kernels/params/moves.rs; the rules are those of params.cuh.
+// The Rust counterpart is src/backend/cuda/kernels/params/moves.rs, and latent.rs there for store_latent_fp8. The rules
+// are those of params.cuh.
 #pragma once
 #include "params.cuh"
 
 struct StoreCacheParams {
-    u64 k;            // rows to store: [tokens, kv_heads, head_dim], k_stride bytes apart
-    u64 v;            // the same, v_stride bytes apart
+    u64 k;            // rows to store: [tokens, kv_heads, head_dim], k_stride bytes apart; or the first halves of latent rows
+    u64 v;            // the same, v_stride bytes apart; or the second halves of latent rows
     u64 slots;        // i32 or i64 [tokens]; nothing is written for a negative slot
     u64 k_pool;       // this layer's K: slot s of page p is at k_pool + p * page_stride + s * slot_stride
     u64 v_pool;       // this layer's V, same strides
@@ -17,7 +18,7 @@ struct StoreCacheParams {
     u64 page_magic;   // slot / page_size is the high half of slot * page_magic, unless page_size is 1
     u32 slot_stride;  // bytes
     u32 slot_bytes;   // 4 or 8
-    u32 row_units;    // units of a row: kv_heads * head_dim * dtype size / unit_bytes
+    u32 row_units;    // units of a row (or half a latent row): its bytes / unit_bytes
     u32 unit_bytes;   // bytes that a thread moves at once: 16, 4 or 2
 };
 KV_SIZE(StoreCacheParams, 88);

@@ -73,7 +73,7 @@ struct AttendParams {
     u32 stripes;        // attend_decode_*, attend_selected_* and attend_shared_*: stripes of kv heads
     u32 reserved;       // 0
     u64 sinks;          // f32 [q_heads]; -inf: no sink; 0: no head has one
-    u64 masks;          // u64 [tokens], only for trees. If bit i is set, the query sees slot kv_len - 1 - i; it sees all slots before the last 64
+    u64 masks;          // u64 [tokens], only for trees. If bit i is set, the query sees slot kv_len - 1 - i of the row; it sees all slots before the last 64
 };
 KV_SIZE(AttendParams, 208);
 KV_AT(AttendParams, q, 0);
@@ -148,7 +148,7 @@ KV_AT(LayerRope, page_stride, 8);
 KV_AT(LayerRope, slot_stride, 16);
 KV_AT(LayerRope, elements, 20);
 
-// Attention over latent rows of fp8: attend_latent_fp8_*. V shares the bytes and the scales of K.
+// Attention over latent rows of fp8: attend_latent_fp8_*, attend_latent_tiles_fp8_*. V shares K's bytes and scales.
 struct AttendLatentFp8Params {
     AttendParams attend;
     LayerScales scales;
@@ -183,10 +183,10 @@ KV_AT(AttendLatentRowsParams, rows, 256);
 // at about the same time, and share one DecodeWork.
 //
 // The extend kernel takes sequences with more query rows (extend_len * group) than the decode kernel's 8, 16 or 64, and
-// trees, except beside attend_decode_*_r64_sm90a. These sequences, and those without query rows, have no units.
+// trees, unless the decode kernel is attend_decode_*_r64_sm90a. These, and sequences without query rows, have no units.
 //
 // The last DECODE_EXTRA units of a head have no tokens: they represent the fixed cost of a sequence. Over fp8, whose units take
-// half the time, there are twice as many.
+// half the time, there are twice as many, except in attend_shared_fp8_*.
 #define DECODE_UNIT 16
 #define DECODE_EXTRA 6
 #define DECODE_EXTRA_FP8 12

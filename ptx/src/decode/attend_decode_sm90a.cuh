@@ -351,8 +351,8 @@ template <class T> struct DecodeHopper : DecodeParts<T, 128, 8, 4> {
         write_part(target, o, top, sum);
         named_sync(MEET, CONSUMERS);
         if (threadIdx.x != 0) return;
-        // If the work chunk continues, this signals at once, so that the CTA of the previous part need not wait for the
-        // chunk's end.
+        // If the work chunk continues, this signals at once, so that another CTA can join the parts before this chunk's
+        // end.
         const bool last = more && arrive_last_fenced(counter(target.first_cta), target.parts);
         if (!more || last)
             shared.pending[blockIdx.x == target.first_cta] = {target.parts, last, target.first_cta, c.qo_start, rows(), head_of(c)};

@@ -31,7 +31,7 @@ template <class Rows> struct DecodeCursor {
     u32 index, row, qo_start, extend_len, kv_len;  // the sequence
     u32 start, units, first;                       // its first unit, the number of its units of one head, the first position that it sees
     u32 head, at, stop;                            // the segment: units at..stop of the stripe's `head`
-    u32 unit, unit_end;                            // global number of `at`; end of this CTA's work chunk
+    u32 unit, unit_end;                            // number of `at` in the stripe; end of this CTA's work chunk
 
     __device__ __forceinline__ void measure(const AttendParams& p) {
         const u32 position = kv_len > extend_len ? kv_len - extend_len : 0;

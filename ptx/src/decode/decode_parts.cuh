@@ -116,7 +116,7 @@ template <class T, int D, int NT, int WARPS> struct DecodeParts {
         if (to.parts == 1) return;
         __syncwarp();
         if (lane == 0) {
-            // In long work chunks, this signals at once, so that the CTA of the previous part need not wait for this chunk's
+            // In long work chunks, this signals at once, so that another CTA can join the parts before this chunk's
             // end.
             const bool now = work_units >= LONG_WORK, last = now && arrive_last_fenced(counter(to.first_cta), to.parts);
             if (!now || last) pending = {to.parts, last, to.first_cta, c.qo_start, rows, head_of(c)};

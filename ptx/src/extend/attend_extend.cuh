@@ -129,8 +129,8 @@ template <class T, int D, int MT, int WARPS, int BARRIER = 0> struct Finish {
         sync();
         if (!last) return;
         __threadfence();
-        // First one thread a row writes the factor of each part, in the memory of the K and V tiles. Then all threads add up the
-        // elements of the parts.
+        // First one thread a row writes the factor of each part to `factors`. Then all threads add up the elements of
+        // the parts.
         for (u32 row = thread; row < BM; row += THREADS) {
             const float* const sums = group_at + BM * D + row * 2;
             float most = MINUS_INF, all = 0.f;

@@ -73,8 +73,8 @@ template <class T, Scales SCALES = Scales::NONE, class Items = SequenceItems> st
 
     // ---- producers: gather Q, K and V ---------------------------------------------------------------------------------
     //
-    // Warp w copies rows r with r / 2 % 4 == w of every tile. Lane l copies half a row of 16 pieces, and has the offset of one
-    // row.
+    // Warp w copies rows r with r / 2 % 4 == w of every tile. Half of its lanes copy a row, each lane one of 16 pieces.
+    // A lane has the offset of one row.
 
     struct Producer {
         const AttendParams& p;

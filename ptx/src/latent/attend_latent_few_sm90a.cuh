@@ -3,8 +3,8 @@
 //
 // Products are transposed: tokens are the 64 rows of a matrix product, and query rows are its columns. This wastes few products on
 // missing query rows. q and the weights take little shared memory, and the output fits the registers of one warpgroup. This
-// warpgroup computes the scores, the weights and the products with V. K and V are the same tile. The other warpgroups copy latent
-// rows into a ring of three places, so that two tiles are always in flight.
+// warpgroup computes scores, weights and the products with V. K and V are the same tile. One of the others (over
+// fp8 both) copies latent rows into a ring of three places, so that two tiles are always in flight.
 //
 // In shared memory a group of 8 rows is [9][8][64 columns], swizzled for wgmma. All groups are contiguous: first those of the three
 // places, which have 64, 64 and 64 - ROWS tokens, then those of q. A product of 64 rows over the last place extends into q; its

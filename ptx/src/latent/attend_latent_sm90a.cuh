@@ -75,7 +75,7 @@ template <class T> struct LatentHopper {
 
     // Tile n of all items is in place n % 2, and warpgroup n % 2 computes its scores.
     struct Shared {
-        u64 full[2][2], empty[2][2];  // [place][half of V's columns]; the rotary part belongs to the half of the scoring warpgroup
+        u64 full[2][2], empty[2][2];  // [place][half of V's columns]; the rotary part: in half `place`, over fp8 in the other
         u64 q_full, q_empty;
         u64 weighed[2];               // for each warpgroup's tile: its weights and `top` are ready
         float top[BM];                // the maxima to which the weights are relative

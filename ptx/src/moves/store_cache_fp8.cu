@@ -2,7 +2,7 @@
 // negative slot is not stored. With scales by token, the kernels compute and store the scale of each head.
 // Twin:    src/backend/cpu store_cache         (the specification: src/backend/cpu/scales.rs, bit for bit)
 // Params:  StoreFp8Params (src/common, src/backend/cuda/kernels/params/moves.rs)
-// Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots i32 [tokens], any: or i64
+// Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots [tokens]: i32; any: i32 or i64
 // Grid:    store_cache_fp8: block (x, y): x = kv_heads * head_dim / 16, at most 256, y tokens a block; grid x = ceil(tokens / y)
 //          any: block 256, grid x = ceil(tokens * kv_heads / 8)
 // Needs:   slots distinct and below the pool's slot count. store_cache_fp8: rows of f16 or bf16, 16-byte addresses and strides,

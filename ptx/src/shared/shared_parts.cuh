@@ -30,8 +30,8 @@ template <int TAILS> struct SpanPlan {
     DEVICE const AttendSharedFp8Params& fp8(const AttendParams& p) { return reinterpret_cast<const AttendSharedFp8Params&>(p); }
     // Returns this CTA's number among the CTAs for spans, which follow the CTAs for tails. It is the index of its first item.
     DEVICE u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan) / TAILS; }
-    // Returns an item of a span as an extend item. If `behind` is 0, the item's sequence is so long that it sees all tokens.
-    // Otherwise the item reads the own tokens of a row, and kv_len is that row's.
+    // Returns an item of a span as an extend item. If `behind` is 0, the item's sequence is so long that it sees all
+    // tokens. Otherwise the item reads the own tokens of a row, and kv_len is that row's, at most kv_end + 65,534.
     DEVICE ExtendWork load(const AttendParams& p, u32 item) {
         const u64 at = place(p, item);
         const uint2 a = load_uint2(at);
@@ -170,7 +170,7 @@ template <class T, int D, int ROWS, int TILE, int BATCH> struct SharedJoin {
     struct Turn {
         u64 data, tops;
         u32 token, q_head;
-        bool there, ends;  // whether the row exists; whether its sum ends with these parts
+        bool there, ends;  // whether the row exists; whether the sums of the warp's four rows end with these parts
     };
 
     // The values of a query row of a (row, kv head) that locating its parts needs.

@@ -214,9 +214,9 @@ DEVICE void look_next(const SelectParams& params, const Run& run, Cursor& ahead,
     ahead.next(params, run.end);
 }
 
-// EIGHTS is the number of channels of a head's labels, divided by 8. The labels of a piece are copied while the two pieces before
-// it are processed. Its pages are looked up three pieces before its labels are copied. The caller has looked up the pages of the
-// first three pieces.
+// EIGHTS is the number of channels of a head's labels, divided by 8. The labels of a piece are copied while the three
+// pieces before it are processed. Its pages are looked up three pieces before its labels are copied. The caller has
+// looked up the pages of the first three pieces.
 template <u32 EIGHTS> DEVICE void score_copied(const SelectParams& params, const Run& run, Cursor& at, Cursor& ahead, Own& own) {
     const AttendParams& p = params.attend;
     copy_wait<0>();

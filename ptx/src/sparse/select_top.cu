@@ -4,8 +4,8 @@
 // Params:  SelectParams (src/common, src/backend/cuda/kernels/params/sparse.rs); q, tables, labels, listed, counts unused
 // Shapes:  keys: see SelectParams; positions u32 [batch, kv_heads, top]
 // Grid:    x = batch * kv_heads, y = maximum number of CTAs of a long list
-// Needs:   keys of every position that a row with lists sees, except its own position, which is all that a row past
-//          key_chunks selects
+// Needs:   keys of every position that a row with lists sees, except its own position. A row past key_chunks needs no
+//          keys and selects only its own position
 // Build:   ptx/build.py
 #include "select.cuh"
 

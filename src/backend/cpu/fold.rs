@@ -343,7 +343,7 @@ fn store<S: Lanes>(target: &mut [f32], x: S::f32s) {
     target.copy_from_slice(bytemuck::cast_slice(std::slice::from_ref(&x)));
 }
 
-/// [`math::exp`] of each lane.
+/// Returns `e^x` of each lane by the method of [`math::exp`]; fused multiply-adds may round differently.
 #[inline(always)]
 fn exp<S: Lanes>(s: S, x: S::f32s) -> S::f32s {
     let low = s.splat_f32s(EXP_LOW);

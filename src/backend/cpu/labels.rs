@@ -96,7 +96,7 @@ pub(super) struct SelectScratch {
 }
 
 impl SelectScratch {
-    /// Returns the number of bytes in use.
+    /// Returns the number of allocated bytes.
     pub fn bytes(&self) -> usize {
         (self.head.capacity() + self.query.capacity() + self.labels.capacity()) * size_of::<f32>()
             + self.scored.capacity() * size_of::<(u32, u32)>()

@@ -71,7 +71,7 @@ pub struct Cpu {
     spans: SpanCheck,
     scratch: Vec<Scratch>,
     selects: SelectScratch,
-    /// Results of attention's units: `[query rows, lines]`, and their softmax, `[query rows]`.
+    /// Results of attention's units: `[query rows, value lines]`, and their softmax, `[query rows]`.
     out: Vec<Line>,
     softmax: Vec<Softmax>,
 }
@@ -303,8 +303,8 @@ impl Backend for Cpu {
     }
 
     /// # Errors
-    /// As [`store_cache`](Backend::store_cache); also [`CpuError::Plan`] for norms or frequencies of another length,
-    /// and for pools without heads or with an odd head_dim.
+    /// As [`store_cache`](Backend::store_cache); also [`CpuError::Plan`] for norms that do not fit, too few
+    /// frequencies, and pools without heads or with an odd head_dim.
     fn rope_store(
         &mut self,
         plan: &BatchPlan<'_>,

@@ -35,8 +35,8 @@ pub struct CpuOptions {
     ///
     /// [`Scaling::Static`]: crate::Scaling::Static
     pub scales: Option<KvScales>,
-    /// Label channels of a pool with labels, for the layers and heads of this rank ([`LabelChannels::local`]). Default:
-    /// `None`.
+    /// Label channels, for the layers and heads of this rank ([`LabelChannels::local`]). A pool with labels requires
+    /// them. Default: `None`.
     pub labels: Option<LabelChannels>,
 }
 
@@ -58,9 +58,9 @@ impl OpenBackend for CpuOptions {
     type Backend = Cpu;
 
     /// # Errors
-    /// [`CpuError::OutOfMemory`]. [`CpuError::Scales`] or [`CpuError::Labels`] if they do not fit the pool.
-    /// [`CpuError::PathName`] if the value of the environment variable is not a path. [`CpuError::Path`] if the machine
-    /// lacks the path's instructions.
+    /// [`CpuError::OutOfMemory`]. [`CpuError::Scales`] or [`CpuError::Labels`] if the scales or channels do not fit the
+    /// pool, or if a pool with labels has no channels. [`CpuError::PathName`] if the path comes from the environment
+    /// variable and its value is not a path. [`CpuError::Path`] if the machine lacks the path's instructions.
     fn open(
         self,
         layout: &PoolLayout,

@@ -140,7 +140,7 @@ fn widen_rope<T: Number>(slot: Row, tiles: &mut [Line], row: usize, job: &Job<'_
     bf16::widen(&pool[start..start + row_len - dim], &mut wide[dim..row_len]);
 }
 
-/// Multiplies row `row` of each head's tile, except its padding, by the slot's scale.
+/// Multiplies the stored numbers in row `row` of each head's tile by the slot's scale.
 fn scale_slot<T: Number>(slot: Row, unit: Unit, tiles: &mut [Line], row: usize, job: &Job<'_, T>) {
     let (lines, dim) = (job.lines(), stored_dim(job));
     let heads = unit.first_head..unit.first_head + unit.heads;

@@ -1,7 +1,8 @@
 //! The key of a captured graph, which determines the steps that the graph serves.
 //!
 //! A step's kernels depend on its rows. A kernel that reads spans once may replace the decode kernel. The extend kernel
-//! runs if a row has more new tokens than a decode kernel takes. A further kernel may join partial sums of latent rows.
+//! runs if the decode kernel does not take a row, which has too many new tokens or is a draft tree. A further kernel
+//! may join partial sums of latent rows.
 //! A captured graph contains the kernels of the staged step. It serves all steps with the same key; their lengths, page
 //! tables and spans may differ.
 
@@ -11,9 +12,10 @@ pub(in crate::backend::cuda) const KEY_VARIANTS: usize = 16;
 /// A key of captured graphs: steps with equal keys can replay each other's graphs.
 /// [`Cuda::stage`](crate::backend::cuda::Cuda::stage) returns a step's key.
 ///
-/// A key contains the numbers of tokens and rows, the width of slots, and the kernels of attention. Decode steps with
-/// the same numbers have two keys: with and without shared spans, or over latent rows with and without a join. Steps
-/// with drafts have a few more. The key of a step changes if the backend prepares a new variant of attention.
+/// A key contains the numbers of tokens and rows, the width of slots, and a code of the kernels of each variant of
+/// attention. In decode steps, a variant has two codes: with and without shared spans, or over latent rows with and
+/// without a join. In steps with drafts it has a few more. The key of a step changes if the backend prepares a new
+/// variant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct GraphKey {
     pub(in crate::backend::cuda) tokens: usize,

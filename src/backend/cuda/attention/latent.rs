@@ -61,7 +61,7 @@ struct Variant {
     cut: u32,
     /// The plan on the device.
     plan: DeviceBuffer,
-    /// Partial sums `[slots, rows, 512]`, for the maximum rows of an item.
+    /// Partial sums `[slots, rows, 512]`, for the maximum rows of a CTA's item.
     partial: DeviceBuffer,
     /// For each row, the maximum logit to which its weights are relative, and their sum: `[slots, rows, 2]`.
     tops: DeviceBuffer,

@@ -15,7 +15,7 @@ pub const DECODE_UNIT: u32 = 16;
 /// Extra units without tokens at the end of a sequence's head. They represent the fixed cost of the head. A padding row
 /// has no other units; the CTA of its extra units writes the zeros.
 pub const DECODE_EXTRA: u32 = 6;
-/// Extra units for a pool of fp8, whose units take half the time.
+/// Extra units for a pool of fp8, whose units take half the time. Tails beside shared spans have [`DECODE_EXTRA`].
 pub const DECODE_EXTRA_FP8: u32 = 12;
 
 /// Returns the number of extra units for a pool.

@@ -167,7 +167,7 @@ fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
     let step = shape.extend_tokens();
     let count = |work: &ExtendWork| (work.kv_end - work.kv_begin).div_ceil(step).max(1);
     let longest = whole.iter().map(count).max()?;
-    // The number of tokens that the tiles of one long row see may exceed 32 bits.
+    // The sum over the tiles of long rows and all heads may exceed 32 bits.
     let total = whole.iter().map(|work| u64::from(count(work))).sum::<u64>() * u64::from(heads);
     let mut best = (u32::MAX, 0);
     let mut last = 0;

@@ -66,7 +66,7 @@ const PAIR: TileShape =
     TileShape { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
 /// Items of [`LatentItems::Tiles`].
 const TILE: TileShape = TileShape { rows: 16, tokens: 32, extra: 3, least: 2, ctas: 1 };
-/// Maximum number of tiles of a sequence that alternate with other sequences.
+/// Maximum number of turns in which the tiles of the sequences are dealt.
 const TURNS: usize = 4;
 const WORK_WORDS: usize = size_of::<ExtendWork>() / 4;
 const JOIN_WORDS: usize = size_of::<LatentJoin>() / 4;

@@ -7,7 +7,8 @@
 //! memory, so a captured graph can be replayed for other lengths and page tables. The cost is O(batch + CTAs + new
 //! query tiles), independent of the context.
 //!
-//! * K1. Each (sequence with query rows, kv head, visible token) is in exactly one share.
+//! * K1. Each (query tile, kv head, visible token) is in exactly one share. For the decode kernel, a sequence is one
+//!   query tile.
 //! * K2. A CTA has at most two partial sums of the decode plan: at the start and at the end of its work chunk.
 //! * K3. Parts of one extend item share a run of slots; runs do not overlap, and end within the available slots.
 //!
@@ -145,8 +146,8 @@ impl Split {
     }
 
     /// Splits a step for a decode kernel of a [width](SplitShape::width), without allocation. The step's trees are
-    /// marked ([`TREE_ROW`]). Writes [`SplitShape::decode_words`] words to `decode`, for `AttendParams::plan` of
-    /// `attend_decode_*`.
+    /// marked ([`TREE_ROW`]). `decode`, for `AttendParams::plan` of `attend_decode_*`, has
+    /// [`SplitShape::decode_words`] words. The function writes the first of them, as many as this kernel's plan has.
     pub fn plan(&mut self, rows: &[BatchRow], width: usize, decode: &mut [u32]) -> SplitCount {
         assert!(
             rows.len() <= self.shape.batch_max as usize,

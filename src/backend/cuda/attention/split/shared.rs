@@ -15,7 +15,7 @@
 //!
 //! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; partial sums do not overlap.
 //!
-//! The cost is O(rows, members of all spans, CTAs, items). `plan/spans.rs` defines spans, `shared/accept.rs` chooses
+//! The cost is O(rows + members of all spans + CTAs + items). `plan/spans.rs` defines spans, `shared/accept.rs` chooses
 //! them, `shared/cost.rs` models their cost, and `shared/grid.rs` describes the kernels.
 
 mod accept;
@@ -145,8 +145,8 @@ impl SharedSplit {
         shape.batch_max.min(SHARED_ROWS_MAX).min(listed)
     }
 
-    /// Splits a step for a kernel that takes these rows. Returns false if it accepts no span, or if separate reads are
-    /// cheaper.
+    /// Splits a step for a kernel that takes these rows. Returns false if it accepts no span, if the batch or the grid
+    /// has no place for spans, or if reading spans once is not faster by the model's margin.
     pub fn plan(
         &mut self,
         rows: &[BatchRow],
@@ -171,7 +171,7 @@ impl SharedSplit {
         true
     }
 
-    /// Returns the bytes of all tails, and of all accepted spans.
+    /// Returns the bytes of all tails and own items, and of all accepted spans.
     fn distinct_bytes(&self) -> (f64, f64) {
         let with_tails = self.shares.iter().filter(|share| share.units > 0).count() as u32;
         let units = self.units - with_tails * DECODE_EXTRA;
@@ -196,7 +196,7 @@ impl SharedSplit {
     }
 
     /// Writes the first unit of each row's tail in a stripe, and its number of units of one kv head. Returns the number
-    /// of tokens that all rows would read without shared reads.
+    /// of tokens that the kernel's rows would read without shared reads.
     fn measure_tails(&mut self, rows: &[BatchRow]) -> f64 {
         let heads = self.shape.kv_heads / self.stripes();
         let (mut units, mut row_tokens) = (0, 0_u64);

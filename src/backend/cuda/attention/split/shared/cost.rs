@@ -2,7 +2,8 @@
 //!
 //! `benches/gpu spans` compares the model with measured times and fits its constants.
 
-/// Constants of a kernel, in nanoseconds and in bytes per nanosecond.
+/// Constants of a kernel, in nanoseconds and in bytes per nanosecond. [`SpanCosts::of_ctas`] converts `tile` and
+/// `units` from a multiprocessor to a CTA.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SpanCosts {
     /// Time of a tile of products on a multiprocessor.

@@ -57,8 +57,8 @@ impl Admit<'_> {
     }
 }
 
-/// Implements [`Engine::admission`](crate::Engine::admission). O(prompt); if it does not fit also O(unfinished steps
-/// and idle nodes of the match).
+/// Implements [`Engine::admission`](crate::Engine::admission). O(prompt); if it does not fit also O(unfinished steps,
+/// times the idle nodes and the tails of the match).
 ///
 /// # Errors
 /// As [`admit`], except [`Error::OutOfPages`].

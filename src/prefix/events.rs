@@ -166,7 +166,7 @@ impl EventBuffer {
         !self.overflowed
     }
 
-    /// Records that a medium has received pages, which follow the page `parent`. `step` or an earlier one computes them.
+    /// Records that a medium has received pages after the page `parent`. `step` or an earlier step computes them.
     fn push_stored(
         &mut self,
         (medium, step): (Medium, StepId),

@@ -33,7 +33,7 @@ pub struct Prompt {
 /// this many more, modulo about four pages.
 pub type Promise = u8;
 
-/// A call of a host, or two consecutive calls.
+/// A call of a host, or several consecutive calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub enum Op {
     /// `admit`

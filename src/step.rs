@@ -205,7 +205,7 @@ impl StepLog {
         self.open_index(step).is_ok()
     }
 
-    /// Closes an open step. O(steps of page copies between it and the next plan).
+    /// Closes an open step. O(closed steps between it and the next open one).
     pub(crate) fn close(&mut self, step: StepId) {
         let index = self.open_index(step).expect("the caller checked the step");
         self.steps[index].open = false;

@@ -21,12 +21,13 @@ pub struct Prompt<'a> {
 #[must_use]
 #[non_exhaustive]
 pub struct Admission {
-    /// Number of the prompt's first tokens whose K and V are cached, a multiple of `page_size`.
+    /// Number of the prompt's first tokens whose cached K and V its sequence would use, a multiple of `page_size`.
     pub cached_len: u32,
     /// Number of cached pages, of all groups of layers, that are in host memory alone. They are loaded before the
     /// prompt's first plan.
     pub host_pages: u32,
-    /// Number of cached pages that no sequence uses now. Admission makes them unevictable.
+    /// Number of cached device pages that no sequence, fetch or unfinished step uses now. Admission makes them
+    /// unevictable.
     pub idle_pages: u32,
     /// Number of pages that the loads and the tokens after the cached ones need. The tokens are counted to the end of
     /// the prompt or of the promise, whichever is longer.

@@ -227,7 +227,7 @@ mod tests {
         const ROWS: u32 = 1 << 20;
         let row = |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 2 + i };
         let mut rows: Vec<_> = (0..ROWS).map(row).collect();
-        // Span i contains all rows from i on, and one page, so row i is in i + 1 spans.
+        // Span i contains position i of all rows from i on, so row i is in i + 1 spans, and the last row in i.
         let span = |i| SharedSpan { member_start: i, member_count: ROWS - i, begin: i, end: i + 1 };
         let spans: Vec<_> = (0..ROWS - 1).map(span).collect();
         let members: Vec<_> = (0..ROWS).collect();

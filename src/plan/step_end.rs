@@ -38,7 +38,7 @@ impl StepEnd {
     ///
     /// # Errors
     /// [`PlanBytesError::Length`] unless there are [`StepEnd::BYTES`] bytes. [`PlanBytesError::Magic`] for another
-    /// record, such as a plan. [`PlanBytesError::StepEnd`] for an unknown kind.
+    /// record of this length. [`PlanBytesError::StepEnd`] for an unknown kind.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PlanBytesError> {
         let wrong_length = |_| PlanBytesError::Length { actual: bytes.len() };
         let bytes: [u8; Self::BYTES] = bytes.try_into().map_err(wrong_length)?;

@@ -42,7 +42,7 @@ impl Ages {
     }
 
     /// Stores the number of a load for a node in use, in place of the age, which only idle nodes have. Returns whether
-    /// another number was stored.
+    /// the column contained another value before.
     pub fn set_load(&mut self, node: NodeKey, load: u64) -> bool {
         std::mem::replace(&mut self.of_node[node], load) != load
     }

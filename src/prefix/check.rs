@@ -1,5 +1,5 @@
 //! The audit of the tree: T1 to T9 over every node. `cells` and `hosts` check the invariants of cells and host memory.
-//! Each audit is O(tree), so no step calls it.
+//! Each audit is O(capacity of the tree), so no step calls it.
 
 mod cells;
 mod hosts;

@@ -1,5 +1,5 @@
-//! Columns of nodes: [`RareColumn`] for values that few nodes have, and addresses in the columns of a slotmap. The
-//! slots of such a column are contiguous, in the order of their indices.
+//! Columns of nodes: [`RareColumn`], and addresses in the columns of a slotmap. The slots of such a column are
+//! contiguous, in the order of their indices.
 //!
 //! Not here: the contents of columns.
 
@@ -11,7 +11,8 @@ use slotmap::Key;
 use crate::id::NodeKey;
 use crate::memory::{OutOfMemory, advise_huge_pages, prefetch, touch, zeroed};
 
-/// A column of values that few nodes have, all zeros at first. The reader of a value checks whether the node has one.
+/// A column of values, all zeros at first. A node without a value has zeros, or the value of an earlier node in its
+/// slot.
 ///
 /// A slotmap's secondary map is unsuitable: to store the first value of a node, it writes all slots up to the node's.
 /// This stall grows with the tree.

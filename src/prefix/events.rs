@@ -39,7 +39,7 @@ struct Record {
     stored: Option<StoredPages>,
 }
 
-/// Pages that were stored: their namespace, the page before them, and the step that computes them.
+/// Pages that were stored: their namespace, the page before them, and the step that computes them or a later one.
 #[derive(Clone)]
 struct StoredPages {
     namespace: Namespace,
@@ -166,7 +166,7 @@ impl EventBuffer {
         !self.overflowed
     }
 
-    /// Records that a medium has received pages, which follow the page `parent`. `step` computes them.
+    /// Records that a medium has received pages after the page `parent`. `step` or an earlier step computes them.
     fn push_stored(
         &mut self,
         (medium, step): (Medium, StepId),

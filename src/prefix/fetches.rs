@@ -67,7 +67,7 @@ impl Fetches {
         self.open.iter().map(|fetch| &fetch.lock)
     }
 
-    /// Checks a part of M2: the lists contain the pages of exactly the open fetches, and the tokens of these pages.
+    /// Checks a part of M2: the lists have the length of the open fetches' pages, and of the tokens of these pages.
     /// O(open fetches).
     pub fn check(&self, page_size: u32) -> Result<(), &'static str> {
         let pages = self.open.iter().map(|fetch| fetch.page_count).sum();
@@ -83,8 +83,8 @@ impl PrefixTree {
     /// Locks the cached prefix of these tokens, and takes at most `most` host pages for the whole pages after it.
     /// `saved` and `loaded` are the last completed save and load. O(prompt + pages).
     ///
-    /// Returns `None` in these cases: there is no hashing, too many fetches are open, no whole page follows the prefix,
-    /// no host page can be taken, or the lock would use more than `available` idle pages (W4).
+    /// Returns `None` in these cases: there is no hashing, too many fetches are open, `most` is 0, no whole page
+    /// follows the prefix, no host page can be taken, or the lock would use more than `available` idle pages (W4).
     pub(crate) fn begin_fetch(
         &mut self,
         namespace: Namespace,

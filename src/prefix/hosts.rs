@@ -241,8 +241,8 @@ impl PrefixTree {
         pages
     }
 
-    /// Records that the `count` pages that were just added to a node are on the device, and queues them to be put.
-    /// With cells, no page is put.
+    /// Records that the `count` pages that were just added to a node are on the device. Then calls `queue_puts`, unless
+    /// there are cells.
     pub(super) fn attach_residency(&mut self, node: NodeKey, count: u32, is_present: bool) {
         let entries = self.link[node].span.pages();
         self.hosts_mut().residency[node] = Residency { device: entries, host: entries };
@@ -344,8 +344,8 @@ impl PrefixTree {
         at
     }
 
-    /// Moves a cursor back to `node` if the cursor is at a younger node. `node` is idle and has what the cursor looks
-    /// for.
+    /// Moves a cursor back to `node` if the cursor is at a younger node or at none. `node` is idle and has what the
+    /// cursor looks for.
     pub(super) fn seek_from(&mut self, seek: Seek, node: NodeKey) {
         let ages = self.ages.as_ref().expect("there is host memory");
         let older =

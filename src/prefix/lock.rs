@@ -16,8 +16,8 @@ impl PrefixTree {
     /// nodes that were deferred and have a new user. O(nodes that were idle or deferred).
     ///
     /// # Errors
-    /// [`Stale`] if the tree has changed since the match in one of these ways: a node was split, trimmed, evicted or
-    /// loaded, or has grown; a cell was evicted or loaded; the tree was reset.
+    /// [`Stale`] if the tree has changed since the match in one of these ways: a node was split, trimmed or evicted, or
+    /// has grown; a cell was evicted; a node or a cell returned from host memory; the tree was reset.
     pub fn lock(&mut self, found: &PrefixMatch, fence: &mut Fence) -> Result<PrefixLock, Stale> {
         if self.is_stale(found) {
             return Err(Stale);
@@ -47,7 +47,7 @@ impl PrefixTree {
     /// deferred, and pages dropped).
     ///
     /// # Panics
-    /// If the lock is not of this tree.
+    /// Possibly, if the lock is not of this tree.
     pub fn unlock(&mut self, lock: PrefixLock, fence: &mut Fence, freed: &mut Vec<PageId>) {
         self.branches += 1;
         let keep = lock.scope().generation == self.generation;

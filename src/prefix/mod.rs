@@ -147,9 +147,9 @@ pub struct PrefixTree {
     published_pages: u64,
     /// Number of inserted pages so far that the tree already contained on the device.
     duplicate_pages: u64,
-    /// Counts the changes that make matches stale: splits, trims, evictions, loads, growth, resets.
+    /// Counts the changes that make matches stale: splits, trims, evictions, returns to the device, growth, resets.
     epoch: u64,
-    /// Counts changes of locks and of parents and children.
+    /// Counts changes of locks, and new nodes.
     branches: u64,
     #[cfg(test)]
     log: Option<Vec<contents::log::LogEntry>>,
@@ -204,7 +204,7 @@ impl PrefixTree {
         })
     }
 
-    /// Returns the bytes that a tree reserves.
+    /// Returns the bytes that a tree reserves without hashes, events, cells and host memory.
     pub(crate) fn bytes(page_count: u32, page_size: u32) -> u64 {
         u64::from(page_count) * Self::COLUMN_BYTES
             + ChildTable::bytes(page_count)

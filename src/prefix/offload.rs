@@ -15,8 +15,8 @@ use super::residency::{NO_PAGE, Residency, Seek};
 impl PrefixTree {
     /// Takes exactly `count` idle device pages of a tree with host memory, oldest first. With groups, takes at least
     /// `count`, because cells move whole. Dirty pages are saved to free host pages, then to those of the oldest
-    /// host-only entries and cells, which are dropped. Returns the number of taken pages that are not of cells. O(nodes
-    /// and pages evicted).
+    /// host-only entries and cells, which are dropped. Without such host pages, the dirty entry or cell is dropped.
+    /// Returns the number of taken pages that are not of cells. O(nodes and pages evicted).
     pub(crate) fn evict_to_host(&mut self, count: u32, freed: &mut Vec<PageId>) -> u32 {
         assert!(count <= self.evictable, "the caller checked what is evictable");
         let (mut of_spans, end) = (0, freed.len() + count as usize);
@@ -69,7 +69,7 @@ impl PrefixTree {
     /// dropped. Returns whether the node still exists.
     fn offload_one(&mut self, node: NodeKey, freed: &mut Vec<PageId>) -> bool {
         let Some(host_page) = self.take_host_page(freed) else {
-            // No entry is host-only, so this entry is the last one of its node, and the node is a leaf.
+            // No idle entry is host-only, so this entry is the last one of its node, and the node is a leaf.
             return self.drop_last(node, freed);
         };
         self.save(node, host_page);
@@ -161,7 +161,8 @@ impl PrefixTree {
         }
     }
 
-    /// Saves a cell, or the last dirty page of a node. Returns the number of pages; `None` if host pages are lacking.
+    /// Saves a cell, or the last dirty page of a node. Returns the number of pages; `None` if host pages are lacking,
+    /// or if freeing one has removed the cell.
     fn save_oldest(&mut self, oldest: Oldest, freed: &mut Vec<PageId>) -> Option<u32> {
         match oldest {
             Oldest::Node(node) => {
@@ -193,7 +194,7 @@ impl PrefixTree {
 
     /// Ends the batch of saves. If it failed, entries that were saved ahead are dirty again. Entries that were saved by
     /// an eviction are dropped with all entries after them. Device pages of the cells of dropped entries are appended
-    /// to `freed`. O(cells saved), after a failure O(idle nodes, times the nodes of the batch).
+    /// to `freed`. O(cells saved), after a failure O(idle nodes, times the nodes of the batch and below).
     pub(crate) fn end_saves(&mut self, failed: bool, freed: &mut Vec<PageId>) {
         if failed {
             self.hosts_mut().counts.failed += self.hosts_ref().saves.len() as u64;

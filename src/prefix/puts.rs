@@ -5,8 +5,8 @@
 //! the device page is first copied to a page of the *stage*, a reserved part of host memory. If the entry is freed
 //! during the put, the page stays until the put is done.
 //!
-//! * M1. No writer touches a page that a put reads. A page that a fetch writes has no other user. Neither page has an
-//!   unfinished save or load.
+//! * M1. No writer touches a page that a put reads: the store receives the put after the last save to the page. A page
+//!   that a fetch writes has no other user, and no unfinished save or load.
 //! * M3. `stored` is set only for an entry whose hash is the key of the page in the store.
 //!
 //! Not here: fetches (`fetches.rs`), the states of host pages (`host/`).
@@ -151,7 +151,7 @@ impl Puts {
         self.queue.clear();
     }
 
-    /// Checks M1 for the pages that puts read, and M3. O(entries and open puts).
+    /// Checks a part of M1, for the pages that puts read, and a part of M3. O(entries and open puts).
     pub fn check(
         &self,
         pool: &HostPool,

@@ -4,8 +4,8 @@
 //! stores the index of each node in the list of passed nodes. An index is valid only if the list has the same node at
 //! this index, so the column need not be cleared between batches.
 //!
-//! The spans stay valid until a lock or a branch of the tree changes, or until another batch is planned. A sequence
-//! that decodes and grows its own leaf changes neither.
+//! The spans stay valid until a lock changes, the tree gets a node, or another batch is planned. A sequence that
+//! decodes and grows its own leaf changes no lock and adds no node.
 //!
 //! Not here: which sequence holds which lock.
 
@@ -32,9 +32,9 @@ struct Passed {
     end: u32,
     /// Number of rows with a lock at this node or below it.
     rows: u32,
-    /// Index among the members where the next of these rows is written; `NONE` if the node is in no span.
+    /// Index among the members where the next of these rows is written; `NONE` if these rows are in no span.
     place: u32,
-    /// Index of the innermost span that contains the node; `NONE` without a span.
+    /// Index of the innermost span that contains these rows; `NONE` without a span.
     span: u32,
 }
 

@@ -110,7 +110,7 @@ impl PrefixTree {
         self.match_at(scope, cursor, pages)
     }
 
-    /// Returns the match of `pages` device pages that ends at a cursor.
+    /// Returns the match of `pages` pages that ends at a cursor. Its counts of host pages are 0.
     #[inline]
     pub(super) fn match_at(&self, scope: Scope, cursor: Cursor, pages: u32) -> PrefixMatch {
         let Cursor { node, pages_in_node } = cursor;

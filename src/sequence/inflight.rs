@@ -11,8 +11,9 @@
 //!
 //! * S8. Every sequence of the index runs and has a front, and is found once, by the hash of its front.
 //!
-//! A sequence is added when it begins to run or receives several tokens at once; its front moves as it publishes pages.
-//! Pages that are decoded token by token are not added, so decoding pays nothing.
+//! A sequence is added when it begins to run, when its pages are loaded, or when it receives several tokens at once.
+//! Its front moves as it publishes pages. Pages that are decoded token by token are not added, so decoding pays
+//! nothing.
 //!
 //! Fronts with equal hashes are in one ring, so the caller confirms every candidate. `row.rs` computes fronts;
 //! `system/leader.rs` compares tokens.

@@ -147,8 +147,7 @@ impl RowMut<'_> {
         sequence.last_token = tokens.last().copied().unwrap_or(sequence.last_token);
     }
 
-    /// Adds the front of the sequence with key `seq`, if it has one. Called when the sequence begins to run or receives
-    /// several tokens.
+    /// Adds the front of the sequence with key `seq`, if it has one and the index does not contain it.
     pub fn begin_front(&mut self, seq: SeqKey) {
         let Self { sequence, stores } = self;
         if !stores.inflight.holds(sequence.row) && stores.has_front(sequence) {

@@ -57,8 +57,8 @@ impl Admit<'_> {
     }
 }
 
-/// Implements [`Engine::admission`](crate::Engine::admission). O(prompt); if it does not fit also O(unfinished steps
-/// and idle nodes of the match).
+/// Implements [`Engine::admission`](crate::Engine::admission). O(prompt); if it does not fit also O(unfinished steps,
+/// times the idle nodes and the tails of the match).
 ///
 /// # Errors
 /// As [`admit`], except [`Error::OutOfPages`].
@@ -75,7 +75,7 @@ pub(crate) fn admission(world: &Estimate<'_>, prompt: &Prompt<'_>) -> Result<Adm
     Ok(Admission { leader, ..cost })
 }
 
-/// Implements [`Engine::admit`](crate::Engine::admit). O(prompt).
+/// Implements [`Engine::admit`](crate::Engine::admit). As expensive as [`admission`].
 ///
 /// # Errors
 /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::UnnamedNamespace`], [`Error::PendingToken`],
@@ -94,7 +94,7 @@ pub(crate) fn admit(mut world: Admit<'_>, prompt: &Prompt<'_>) -> Result<SeqKey,
     Ok(seq)
 }
 
-/// Implements [`Engine::resume`](crate::Engine::resume). O(tokens).
+/// Implements [`Engine::resume`](crate::Engine::resume). As expensive as [`admission`] of the sequence's tokens.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`], [`Error::OutOfPages`]. Nothing changes

@@ -8,8 +8,8 @@ use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 
 /// Returns the shared spans of a batch of running sequences, in the plan's memory; none without prefix reuse. O(rows)
-/// if the last batch had the same sequences and the tree's locks and branches have not changed since. Otherwise O(rows
-/// and nodes of their paths).
+/// if the last batch had the same sequences, no lock has changed since, and the tree has no new node. Otherwise as
+/// expensive as [`SharedPrefixFinder::find`].
 pub(crate) fn find_spans<'step>(
     shape: &EngineShape,
     prefixes: &mut PrefixTree,

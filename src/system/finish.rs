@@ -29,7 +29,8 @@ access! {
     }
 }
 
-/// Implements [`Engine::finish_with`](crate::Engine::finish_with). O(pages released and nodes that become idle).
+/// Implements [`Engine::finish_with`](crate::Engine::finish_with). O(pages published or released, and nodes that become
+/// idle).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`].
@@ -44,7 +45,7 @@ pub(crate) fn finish(mut world: Finish<'_>, seq: SeqKey, keep: Keep) -> Result<(
     Ok(())
 }
 
-/// Implements [`Engine::preempt`](crate::Engine::preempt). O(pages released and nodes that become idle).
+/// Implements [`Engine::preempt`](crate::Engine::preempt). As expensive as [`finish`].
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`].

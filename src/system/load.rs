@@ -27,7 +27,7 @@ access! {
 }
 
 /// Takes device pages for the pending pages of running sequences, and writes the loads into the buffers. A page that
-/// several sequences wait for is loaded once. O(nodes in host memory on their paths, and pages taken).
+/// several sequences wait for is loaded once. O(nodes in host memory on their paths, tails, and pages taken).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfPages`]. Nothing changes then.
@@ -68,7 +68,7 @@ pub(crate) fn begin_load(
 }
 
 /// Ends a load that [`begin_load`] began for the same sequences: completes their page tables, or returns the pages if
-/// the load failed. O(pending pages).
+/// the load failed. O(pending pages, and tails).
 pub(crate) fn end_load(world: Load<'_>, seqs: impl Iterator<Item = SeqKey>, failed: bool) {
     let Load { pages, prefixes, sequences, counters, buffers, .. } = world;
     if failed {

@@ -25,8 +25,8 @@ access! {
 
 /// Implements [`Engine::mark`](crate::Engine::mark). O(tails).
 ///
-/// A mark at the end of the published pages takes effect now, unless promises need the pages. Any other mark takes
-/// effect at the commit that publishes the last of its pages.
+/// A mark at the end of the published pages takes effect now, any other mark when the last of its pages is published.
+/// Neither has an effect if promises need the pages.
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the tokens of the published and

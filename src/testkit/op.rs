@@ -33,7 +33,7 @@ pub struct Prompt {
 /// this many more, modulo about four pages.
 pub type Promise = u8;
 
-/// A call of a host, or two consecutive calls.
+/// A call of a host, or several consecutive calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
 pub enum Op {
     /// `admit`
@@ -185,15 +185,15 @@ pub enum Op {
         count: u8,
         /// Seed of the drafts: their numbers, tokens and parents.
         seed: u8,
-        /// 0 to 3: the last draft is invalid; 4: the order of drafts is reversed. 8 to 31: the batch keeps sequences
-        /// with waiting drafts.
+        /// 0 to 3: the last draft is invalid, but 0 and 1 do not change a chain; 4: the order of drafts is reversed. 8
+        /// to 31: the batch keeps sequences with waiting drafts.
         twist: u8,
     },
     /// `accept_batch`
     Accept {
         /// Below 224 the first step with waiting drafts, else as in [`Op::Commit`].
         pick: u8,
-        /// Seed of the branches; below 8: branches are invalid or out of order.
+        /// Seed of the branches; below 8: branches may be invalid or out of order.
         seed: u8,
     },
     /// `reset`

@@ -25,7 +25,7 @@ pub struct Text {
     pub head: u8,
     /// The second author, modulo 3.
     pub tail: u8,
-    /// Token at which the second author begins, modulo the length.
+    /// Token at which the second author begins, modulo the length plus one.
     pub cut: u16,
     /// Number of tokens, modulo those of half the pages and a few more.
     pub len: u16,
@@ -68,7 +68,7 @@ pub enum PrefixOp {
         /// Number of pages, modulo about a quarter of all pages and limited by the free ones.
         pages: u8,
     },
-    /// `unlock`
+    /// `unlock`, or `defer_unlock` if a cell that the lock has released still waits for a step.
     Unlock {
         /// The lock, modulo the held ones.
         pick: u8,
@@ -120,7 +120,7 @@ pub struct PrefixConfig {
     pub hashing: u8,
     /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
     pub event_pages: u8,
-    /// 0: one group of layers; else the groups, modulo the available ones.
+    /// 0: one group of layers; else a setting of `op::groups`.
     pub groups: u8,
 }
 

@@ -1,4 +1,4 @@
-//! The audit of hashes and names: T9 over every node, and T11. O(tree).
+//! The audit of hashes and names: T9 over every node, and T11. O(capacity of the tree).
 
 use std::collections::HashMap;
 

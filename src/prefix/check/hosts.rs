@@ -1,4 +1,4 @@
-//! The audit of pages in host memory: H1 to H4, and M1 to M3.
+//! The audit of pages in host memory: H1 to H4, and parts of M1 to M3.
 
 use std::collections::HashSet;
 
@@ -6,7 +6,7 @@ use super::{Broken, PrefixTree};
 use crate::prefix::residency::{NO_PAGE, Residency, Seek};
 
 impl PrefixTree {
-    /// Checks H1 to H4, and M1 to M3.
+    /// Checks H1 to H4, and parts of M1 to M3.
     pub(crate) fn check_hosts(&self) -> Result<(), Broken> {
         let Some(hosts) = &self.hosts else { return Ok(()) };
         hosts.pool.check().map_err(|what| (what, None))?;

@@ -79,7 +79,7 @@ fn m1_pages_of_stores_have_no_other_user() {
         let hosts = s.tree.hosts_mut();
         let pages: Vec<HostPageId> = (0..10).map(HostPageId::new).collect();
         let read = pages.into_iter().find(|&page| hosts.pool.is_read(page));
-        hosts.pool.end_read(read.expect("the first page is read from host memory"));
+        hosts.pool.end_read(read.expect("a put reads a host page"));
     };
     assert_eq!(broken(put), "M1: no writer touches a page that a put reads");
 }

@@ -219,7 +219,7 @@ impl Case {
     }
 }
 
-/// Returns the same pool with several groups of layers, and the same number of pages for each track.
+/// Returns the pool with 2 to 5 layers in several groups, and the same number of pages for each track.
 pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     let layers = rng.within(2, 5) as u32;
     let count = rng.within(2, layers.min(4).into());

@@ -11,8 +11,8 @@ pub struct Exact {
     pub out: Vec<f64>,
     /// `sum_j p_j |v_j|`, `[value_dim]`: the scale of errors of the output.
     pub mass: Vec<f64>,
-    /// `sum_j |v_j|` over the tokens with weights below 2^-14 of the maximum, divided by the sum of all weights,
-    /// `[value_dim]`. It is the scale of errors of f16 weights, which are multiples of 2^-24.
+    /// `sum_j |v_j|` over the tokens with weights below 2^-14, divided by the sum of all weights, `[value_dim]`. The
+    /// greatest weight of a token is 1 here. It is the scale of errors of f16 weights, which are multiples of 2^-24.
     pub faint: Vec<f64>,
     /// The log-sum-exp.
     pub lse: f64,

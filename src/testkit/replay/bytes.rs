@@ -119,7 +119,7 @@ pub(super) fn seeds(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
 }
 
 /// Returns a token's values in one plane, `[heads, elements]`, which the pool represents exactly. In a quantised pool,
-/// the bytes and the scales depend on the seed.
+/// the bytes depend on the seed, and so do scales by token.
 pub(super) fn numbers(layout: &PoolLayout, seed: u64, plane: usize, layer: LayerId) -> Vec<f32> {
     let of = &layout.planes()[plane];
     // Layer and plane have separate bits, because groups may have different numbers of planes.

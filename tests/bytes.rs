@@ -1,4 +1,4 @@
-//! The config reports every byte that the engine allocates: the test compares the report with the allocator's count.
+//! The config reports the bytes that the engine allocates. The test compares the report with the allocator's count.
 #![allow(unsafe_code)] // A counting allocator.
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};

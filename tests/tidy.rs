@@ -1,5 +1,5 @@
-//! The repository's rules that no compiler checks: imports, places of `unsafe` and `cust`, sizes of files, and tables
-//! that must equal the code.
+//! The repository's rules that no compiler checks: imports, places of `unsafe` and `cust`, sizes of files, retired
+//! identifiers, and tables that must equal the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -112,7 +112,7 @@ fn child(folder: &Path, name: &str) -> Option<PathBuf> {
     files.into_iter().find(|file| file.exists())
 }
 
-/// Returns the names in `use` paths that follow a prefix, as in `use super::name`.
+/// Returns the names of paths that follow a prefix, as in `super::name`.
 fn names_after<'a>(line: &'a str, prefix: &'a str) -> impl Iterator<Item = Vec<&'a str>> {
     line.split(prefix).skip(1).map(|rest| {
         let path = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');

@@ -45,7 +45,7 @@ pub struct Figures {
     pub fetched_pages: u64,
     /// Pages dropped from host memory to free a host page.
     pub host_evicted_pages: u64,
-    /// Dropped pages that the store does not have.
+    /// Pages dropped from the device or from host memory that the store does not have.
     pub lost_pages: u64,
     /// Pages put into the store.
     pub put_pages: u64,
@@ -136,7 +136,8 @@ impl Tiers {
         self.end(&path);
     }
 
-    /// Makes all whole pages of a request cached and idle, deeper ones first.
+    /// Makes all whole pages of a request cached and idle, deeper ones first, and puts them into the store, if any.
+    /// Then saves the oldest idle pages ahead.
     fn end(&mut self, path: &[u64]) {
         for &name in path.iter().rev() {
             self.lock(name);

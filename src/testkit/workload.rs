@@ -42,7 +42,7 @@ pub struct Workload {
     greedy: u64,
     /// Probability, in sixteenths, that an op promises pages.
     promising: u64,
-    /// On average, one in this number of drawn values is deliberately invalid.
+    /// On average, one in this number of draws may be invalid.
     wrong: u64,
     /// Whether about three quarters of the prompts share all tokens of an earlier text; otherwise about half do.
     repeats: bool,
@@ -114,7 +114,7 @@ impl Workload {
         workload
     }
 
-    /// Creates a workload with host memory for a few pages, and with puts and fetches of a store.
+    /// Creates a workload with host memory for 2 to 23 pages, and with puts and fetches of a store.
     pub fn with_stores(seed: u64) -> Self {
         let mut workload = Self::with_hosts(seed);
         let Self { config, weights, .. } = &mut workload;
@@ -260,8 +260,8 @@ impl Workload {
     }
 }
 
-/// Draws hashes, events, groups of layers and host memory with a separate generator. The other draws of a seed do not
-/// depend on them.
+/// Draws hashes, events, groups of layers and host memory with a separate generator. The other draws of
+/// [`Workload::new`] do not depend on them.
 fn draw_separately(rng: &mut Rng, config: &mut SmallConfig) {
     config.hashing = rng.below(6) as u8;
     config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);

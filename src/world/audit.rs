@@ -118,7 +118,7 @@ impl World {
         self.prefixes.tail_cells(lock, self.sequences.prefix_pages(s))
     }
 
-    /// Counts, for each cell, the held places that name it and the sequences that wait for its load.
+    /// Counts, for each cell, the held places that name it and the waiting sequences whose tails contain it.
     fn count_cells(&self) -> HashMap<CellId, u32> {
         let mut counts = HashMap::new();
         for (_, s) in self.sequences.iter() {

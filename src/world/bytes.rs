@@ -14,12 +14,13 @@ use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
-/// The bytes that an engine allocates when it is created.
+/// The bytes that an engine allocates when it is created. K and V in host memory and other memory of the backend are
+/// not included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct EngineBytes {
-    /// K and V, in the backend.
+    /// K and V of the pool, in the backend.
     pub kv: u64,
     /// The mirror of the page tables, in the backend.
     pub kv_tables: u64,
@@ -54,7 +55,7 @@ impl EngineBytes {
 }
 
 impl EngineConfig {
-    /// Returns the bytes that an engine with this config allocates.
+    /// Returns the [`EngineBytes`] of an engine with this config.
     ///
     /// Each step in flight also needs a [`StepScratch`](crate::StepScratch) of up to [`EngineShape::plan_bytes`].
     ///

@@ -65,7 +65,7 @@ pub(crate) struct Buffers {
     pub copies: Vec<PageCopy>,
     /// Loads of pages in host memory, for the backend.
     pub loads: Vec<PageMove>,
-    /// Sequences of a plan that have pending pages.
+    /// Sequences of a plan, or the parent of a fork, that have pending pages.
     pub waiting: Vec<SeqKey>,
     /// Moves of accepted drafts, for the backend.
     pub compactions: Vec<Compaction>,

@@ -95,7 +95,7 @@ fn options(path: CpuPath) -> impl Fn(&Case) -> CpuOptions {
     }
 }
 
-/// Child process of the test below: prints the path of a backend that its environment selects.
+/// Child process of the test below: prints the path of the backend that its environment selects, or the error.
 #[test]
 #[ignore = "run by the_environment_names_a_path"]
 fn print_path() {

@@ -1,4 +1,4 @@
-//! The inputs of the benches equal those of the original generator, token by token.
+//! The inputs of the benches equal those of the generator that made the inputs for other caches.
 
 #[allow(dead_code, missing_docs)]
 #[path = "../../benches/cases/work.rs"]
@@ -17,7 +17,7 @@ fn check_tokens(tokens: &[TokenId]) -> u64 {
     check(TokenId::as_raw(tokens).iter().copied())
 }
 
-// The numbers were computed from the files of the original generator.
+// The numbers were computed from the files of that generator.
 
 #[test]
 fn sequences_are_the_originals() {

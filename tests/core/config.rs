@@ -13,7 +13,7 @@ fn qwen3() -> Value {
     })
 }
 
-/// Calls `from_hf` for a model with some fields changed; null removes a field.
+/// Calls `from_hf` for a model with some fields changed. A null field counts as missing.
 fn with(changes: Value) -> Result<PoolConfig, HfError> {
     let mut config = qwen3();
     for (name, value) in changes.as_object().expect("changes are fields") {
@@ -161,7 +161,7 @@ fn models_of_the_supported_shape_are_read() {
     let rows = KvShape::Latent { rank: 512, rope: 64 };
     assert_eq!(with(latent), Ok(pool(36, rows, bf16)));
     assert_eq!(with(json!({"kv_lora_rank": 0})), Ok(pool(36, grouped, bf16)));
-    // The config of a language model inside another config, which contains the dtype.
+    // The config of a language model inside another config. The outer config contains the dtype.
     let mut text = qwen3();
     text["torch_dtype"] = Value::Null;
     let parts = json!({"text_config": text, "dtype": "float16", "vision_config": {"num_hidden_layers": 27}});

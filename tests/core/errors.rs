@@ -1,4 +1,4 @@
-//! Error messages contain the component that rejected the call, the reason and the value.
+//! Messages of `EngineError` name what failed and contain the cause. Messages of causes contain the reason and values.
 
 use std::error::Error as _;
 

@@ -25,7 +25,7 @@ fn failures(summary: &Summary) -> u64 {
     of("backend failures")
 }
 
-/// Every single call of a workload fails once.
+/// Each backend call of a workload that can fail fails once before its effect and once after it.
 #[test]
 fn any_one_call_fails() {
     let mut failed = 0;

@@ -1,4 +1,4 @@
-//! Tests the sizes of pools, the heads of ranks, and the planes of each kind of pool.
+//! Tests the sizes of pools, the heads of ranks, and the planes of latent rows and of scales.
 
 use kvarena::{
     Capacity, ConfigError, EngineConfig, KvDtype, KvShape, LayerId, PageId, PlaneName, PoolConfig,

@@ -1,4 +1,4 @@
-//! Loads of pages from host memory, over a backend that finishes them late. Stores reject groups of layers.
+//! Loads of pages from host memory, over a backend that finishes them late. `puts` and `fetch` reject groups of layers.
 
 use kvarena::testkit::late::LateOptions;
 use kvarena::*;

@@ -132,7 +132,7 @@ fn duplicate_pages_back_promises_after_the_step_is_complete() {
     engine.complete(first).expect("it is committed");
     engine.finish(old).expect("it is live");
     assert_eq!((engine.stats().evictable_pages, engine.available()), (4, 4));
-    // Another sequence is promised the idle pages and takes them; all remaining pages are promised.
+    // Another sequence is promised the idle pages, so that all remaining pages are promised.
     let filler = admit(&mut engine, &text(2, 4), 4).expect("four idle pages");
     assert_eq!(engine.available(), 0);
     let stats = engine.stats();

@@ -333,7 +333,7 @@ fn lists_of_another_length_are_refused() {
                 other.resize(actual, 0);
                 assert_eq!(read(&other), length(actual));
             }
-            // Counts that overflow, or equal the length modulo 2^64.
+            // Wrong counts; some overflow, or equal the length modulo 2^64.
             let count = u64::from_le_bytes(bytes[8..16].try_into().expect("8 bytes"));
             for wrong in [count + 1, count + (1 << 60), count + (1 << 61), 1 << 63, u64::MAX] {
                 let mut other = bytes.clone();

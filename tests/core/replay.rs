@@ -266,7 +266,7 @@ fn promises_are_kept() {
                     (prompt.seed, prompt.promise) = (prompt.seed % 2, 1 + i as u8 % 4)
                 }
                 Op::Resume { promise, .. } | Op::Fork { promise, .. } => *promise = 1 + i as u8 % 4,
-                // Steps are completed rarely, and one at a time.
+                // Most completions complete a single step.
                 Op::Complete { pick } if i % 3 > 0 => *pick = 200,
                 _ => {}
             }

@@ -29,7 +29,7 @@ impl Host {
         Self { engine, scratch: StepScratch::new() }
     }
 
-    /// Returns the bytes of a page, as a model would compute them from the page's hash.
+    /// Returns bytes in place of the K and V of a page. They depend on the page's hash alone.
     fn bytes(&self, key: &PageHash) -> Vec<u8> {
         let len = self.engine.shape().layout.page_bytes() as usize;
         format!("{key:?}").into_bytes().into_iter().cycle().take(len).collect()

@@ -66,7 +66,7 @@ fn cuda_keeps_the_contract_over_two_lengths_of_heads() {
     }
 }
 
-/// All pools are quantised. Without a filter, one pool in four is.
+/// All pools are quantised. Without a filter, one drawn pool in four is.
 #[test]
 fn cuda_keeps_the_contract_over_fp8() {
     let Some(gpu) = gpu() else { return };
@@ -146,7 +146,7 @@ fn cuda_keeps_the_contract_of_short_queries() {
     println!("{}", check_cases(&Filter::SHORT, options, seeds(100)));
 }
 
-/// All pools have latent rows that kernels support. Without a filter, one pool in twelve has them.
+/// All pools have latent rows that kernels support. Without a filter, one drawn pool in twelve has them.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows() {
     let Some(gpu) = gpu() else { return };
@@ -162,8 +162,7 @@ fn cuda_keeps_the_contract_over_latent_rows_of_fp8() {
     println!("{}", check_cases(&Filter::LATENT_FP8, options, seeds(100)));
 }
 
-/// Two CTAs of a cluster share their reads of latent rows. In tests without this filter, one pool in a few hundred has
-/// enough query heads for this.
+/// Two CTAs of a cluster share their reads of latent rows. Without a filter, few pools have enough query heads for it.
 #[test]
 fn cuda_keeps_the_contract_over_latent_rows_of_pairs() {
     let Some(gpu) = gpu() else { return };

@@ -76,7 +76,7 @@ fn raw_page(cuda: &Cuda, id: u32) -> Vec<u8> {
     pieces.collect::<Vec<_>>().concat()
 }
 
-/// Returns `count` copies between distinct random pages.
+/// Returns `count` copies of random pages. No two copies have the same source or the same target.
 fn copies(rng: &mut Rng, count: usize, sources: u32, targets: u32) -> Vec<PageCopy> {
     let mut from: Vec<_> = (0..sources).map(PageId::new).collect();
     let mut to: Vec<_> = (0..targets).map(PageId::new).collect();

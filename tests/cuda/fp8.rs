@@ -227,7 +227,8 @@ fn shape(scaling: Scaling, dtype: Dtype, head_dim: u32, group: u32) -> Shape {
     }
 }
 
-/// Attends again with the last queries of a sequence. Returns the plan, q, the output and its log-sum-exp.
+/// Attends again for the last tokens of a sequence, with new queries. Returns the plan, q, the output and its
+/// log-sum-exp.
 fn requery(
     drive: &mut Drive,
     backend: &mut OnGpu,

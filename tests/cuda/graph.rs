@@ -209,7 +209,7 @@ fn graphs_of_short_queries_replay() {
     replay(&gpu, shape(Layout::LayerFirst, 1), 8, 100, 40);
 }
 
-/// One graph serves steps with and without trees, regardless of the captured step.
+/// Steps with and without trees replay one graph if their keys are equal.
 #[test]
 fn graphs_with_trees_replay() {
     let Some(gpu) = gpu() else { return };

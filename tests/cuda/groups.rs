@@ -262,7 +262,7 @@ fn graphs_of_layers_that_read_chunks_replay() {
     }
 }
 
-/// Layers of a window have other heads and another dtype; each shape has its kernels, and graphs contain both.
+/// Layers of a window have other heads, another dtype or both; each shape has its kernels, and graphs contain both.
 #[test]
 fn graphs_of_layers_of_unlike_shapes_replay() {
     let Some(gpu) = gpu() else { return };

@@ -1,7 +1,7 @@
 //! The CUDA backend on a GPU: the contract of backends, byte parity, graphs, ranks, large pools, the engine's replay.
 //!
-//! Without a GPU each test prints that it was skipped, and passes. `tests/cuda/fake_driver/run.sh` runs them over a
-//! driver that runs the kernels' PTX on the CPU. `KVARENA_SEEDS=1000..2000` runs other seeds.
+//! Without a GPU, each test that needs one prints that it was skipped, and passes. `tests/cuda/fake_driver/run.sh` runs
+//! the tests over a driver that runs the kernels' PTX on the CPU. `KVARENA_SEEDS=1000..2000` runs other seeds.
 #![allow(unsafe_code)]
 
 mod contract;

@@ -264,8 +264,8 @@ fn a_graph_comes_after_a_load() {
     });
 }
 
-/// Needs `FAKE_DRIVER_STREAMS=1`, with which the tests' driver prefers the stream of the steps. Otherwise the whole
-/// load may be done first.
+/// Checks only with `FAKE_DRIVER_STREAMS=1`: the tests' driver then prefers the stream of the steps. Otherwise the
+/// whole load may be done first.
 #[test]
 fn the_first_layers_do_not_wait_for_the_last_part() {
     each_of_parts(|world| {

@@ -145,7 +145,7 @@ fn only_kernels_of_the_prepared_work_are_loaded() {
     assert!(all.iter().all(|name| name.starts_with("latent_")), "{all:?}");
 }
 
-/// A kernel that the host did not prepare is loaded when a step first needs it, and counted.
+/// Modules that another backend loads on the same device handle are counted until the next `prepare`.
 #[test]
 fn unprepared_kernels_are_counted() {
     let Some(gpu) = gpu() else { return };

@@ -207,7 +207,7 @@ impl Launched {
             .expect("attention");
     }
 
-    /// Returns the bytes of the results.
+    /// Launches attention, waits for it, and returns the bytes of its results.
     fn results(&mut self) -> [Vec<u8>; 2] {
         self.launch();
         self.backend.synchronize().expect("nothing failed");

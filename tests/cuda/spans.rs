@@ -185,7 +185,7 @@ fn families_decode_over_fp8() {
 
 /// Runs steps whose rows have at most `row_tokens` new tokens: as many as a tail or an item has space for. Graphs also
 /// get longer rows and trees of drafts, which the extend kernel serves. In the first step all rows have `row_tokens`
-/// tokens. With groups of 3 query heads, an item of 42 members then ends between two tokens of a row.
+/// tokens. With groups of 3 query heads, an item of 42 tokens then ends between two tokens of a row.
 fn verify(gpu: &Gpu, shape: Shape, row_tokens: u32) {
     for graph in [false, true] {
         let (mut rng, mut first) = (Rng::new(31), true);

@@ -64,7 +64,7 @@ fn slots_are_read_with_the_width_of_the_staged_plan() {
     }
 }
 
-/// All other fields of the second plan may differ too. Kernels use the staged plan, which was checked.
+/// Rows, slots, tokens and positions of the second plan may differ too. Kernels use the staged plan, which was checked.
 #[test]
 fn an_altered_plan_uses_the_staged_values() {
     let Some(gpu) = gpu() else { return };

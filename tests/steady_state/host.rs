@@ -1,4 +1,4 @@
-//! A host that calls an engine at random and allocates nothing after its creation.
+//! A host that calls an engine at random and allocates nothing after its first drafts.
 
 use kvarena::{
     Backend, Capacity, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, FetchId, Keep,
@@ -35,7 +35,7 @@ pub fn mix(x: u64) -> u64 {
     x ^ (x >> 29)
 }
 
-/// A host that allocates nothing after its creation.
+/// A host that allocates nothing after its first drafts.
 pub struct Host<B> {
     pub engine: Engine<B>,
     scratch: [StepScratch; 3],
@@ -50,7 +50,7 @@ pub struct Host<B> {
     pub done: Done,
 }
 
-/// Counts of each kind of event. `run` and `check` require all kinds to occur.
+/// Counts of each kind of event. `run` and `check` require all kinds to occur, but followers only with shared prefixes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
     pub prefills: u64,
@@ -273,7 +273,7 @@ impl<B: Backend> Host<B> {
         }
     }
 
-    /// Saves ahead, puts some pages into a store, and fetches some pages of the last prompt.
+    /// Saves ahead and loads pages, puts some into a store, and fetches some pages of the last prompt.
     fn use_tiers(&mut self, seed: u64) {
         self.engine.save_ahead(seed as u32 % 8).expect("it cannot fail");
         if seed.is_multiple_of(3) {

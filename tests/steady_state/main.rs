@@ -1,5 +1,5 @@
 //! A warm engine allocates nothing: the cache is replaced many times with prefill, decode, forks, preemption, rollback
-//! and eviction, without a call of the global allocator.
+//! and eviction, without an allocation.
 
 #![allow(unsafe_code)]
 

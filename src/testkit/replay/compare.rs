@@ -8,7 +8,7 @@ use crate::event::Event;
 use crate::id::{LayerId, Namespace, PageId, SeqKey, TokenId};
 
 impl<B: Inspect> Host<B> {
-    /// Compares the whole state.
+    /// Compares the engine's state with the model's, and the match of one earlier text. Verifies the engine.
     pub(super) fn compare(&self) -> Result<(), String> {
         agree("stats", &self.engine.stats(), &self.model.stats())?;
         agree("available", &self.engine.available(), &self.model.available())?;

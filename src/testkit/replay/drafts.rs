@@ -39,7 +39,7 @@ impl<B: Inspect> Host<B> {
             .zip(&trees)
             .filter_map(|(item, tree)| Some(tree.as_ref()?.draft(item.seq)))
             .collect();
-        // Some drafts become chains, and some get masks that form no tree.
+        // Some drafts become chains, and some get masks that may form no tree.
         let mut own: Vec<Vec<u64>> = drafts.iter().map(|draft| draft.masks.to_vec()).collect();
         for (draft, masks) in drafts.iter_mut().zip(&mut own) {
             match rng.below(4) {

@@ -9,7 +9,8 @@
  *
  * Work may wait for another stream or device: an event, an exchange between devices, or a kernel that polls memory which
  * another device writes (loads with .sys). A call that waits for such work also runs the work of that stream or device.
- * Meanwhile only later work of the same stream and of the default stream is held back.
+ * Meanwhile later work of the same stream and of the default stream is held back. If the default stream waits, later
+ * work of all streams is held back.
  *
  * The driver refuses PTX of a newer ISA than its version supports, PTX for another device's target, and PTX with an
  * instruction that ptx/forms.cc lacks; the log names that instruction. It refuses a launch with more shared memory than
@@ -404,7 +405,7 @@ static bool is_pinned(u64 address) {
     const auto after = allocations.upper_bound(address);
     return after != allocations.begin() && address - std::prev(after)->first < std::prev(after)->second.bytes;
 }
-/* Memory that is not pinned is read before the call returns, because a driver copies it to a staging buffer. */
+/* Outside a capture, memory that is not pinned is read before the call returns: drivers copy it to a staging buffer. */
 API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* stream) {
     const u64 source = reinterpret_cast<u64>(from);
     if (capturing || is_pinned(source)) return copy(to, source, bytes, stream);
@@ -414,7 +415,7 @@ API int cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, void* strea
     work.source = reinterpret_cast<u64>(memcpy(malloc(bytes), from, bytes));
     return ask(work);
 }
-/* If the target is not pinned, the call returns after the copy. */
+/* Outside a capture, the call returns after the copy if the target is not pinned. */
 API int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, void* stream) {
     const u64 target = reinterpret_cast<u64>(to);
     const int result = copy(target, from, bytes, stream);
@@ -454,7 +455,7 @@ API int cuMemsetD8_v2(u64 address, u8 byte, size_t bytes) { return wait() ? CAPT
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* Targets of the handles of modules and functions. Each text is decoded once, although several contexts load it. */
+/* Targets of the handles of modules and functions. Equal texts share one decoded module, also in several contexts. */
 struct Module { std::string text; std::shared_ptr<ptx::Module> decoded; };
 struct Function { std::string name; const ptx::Entry* entry; std::shared_ptr<ptx::Module> module; u32 dynamic_most = 48 << 10; };
 
@@ -583,7 +584,7 @@ static int launch(const Function& function, const LaunchConfig& config, void** a
     return ask(work);
 }
 /* Decode kernels read the plan and the tables before they wait for the previous launch. Therefore a launch without PDL
-   must be between load_plan and a decode kernel with PDL; otherwise the decode kernel is refused. */
+   must be between load_plan and a decode kernel with PDL. Otherwise the kernel is refused, except in captures. */
 API int cuLaunchKernelEx(const LaunchConfig* config, const Function* function, void** arguments, void**) {
     static Stream default_stream;
     Stream& stream = config->stream ? *config->stream : default_stream;

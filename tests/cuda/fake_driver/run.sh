@@ -22,7 +22,7 @@ cargo test $core --test cuda --lib --no-run
 # * slow pinning of host memory, and pinning that fails;
 # * the oldest supported driver. It differs only in what it loads and captures, so one seed is enough.
 # Tests of many kv heads take a minute a seed and use the kernels of capability 80 in every job, so one job has them.
-# Jobs that run the kernels of other jobs do not look for races again.
+# Jobs with $again run the kernels of other jobs, and do not look for races again.
 plain="contract:: padding:: both_ends_of_f32 --skip many_kv_heads"
 again="FAKE_DRIVER_RACES=0 KVARENA_SEEDS"
 tests/cuda/fake_driver/jobs.sh <<END

@@ -1,5 +1,5 @@
 /* Creates forms: opcodes with their operands and the function that runs them. The form of an opcode that does the same
-   in each lane is created from a lambda for one lane, whose argument and result types are the operands' sizes. */
+   in each lane is created from a lambda for one lane. The lambda's types determine the sizes of the operands. */
 #pragma once
 #include <tuple>
 #include <utility>
@@ -10,7 +10,7 @@ using Forms = std::vector<Form>;
 void add_arithmetic(Forms& forms);
 void add_conversions(Forms& forms);
 void add_control(Forms& forms);   // branches, barriers, shuffles and votes
-void add_memory(Forms& forms);    // atomics, asynchronous copies
+void add_memory(Forms& forms);    // atomics, asynchronous copies, mbarriers
 void add_matrix(Forms& forms);
 /* Creates the form of a load or a store of registers of `width` bytes. Returns false for an unsupported opcode. */
 bool load_or_store(const std::string& opcode, u32 width, Form& form);

@@ -130,7 +130,7 @@ class Running {
     Launch launch;
     u32 resident;
     std::vector<std::unique_ptr<Cta>> ctas;
-    u64 number, turns = 0;  // number of this launch among the entry's launches; turns that all CTAs have had
+    u64 number, turns = 0;  // number of this launch among the entry's launches; passes over the running CTAs
     u64 started = 0, rounds = 0, polls = 0;
     bool did = false, polled = false;
 };

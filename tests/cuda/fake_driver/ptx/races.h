@@ -7,8 +7,7 @@
  * into its own. For each word, tables record which warp wrote it and which warps read it, and when. The next access
  * must be ordered after these times. Warps may write different bytes of a word; only the last write is recorded. Lanes
  * of a warp are not distinguished. Atomics race only with plain accesses. The operations of an mbarrier count as reads
- * of it, because it orders them; its initialisation is a write. The tables have few bytes for each word, so they stay in
- * the processor's cache. */
+ * of it, because it orders them; its initialisation is a write. */
 #pragma once
 #include <unordered_map>
 #include <vector>

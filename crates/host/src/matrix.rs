@@ -14,10 +14,12 @@ use rayon::prelude::*;
 
 /// Maximum number of rows of x that are multiplied by direct dot products.
 const FEW_ROWS: usize = 16;
-/// Minimum number of matrix rows of a task. A task has more rows if they are short, because waking a core takes time.
+/// Minimum number of matrix rows of a task of dot products.
 const DOT_ROWS: usize = 64;
-/// Minimum number of multiplications of a task.
-const DOT_NUMBERS: usize = 1 << 15;
+/// Minimum number of multiplications of a task. Fewer take less time than waking a core.
+const TASK_NUMBERS: usize = 1 << 17;
+/// Minimum number of elements of a task of a transposition.
+const TRANSPOSED: usize = 1 << 15;
 /// Minimum and maximum number of rows of a panel. Within these bounds, each core has one panel, because `gemm` packs
 /// all of x again for each panel.
 const PANEL_ROWS: RangeInclusive<usize> = 64..=1024;
@@ -187,7 +189,7 @@ impl Matrix {
     }
 
     fn dot_all(&self, x: &[f32], tokens: usize, transposed: &mut [f32]) {
-        let rows = DOT_ROWS.max(DOT_NUMBERS / (self.cols * tokens));
+        let rows = DOT_ROWS.max(TASK_NUMBERS / (self.cols * tokens));
         let tasks = transposed.par_chunks_mut(rows * tokens).enumerate();
         tasks.for_each(|(task, out)| {
             let first = task * rows;
@@ -200,7 +202,8 @@ impl Matrix {
             static PANEL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
         let share = self.rows.div_ceil(rayon::current_num_threads());
-        let rows = share.clamp(*PANEL_ROWS.start(), *PANEL_ROWS.end());
+        let least = (*PANEL_ROWS.start()).max(TASK_NUMBERS / (self.cols * tokens));
+        let rows = share.max(least).min(*PANEL_ROWS.end());
         let tasks = transposed.par_chunks_mut(rows * tokens).enumerate();
         tasks.for_each(|(task, out)| {
             let (start, len) = (task * rows * self.cols, out.len() / tokens * self.cols);
@@ -252,7 +255,8 @@ fn gemm(w: &[f32], x: &[f32], cols: usize, tokens: usize, out: &mut [f32]) {
 /// Transposes `[rows, tokens]` to `[tokens, rows]`.
 fn transpose(transposed: &[f32], tokens: usize, out: &mut [f32]) {
     let rows = out.len() / tokens;
-    out.par_chunks_mut(rows).enumerate().for_each(|(t, out)| {
+    let tasks = out.par_chunks_mut(rows).enumerate().with_min_len(TRANSPOSED.div_ceil(rows));
+    tasks.for_each(|(t, out)| {
         for (out, column) in out.iter_mut().zip(transposed.chunks_exact(tokens)) {
             *out = column[t];
         }

@@ -1,5 +1,7 @@
 //! Random cases: the shape of a pool and its rows.
 
+use half::slice::HalfFloatSliceExt;
+use half::vec::HalfFloatVecExt;
 use half::{bf16, f16};
 
 use crate::backend::Attend;
@@ -338,7 +340,8 @@ impl HostRows {
         let size = rng.pick(&[0.3, 1.0, 3.0]);
         let mut values = vec![f32::NAN; rows * stride];
         for row in values.chunks_exact_mut(stride.max(1)) {
-            row[..width].fill_with(|| round(dtype, size * normal(rng)));
+            row[..width].fill_with(|| size * normal(rng));
+            round_all(dtype, &mut row[..width]);
         }
         Self { dtype, width, stride, values }
     }
@@ -366,12 +369,21 @@ pub fn round(dtype: Dtype, x: f32) -> f32 {
     }
 }
 
+/// Rounds each number to the nearest number of `dtype`, ties to even.
+fn round_all(dtype: Dtype, values: &mut [f32]) {
+    match dtype {
+        Dtype::F32 => {}
+        Dtype::F16 => Vec::<f16>::from_f32_slice(values).convert_to_f32_slice(values),
+        Dtype::Bf16 => Vec::<bf16>::from_f32_slice(values).convert_to_f32_slice(values),
+    }
+}
+
 /// Returns the bytes of numbers in `dtype`, rounded to nearest, ties to even.
 pub fn bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     match dtype {
         Dtype::F32 => bytemuck::cast_slice(values).to_vec(),
-        Dtype::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
-        Dtype::Bf16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+        Dtype::F16 => bytemuck::cast_slice(&Vec::<f16>::from_f32_slice(values)).to_vec(),
+        Dtype::Bf16 => bytemuck::cast_slice(&Vec::<bf16>::from_f32_slice(values)).to_vec(),
     }
 }
 

@@ -82,7 +82,7 @@ impl GpuRunner {
     /// Creates a runner, with memory for the steps that the options allow.
     ///
     /// # Errors
-    /// A shape that no kernel supports, too little memory, or an error of cublasLt.
+    /// A shape that no kernel supports, too little memory, or an error of the driver or cublasLt.
     pub fn new(
         device: Rc<Device>,
         config: ModelConfig,

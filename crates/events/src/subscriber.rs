@@ -109,7 +109,7 @@ impl Subscriber {
         Ok(self.ready.pop_front().expect("the loop ends with an item"))
     }
 
-    /// Queues a message. Before it, queues the messages of a gap, or the report of a restart.
+    /// Queues a message. Before it, queues the messages of a gap, or the report of a loss or of a restart.
     async fn take(&mut self, number: u64, payload: Bytes) -> Result<(), ReceiveError> {
         if number > self.next {
             self.catch_up(number).await?;
@@ -126,7 +126,7 @@ impl Subscriber {
         Ok(())
     }
 
-    /// Requests the messages before `end`.
+    /// Requests the messages before `end`. If some are lost for good, reports the loss and requests the whole cache.
     async fn catch_up(&mut self, end: u64) -> Result<(), ReceiveError> {
         let mut replay = self.request(&self.next.to_be_bytes()).await?;
         while let Some((number, payload)) = reply(&mut replay).await? {

@@ -1,5 +1,5 @@
-//! Two engines and a router over real sockets. The router finds a cached prompt, also after a lost message, after a gap
-//! too large to replay, and after a restart.
+//! Engines, subscribers and a router over real sockets. The router finds a cached prompt, also after a lost message,
+//! after a gap too large to replay, and after a restart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -192,7 +192,7 @@ async fn a_restarted_engine_replaces_its_old_contents() {
 
     let config = engine.close().await;
     let mut engine = Engine::new(config).await;
-    // Only a subscriber that requests the whole cache receives this event.
+    // The subscriber receives this event only because it requests the whole cache.
     let lost = engine.serve(&text(1000));
     engine.publisher.lose(lost);
     let odd = until(&mut router, (0, &mut engine, &mut subscriber), &[&text(1000)], 5).await;
@@ -212,7 +212,7 @@ async fn a_closed_connection_ends_only_its_reply() {
     for _ in 0..2_000 {
         engine.publisher.lose(vec![0; 1 << 16]);
     }
-    // A new subscriber requests all 128 MB, which take longer than the timeout.
+    // A new subscriber requests all 131 MB, which take longer than the timeout.
     let connected = tokio::time::timeout(Duration::from_millis(30), engine.subscriber()).await;
     assert!(connected.is_err(), "the reply is unfinished");
     tokio::time::sleep(Duration::from_millis(300)).await;

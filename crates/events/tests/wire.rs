@@ -231,7 +231,7 @@ fn errors_contain_the_offset() {
         let error = decode(payload).expect_err("it is wrong");
         (error.at, error.kind)
     };
-    // Envelopes of two items are the older form, without a rank.
+    // Envelopes of two items, the older form without a rank, are rejected.
     let mut two = good.clone();
     two[0] = 0x92;
     assert_eq!(refused(&two), (0, ErrorKind::Envelope { len: 2 }));

@@ -1,6 +1,6 @@
 //! The tensors of a model directory: one `model.safetensors`, or the shards of an index.
 //!
-//! `model.rs` names the tensors of a model.
+//! `model.rs` and the modules of its layers name the tensors of a model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

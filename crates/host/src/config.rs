@@ -322,9 +322,10 @@ fn default_head_dim(
     Ok((hidden / q_heads).max(1))
 }
 
-/// Returns the window of each layer. `layer_types` names the layers with a window. Without it, Qwen3's windows begin
-/// with layer `max_window_layers`, if the model uses windows. In gpt-oss, the first layer and every second one after it
-/// have a window. In Gemma 3 and 4, every `sliding_window_pattern`-th layer has none, by default every sixth.
+/// Returns the window of each layer. Qwen3 has windows only if `use_sliding_window` is set. `layer_types` names the
+/// layers with a window. Without it, Qwen3's windows begin with layer `max_window_layers`. In gpt-oss, the first layer
+/// and every second one after it have a window. In Gemma 3 and 4, every `sliding_window_pattern`-th layer has none, by
+/// default every sixth.
 fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<u32>>> {
     let may = match family {
         Family::Llama | Family::DeepseekV3 | Family::Llama4 => false,

@@ -181,7 +181,7 @@ struct Paged<'a> {
     backend: &'a mut Cpu,
     plan: BatchPlan<'a>,
     attend: Attend,
-    /// The layer after which the step fails, if a failure was requested.
+    /// The layer after whose attention the step fails, if a failure was requested.
     fail_at: Option<usize>,
     measured: Option<&'a mut Measured>,
     reader: Option<&'a mut Reader>,

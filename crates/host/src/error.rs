@@ -9,7 +9,7 @@ pub enum Fault {
     Run = 1,
     /// The program cannot serve the command line or a request.
     Request = 2,
-    /// The program cannot use the model.
+    /// The program cannot use the model or the GPU.
     Model = 3,
 }
 

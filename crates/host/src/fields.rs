@@ -155,7 +155,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Returns whether a value is neither false nor 0.
+/// Returns whether a value is neither false nor the whole number 0.
 pub(crate) fn is_set(value: &Value) -> bool {
     value != &Value::Bool(false) && value.as_u64() != Some(0)
 }

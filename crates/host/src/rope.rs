@@ -11,7 +11,7 @@ use crate::fields::Fields;
 /// adjacent elements in [`rotate_ends`](crate::ops::rotate_ends) with `interleaved`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rope {
-    /// Radians per position, one for each pair.
+    /// Radians per position, one for each pair; 0 for a pair that does not rotate.
     pub frequencies: Vec<f32>,
     /// Factor of the rotated numbers.
     pub amplitude: f32,

@@ -224,7 +224,7 @@ impl PreparedShaping {
     }
 
     /// Appends the edits of a draw, at most one for each token and sorted by token; `changes` is scratch. O(e log e)
-    /// for e edits, and O(tokens of the bad words).
+    /// for e edits and penalised tokens, and O(tokens of the bad words).
     pub fn edits(
         &self,
         history: DrawHistory<'_>,

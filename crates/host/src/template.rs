@@ -164,7 +164,8 @@ fn without_generation(source: &str) -> String {
     out + rest
 }
 
-/// Returns JSON as Python's `json.dumps` writes it: by default a space after `,` and `:`, and no HTML escapes.
+/// Returns JSON as Python's `json.dumps` writes it, but escapes characters beyond ASCII only on request. By default a
+/// space follows `,` and `:`. There are no HTML escapes.
 fn tojson(value: &Jinja, kwargs: Kwargs) -> Rendering<Jinja> {
     let indent: Option<usize> = kwargs.get("indent")?;
     let separators: Option<(String, String)> = match kwargs.get::<Option<Jinja>>("separators")? {

@@ -123,8 +123,8 @@ fn request(prompt: impl Iterator<Item = u32>) -> Request {
         .request(prompt.collect())
 }
 
-/// The prompts have more tokens than a step has draws, so each prompt takes several steps. Several steps use each slot
-/// of kept logits.
+/// The prompts have more tokens than a step has draws, so each prompt takes several steps. Several steps use each
+/// part of the memory for kept logits.
 #[test]
 fn long_prompts_are_scored_whole() {
     let Some(device) = device() else { return };

@@ -77,7 +77,7 @@ fn settings_change_no_token_of_shaped_requests() {
     }
 }
 
-/// Records the logits of prompts and of new tokens.
+/// Records the logits of prompts, and what [`CollectedStreams`] records.
 #[derive(Default)]
 struct Scores {
     prompt: Vec<(usize, u32, Vec<f32>)>,

@@ -71,7 +71,7 @@ impl<'a, W: Write> Printer<'a, W> {
         }
     }
 
-    /// Also prints at most `count` logits of each first token, those of the lowest token ids.
+    /// With [`Form::Json`], also prints at most `count` logits of each first token, those of the lowest token ids.
     pub fn with_first_logits(self, count: usize) -> Self {
         Self { first_logits: count, ..self }
     }

@@ -86,7 +86,7 @@ GEN_SIZE(RouteParams, 48)
 struct ExpertsParams {
     u64 x;       // experts_up: bf16 [tokens, ins]; experts_down: bf16 [tokens, per_token, ins]
     u64 weight;  // experts_up: bf16 [experts, ins, outs, gate and up]; experts_down: bf16 [experts, ins, outs]
-    u64 bias;    // experts_up: bf16 [experts, outs, gate and up]; experts_down: bf16 [experts, outs]; 0: none
+    u64 bias;    // experts_up: bf16 [experts, outs, gate and up]; experts_down: bf16 [experts, outs], 0: none
     u64 routes;  // Route [tokens, per_token]
     u64 y;       // experts_up: bf16 [tokens, per_token, outs]; experts_down: bf16 [tokens, outs]
     u32 ins, outs, per_token;

@@ -138,7 +138,7 @@ impl Forward {
     /// Allocates activations for steps up to `limits`, of a whole model or of a rank's share.
     ///
     /// # Errors
-    /// The kernels do not support the shape, there is too little memory, or cublasLt failed.
+    /// The kernels do not support the shape, there is too little memory, or the driver or cublasLt failed.
     pub fn new(
         device: &Device,
         config: ModelConfig,
@@ -258,7 +258,7 @@ impl Forward {
         self.gauge.take().map(Gauge::measured)
     }
 
-    /// Loads the kernels for `work` and for the attention of this model's layers.
+    /// Loads the kernels for `work`, for the rotation and store, and for the attention of this model's layers.
     ///
     /// # Errors
     /// No kernel supports the heads, or the driver failed.
@@ -310,7 +310,7 @@ impl Forward {
     /// draw and its number of draws.
     ///
     /// # Errors
-    /// The driver, cublasLt or the backend failed.
+    /// The driver, cublasLt, NCCL, the backend or `each` failed.
     pub fn run(
         &mut self,
         device: &Device,
@@ -369,7 +369,8 @@ impl Forward {
         self.share(device, step.draw_count)
     }
 
-    /// Sums x, or the output to norm, over the ranks. Except for rounding, the sum equals the result of a single GPU.
+    /// Completes x, or the output to norm, by a sum over the ranks. Except for rounding, the result equals that of one
+    /// GPU.
     fn sum_up(&self, device: &Device, tokens: usize) -> Result<(), GpuError> {
         let Some(link) = &self.link else { return Ok(()) };
         let x = self.output.as_ref().unwrap_or(&self.x).address();

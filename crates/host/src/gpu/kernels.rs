@@ -26,7 +26,7 @@ macro_rules! params {
 }
 
 params! {
-    /// A token to sample, as the kernels that choose it or gather its row read it.
+    /// A token to sample. Kernels read it to choose the token, or to gather its row of x.
     DeviceDraw 32 { row: u32, inverse_temperature: f32, top_p: f32, top_k: u32, key: u64, shape: u64 }
     /// The edits of a draw's logits, and its min-p.
     DeviceShape 16 { start: u32, count: u32, only: u32, depth: f32 }

@@ -1,5 +1,5 @@
-//! Finds cublasLt and NCCL in the folders of toolkits and Python's wheels, and loads them by path, or else by name.
-//! When `cudarc` later opens cublasLt by name, the dynamic linker returns the loaded library.
+//! Finds cublasLt and NCCL in the folders of two environment variables, Python's wheels and toolkits. Loads them by
+//! path, or else by name. When `cudarc` later opens cublasLt by name, the dynamic linker returns the loaded library.
 
 use std::path::{Path, PathBuf};
 

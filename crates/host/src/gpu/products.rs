@@ -1,7 +1,8 @@
 //! Matrix products with the operations before and after them. An implementation is cublasLt with one of its proposed
 //! algorithms, or a kernel that fuses norm, addition and activation: `ptx/src/skinny.cu` for up to 16 rows, on Hopper
-//! `ptx/src/gemm_sm90a.cu` for up to 256. A product of up to 512 rows uses the implementation that was measured as the
-//! fastest for its number of rows. Products of more rows use cublasLt's first proposal, unless they are also measured.
+//! `ptx/src/gemm_sm90a.cu` for up to 256. By default, a product of up to 512 rows uses the implementation that was
+//! measured as the fastest for its number of rows. Products of more rows use cublasLt's first proposal, unless they are
+//! also measured. [`Choice`] lists the alternatives.
 //!
 //! An implementation is chosen at the first use of a number of rows, and kept. Numbers of rows are rounded up to a few
 //! sizes. Rows past the step's last row contain results of earlier steps. Their products change no row of the step.

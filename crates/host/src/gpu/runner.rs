@@ -82,7 +82,7 @@ impl GpuRunner {
     /// Creates a runner, with memory for the steps that the options allow.
     ///
     /// # Errors
-    /// A shape that no kernel supports, too little memory, or an error of cublasLt.
+    /// A shape that no kernel supports, too little memory, or an error of the driver or cublasLt.
     pub fn new(
         device: Rc<Device>,
         config: ModelConfig,
@@ -186,8 +186,8 @@ impl GpuRunner {
     }
 
     /// Loads all kernels of steps, and chooses the implementations of products. It chooses them for decode steps of
-    /// these numbers of streams, for a whole chunk, and for a whole chunk with the largest number of streams. Steps of
-    /// other sizes choose theirs when they are launched.
+    /// these numbers of streams, without drafts and with the most drafts. It also chooses them for a whole chunk, alone
+    /// and with the largest of these steps. Steps of other sizes choose theirs when they are launched.
     ///
     /// # Errors
     /// Heads that no kernel supports, or an error of the driver, cublasLt or NCCL.

@@ -1,8 +1,9 @@
 //! Drafts of streams: proposed before a step is planned, checked by the step, and kept if accepted.
 //!
 //! The step draws a token after each draft and after the token before the drafts. The loop accepts a draft if its
-//! parent is accepted and the draft equals the token drawn after the parent. The tokens therefore equal those without
-//! drafts, greedy or not. A step may generate several tokens of a stream, within the stream's limit.
+//! parent is accepted and the draft equals the token drawn after the parent, unless that token ends the text. The
+//! tokens therefore equal those without drafts, greedy or not. A step may generate several tokens of a stream, within
+//! the stream's limit.
 //!
 //! Drafts are tokens of a stream's sequence only while a step checks them. If the pool has too few pages for a step
 //! with drafts, the loop plans the step without them before it preempts a stream.

@@ -372,8 +372,8 @@ impl<R: Runner> Server<R> {
     /// Serves one step; returns false if no stream is left. Requests may be submitted between any two steps.
     ///
     /// # Errors
-    /// Steps keep failing, the runner cannot prepare, start or discard a step, no waiting stream fits the pool, or the
-    /// engine rejects a valid call.
+    /// Steps keep failing, the runner cannot prepare, start or discard a step, or no waiting stream fits the pool. The
+    /// engine rejects a valid call, or the backend fails in a call of the engine.
     pub fn step(&mut self, sink: &mut impl Sink) -> Result<bool> {
         let begun = match self.step_ended.take() {
             Some(ended) => ended,

@@ -273,7 +273,7 @@ impl<R: Runner> Server<R> {
     fn select(&mut self, ahead: bool, flight: &mut InflightStep, loading: Loading) -> Result<()> {
         let mut budget = self.policy.chunk;
         let (mut edits, mut draws) = (self.runner.edits_max(), self.runner.draws_max());
-        // Draws that all later streams need, for one new token each.
+        // Draws that all later streams may need, for one new token and its drafts each.
         let mut reserved = self.draws_per_token() * self.running.len();
         flight.streams.clear();
         flight.capacity_turn = 0;

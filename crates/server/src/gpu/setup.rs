@@ -30,7 +30,8 @@ const RESERVE: u64 = 16;
 /// Returns the server of the command line on one GPU, ready to serve.
 ///
 /// # Errors
-/// No GPU, no cublasLt, a model that cannot be used or does not fit, or a pool that cannot be created.
+/// No GPU, no cublasLt, an option that cannot be served, a model that cannot be used or does not fit, or a pool that
+/// cannot be created.
 pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
     let mut loaded = Loaded::new(args)?;
     let (runner, reading) = (loaded.runner(args)?, loaded.reading.take());

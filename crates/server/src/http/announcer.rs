@@ -48,7 +48,7 @@ impl Announcer {
         (&self.publisher.endpoint, &self.publisher.replay_endpoint)
     }
 
-    /// Publishes the events since the last call, or all pages if a router requested them. O(pages).
+    /// Publishes the events since the last call, or all pages if a router requested them. O(pages published).
     pub fn publish<B: Backend>(&mut self, engine: &mut Engine<B>) {
         if self.publisher.take_dump_request() {
             engine.restate_events();

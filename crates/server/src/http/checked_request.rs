@@ -19,7 +19,7 @@ use kvarena_host::shaping::Shaping;
 const STOPS_MAX: usize = 16;
 /// Maximum number of bytes of a stop string or a bad word.
 const STOP_BYTES_MAX: usize = 1024;
-/// Maximum number of stop tokens of a request.
+/// Maximum number of different stop tokens that a request lists.
 const STOP_TOKENS_MAX: usize = 128;
 /// Maximum number of characters of a cache salt, as in vLLM. The engine keeps a salt while a page of its namespace is
 /// cached.
@@ -30,7 +30,8 @@ const BIASES_MAX: usize = 1024;
 const BAD_WORDS_MAX: usize = 128;
 /// Maximum number of most likely tokens that an answer reports with each token.
 const TOP_MAX: u32 = 20;
-/// Default number of new tokens of a completion, as in OpenAI's API. A chat continues to the model's maximum length.
+/// Default number of new tokens of a completion, as in OpenAI's API. A chat continues as far as the model and the pool
+/// allow.
 const COMPLETION_TOKENS: u32 = 16;
 
 /// A request that the server can serve.

@@ -37,7 +37,7 @@ impl Host {
     /// Checks that a request names this model.
     ///
     /// # Errors
-    /// The request names another model or none.
+    /// `model` is missing, is not a text, or names another model.
     pub fn check_model(&self, body: Body<'_>) -> Result<()> {
         match body.text("model")? {
             Some(name) if name == self.model => Ok(()),

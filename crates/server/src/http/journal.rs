@@ -23,7 +23,7 @@ pub fn begin(form: Option<LogForm>) {
 /// The log entry of a request. It is written when it is dropped and contains neither texts nor keys.
 #[derive(Debug)]
 pub struct Entry {
-    /// Name of the request, as in the answer.
+    /// The answer's id without its prefix. Empty if the server was shutting down when the request arrived.
     pub id: String,
     /// Path of the request.
     pub path: &'static str,

@@ -183,7 +183,7 @@ fn app(args: &Args, host: Host) -> Arc<App> {
 }
 
 /// Answers clients until the engine's thread has stopped (`is_over`), and then completes the answers. After the first
-/// signal the server rejects requests, and `/health` returns 503. A second signal ends the program.
+/// signal the server rejects completions and chats, and `/health` returns 503. A second signal ends the program.
 async fn listen(
     listener: TcpListener,
     routers: (Router, Router),

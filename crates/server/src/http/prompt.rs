@@ -87,7 +87,7 @@ fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
     list.iter().map(id).collect()
 }
 
-/// Returns the prediction, if any. It does not change the answer, so a server without drafting ignores it.
+/// Returns the prediction, if any. It does not change the answer; a server without drafting only checks it.
 pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     let Some(value) = body.get("prediction") else { return Ok(Vec::new()) };
     let wrong = |what: String| ApiError::field("prediction", format!("prediction: {what}"));

@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(all(&["\u{20ac}!"], &[euro, "?"]), ("\u{20ac}?".into(), false));
     }
 
-    /// All ways to cut a text give the same result, which equals that of a search of the whole text.
+    /// Random texts, each cut at random places, give the results of a search of the whole text.
     #[test]
     fn stop_strings_are_found_at_every_cut() {
         let mut state = 7;

@@ -11,10 +11,10 @@ impl Forward {
     /// If `unhurried`, also measures products of many rows. Overwrites the activations.
     ///
     /// # Errors
-    /// cublasLt or the driver failed.
+    /// cublasLt has no algorithm for a product, or cublasLt or the driver failed.
     ///
     /// # Panics
-    /// If there are more tokens or draws than the limits allow.
+    /// If there are more tokens than the limits allow, or more draws than rows of logits at a time.
     pub fn plan(
         &mut self,
         device: &Device,

@@ -22,7 +22,7 @@ const LAUNCHES: usize = 9;
 /// Prints a result for each number of summed rows.
 ///
 /// # Errors
-/// `--tp` is 1, the ranks cannot be connected, or the run failed.
+/// `--tp` is 1, the ranks cannot be connected, or a write failed. Any other failure ends the program.
 pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -> Result<()> {
     if args.tp == 1 {
         return Err(Error::request("--bench sums is for several GPUs: --tp 2"));

@@ -38,7 +38,7 @@ impl Case {
     /// alone, with min-p and top-k, and with min-p and top-p. Returns the number of tokens with edited logits or min-p.
     ///
     /// # Errors
-    /// The run failed, or a token differs and its score is not within `SCORE_BOUND`.
+    /// The run failed, or a token differs and its score is not within `SCORE_BOUND`, or not equal for a greedy choice.
     pub fn shaped_draws(&mut self, setting: Setting) -> Result<usize> {
         self.record_continuations(setting)?;
         let setting = Setting { shaped: true, ..setting };

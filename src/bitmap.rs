@@ -6,7 +6,7 @@
 //! lowest   no summary word below this one has a bit
 //! ```
 //!
-//! Each operation changes whole words, so a run of neighbours costs one operation a word. `page` and
+//! Each operation changes whole words, so a run of neighbours costs one operation a word. For example, `page` and
 //! `host` store the states of pages in such sets, and `prefix/free_entries.rs` the free entries of spans.
 
 use bitvec::prelude::Lsb0;

@@ -248,7 +248,7 @@ pub trait Backend {
     /// The backend's error, for example for pages that do not exist.
     ///
     /// # Panics
-    /// If a lease covers a target (B16), or if the backend has no host memory.
+    /// If a lease covers a target (B16). The default method, for backends without host memory, always panics.
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
         panic!("{id:?} saves {} pages to a backend without host memory", moves.len())
     }
@@ -259,7 +259,7 @@ pub trait Backend {
     /// The backend's error, for example for pages that do not exist.
     ///
     /// # Panics
-    /// If a write lease covers a source (B16), or if the backend has no host memory.
+    /// If a write lease covers a source (B16). The default method, for backends without host memory, always panics.
     fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
         panic!("{id:?} loads {} pages from a backend without host memory", moves.len())
     }

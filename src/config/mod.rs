@@ -137,7 +137,7 @@ pub struct EngineShape {
     pub hashing: Option<Hashing>,
     /// Maximum number of pages whose events wait for a drain.
     pub event_pages: u32,
-    /// Whether the engine touches all host memory at the start.
+    /// Whether the engine touches its large tables at the start: see [`EngineConfig::prefault`].
     pub prefault: bool,
 }
 

@@ -80,7 +80,8 @@ impl<B: Backend> Engine<B> {
     /// [`guide::scheduling`](crate::guide::scheduling) has the program.
     ///
     /// # Errors
-    /// As [`Engine::admit`]: for the first invalid prompt, or [`Error::OutOfPages`] for all prompts together.
+    /// As [`Engine::admit`]: for the first invalid prompt, or a [shortage](Error::is_shortage) for all
+    /// prompts together.
     pub fn admit_batch(&mut self, prompts: &[Prompt<'_>]) -> Result<&[Admitted], Error> {
         let admitted = admit_batch(Admit::of(&mut self.world), prompts);
         self.world.counters.count_refusal(admitted)?;

@@ -42,7 +42,7 @@
 //!     let gpu = match Gpu::new(0) {
 //!         Ok(gpu) => gpu,
 //!         Err(error) => {
-//!             println!("{error}: a host would use the CPU now"); // no device, no driver, or too old a driver
+//!             println!("{error}: a host would use the CPU now"); // no driver, no device, or one that is too old
 //!             return Ok(());
 //!         }
 //!     };

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Each serving engine has its own recipe; `xxhash.rs` and `sha256.rs` contain the recipes. The host selects one of the
-//! compiled-in recipes (features `xxhash` and `sha256`) by [`Hashing`]. The test vectors of a recipe come from the code
-//! of its engine. vLLM's recipe has a parameter (`seed`).
+//! compiled-in recipes (features `xxhash` and `sha256`) by [`Hashing`]. `tests.rs` names the source of each recipe's
+//! test vectors. vLLM's recipe has a parameter (`seed`).
 //!
 //! Only [`Engine::match_hashes`](crate::Engine::match_hashes) and `match_hashed_pages` treat equal hashes as equal
 //! tokens. `prefix/chain.rs` stores the hashes.

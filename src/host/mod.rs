@@ -1,4 +1,4 @@
-//! [`HostPool`]: the state of every page of host memory.
+//! [`HostPool`]: the state of every page of host memory, except the pages of the stage (`prefix/puts.rs`).
 //!
 //! ```text
 //! Free    -> Cached     take

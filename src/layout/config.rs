@@ -255,7 +255,7 @@ impl PoolConfig {
         if page_count == 0 {
             return Err(ConfigError::Zero { name: "page_count" });
         }
-        // Kernels' tables use u32::MAX for "no page".
+        // The prefix tree uses u32::MAX for "no page".
         if page_count >= u64::from(u32::MAX) {
             return Err(ConfigError::PageCount { page_count });
         }

@@ -108,9 +108,9 @@ impl PoolConfig {
     /// attention ([`KvShape::Latent`]).
     ///
     /// Layers are in groups if some read all tokens and others a window or a chunk. The field `layer_types`,
-    /// `sliding_window_pattern`, `no_rope_layers` or `no_rope_layer_interval` determines the kind of each layer;
-    /// `sliding_window` and `attention_chunk_size` contain the sizes. If no layer reads all tokens, the pool still
-    /// keeps all tokens of all layers. Layers that read all tokens may have other heads (`global_head_dim`, and
+    /// `sliding_window_pattern`, `no_rope_layers` or `no_rope_layer_interval` (default: 4) determines the kind of each
+    /// layer; `sliding_window` and `attention_chunk_size` contain the sizes. If no layer reads all tokens, the pool
+    /// still keeps all tokens of all layers. Layers that read all tokens may have other heads (`global_head_dim`, and
     /// `num_global_key_value_heads` with `attention_k_eq_v`). These heads are then the pool's shape, and the other
     /// groups have [their own](Groups::with_shape).
     ///

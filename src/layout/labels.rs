@@ -11,7 +11,8 @@ use super::pool::PoolLayout;
 use crate::error::{ConfigError, Count};
 use crate::id::LayerId;
 
-/// The label channels of each head, `[layers, kv_heads, channels]`: strictly ascending, and below `head_dim`.
+/// The label channels of each head, `[layers, kv_heads, channels]`, strictly ascending. [`LabelChannels::local`] and
+/// backends reject channels that are not below `head_dim`.
 ///
 /// ```
 /// # use kvarena::{KvShape, LabelChannels, LayerId, PoolConfig};

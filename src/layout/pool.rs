@@ -197,7 +197,7 @@ impl PoolLayout {
     /// Returns the place of a layer's K and V. O(layers / 64).
     ///
     /// # Panics
-    /// If there are several groups and the layer is not below [`GROUPED_LAYERS_MAX`](super::GROUPED_LAYERS_MAX).
+    /// If there are several groups and the layer is above [`GROUPED_LAYERS_MAX`](super::GROUPED_LAYERS_MAX).
     pub fn place(&self, layer: LayerId) -> LayerPlace {
         if self.groups.count() == 1 {
             return LayerPlace { group: 0, track: 0, lane: layer.raw() };

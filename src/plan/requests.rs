@@ -26,8 +26,8 @@ pub struct Admission {
     /// Number of cached pages, of all groups of layers, that are in host memory alone. They are loaded before the
     /// prompt's first plan.
     pub host_pages: u32,
-    /// Number of cached device pages that no sequence, fetch or unfinished step uses now. Admission makes them
-    /// unevictable.
+    /// Number of the prompt's cached device pages that no sequence, fetch or unfinished step uses now. Admission makes
+    /// them unevictable.
     pub idle_pages: u32,
     /// Number of pages that the loads and the tokens after the cached ones need. The tokens are counted to the end of
     /// the prompt or of the promise, whichever is longer.

@@ -126,8 +126,8 @@ impl Backend for Cuda {
     /// 128. Sinks are packed f32. A sink that is NaN or plus infinity invalidates its head's output.
     ///
     /// # Errors
-    /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, and for trees with a window
-    /// or chunks.
+    /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, for trees with a window or
+    /// chunks, and for too many variants of attention ([`CudaError::Variants`]).
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -141,8 +141,9 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// [`CudaError::Plan`] for pages that do not exist. In a capture, [`CudaError::PageInUse`] for pages with an
-    /// unfinished save or load. The driver's errors.
+    /// [`CudaError::Plan`] for pages that do not exist. [`CudaError::PageBytes`] for pages that are too large for the
+    /// kernel. In a capture, [`CudaError::PageInUse`] for pages with an unfinished save or load, or
+    /// [`CudaError::NotPrepared`] if the kernel is not loaded. The driver's errors.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let pages = self.pools.of(0).pages();
@@ -156,7 +157,8 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// [`CudaError::Plan`] for rows or slots that do not exist. The driver's errors.
+    /// [`CudaError::Plan`] for rows or slots that do not exist. In a capture, [`CudaError::NotPrepared`] if the kernel
+    /// is not loaded or the stream must wait for a load of pages. The driver's errors.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         check::compactions(compactions, self.pools.of(0).layout(), self.tables.shape())?;

@@ -27,8 +27,8 @@ impl Cuda {
     ///
     /// # Errors
     /// [`CudaError::NotPrepared`] while the stream is captured. Errors for an [`Attend`] without a kernel, for a list
-    /// length that is 0 or exceeds the longest row, and for lists over a pool that no such kernel supports. The
-    /// driver's errors.
+    /// length that is 0 or exceeds the longest row, and for lists over a pool that no such kernel supports.
+    /// [`CudaError::Variants`] for too many variants. The driver's errors.
     pub fn prepare(&mut self, work: &Prepare<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
         if is_capturing(self.stream.raw())? {

@@ -56,9 +56,9 @@ pub enum CudaError {
         /// The device's compute capability, as 10 * major + minor.
         capability: u32,
     },
-    /// An allocation failed, on the device or in pinned host memory.
+    /// An allocation failed, on the device or on the host, or no thread could be started.
     OutOfMemory {
-        /// The requested bytes.
+        /// The requested bytes; 0 for a thread.
         bytes: u64,
     },
     /// Another failure of the driver. The next call of any kind returns an asynchronous failure.
@@ -226,7 +226,7 @@ pub enum CudaError {
         /// Required alignment in bytes.
         align: u32,
     },
-    /// During a capture, a launch used a plan that is not on the device. Begin or stage the plan first.
+    /// During a capture, a call would have to send its plan to the device. Begin or stage the plan before the capture.
     NotStaged {
         /// The plan's step.
         step: StepId,

@@ -18,7 +18,8 @@
 //!
 //! The `unsafe` calls have conditions that only the host can guarantee: its raw stream is alive
 //! ([`CudaStream::from_raw`]), its addresses are rows ([`DeviceRows::from_raw`], [`DeviceRowsMut::from_raw`]), a
-//! graph's memory still exists ([`CudaGraph::launch`]), and two streams are ordered ([`Cuda::set_stream`]).
+//! graph's memory still exists ([`CudaGraph::launch`]), two streams are ordered ([`Cuda::set_stream`]), and the host's
+//! own kernel fits its launch ([`Function::launch`]).
 //!
 //! A program with this backend starts on any machine, because the first call opens the driver (`driver/forward.rs`).
 //! The README describes a build without a CUDA toolkit.

@@ -129,8 +129,9 @@ impl Cuda {
 
     /// Stages `plan`, whose step is open, for later launches and graphs.
     ///
-    /// `begin` has staged it already, unless another plan was staged since. Plan for a graph with
-    /// [`plan_padded`](crate::Engine::plan_padded): the padding of a plan after its `begin` makes another plan.
+    /// `begin` has staged it already, unless another plan was staged or a variant of attention was added since. Plan
+    /// for a graph with [`plan_padded`](crate::Engine::plan_padded): the padding of a plan after its `begin` makes
+    /// another plan.
     ///
     /// A launch stages its plan if necessary, but a graph cannot. Stage a plan, capture its launches, and replay the
     /// graph after staging any plan with the same [`StagedPlan::graph`].

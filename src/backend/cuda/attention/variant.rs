@@ -55,12 +55,12 @@ pub(super) struct Variant {
     /// The properties that select its kernels.
     pub(super) of: Selection,
     pub(super) decode: Decodes,
-    /// `None` until a step uses the extend kernel.
+    /// `None` until `Cuda::prepare` or a step adds the extend kernel.
     pub(super) extend: Option<Extend>,
     pub(super) split: Split,
     /// Present for attention over lists.
     pub(super) lists: Option<ListBuffers>,
-    /// Whether a kernel may read spans once, but no plan has had spans yet.
+    /// Whether `add_shared` must still look for a kernel that reads spans once.
     pub(super) may_share: bool,
     /// Reads shared spans once, if a kernel supports the variant.
     pub(super) shared: Option<SharedDecode>,

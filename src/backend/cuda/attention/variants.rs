@@ -1,8 +1,8 @@
 //! The variants of attention and their launches.
 //!
 //! A *variant* is attention with a shape of the pool, given query heads, a sliding window or chunks, a length of lists
-//! and a sign of the scale. Each step is split for each variant. A model has one variant, or two if local and global
-//! layers alternate. `Cuda::prepare`, or else the first launch, allocates the memory of a variant; from then on,
+//! and a sign of the scale. Each step is split for each variant. Most models have one variant, or two if local and
+//! global layers alternate. `Cuda::prepare`, or else the first launch, allocates the memory of a variant; from then on,
 //! staging a plan splits it for the variant. The memory of the extend kernel, and of the kernel with shared spans, is
 //! allocated by `Cuda::prepare` or by the first step that uses them.
 
@@ -362,7 +362,8 @@ fn has_extend(work: &Prepare<'_>) -> bool {
     work.extend || work.trees || work.decode_tokens > 1
 }
 
-/// Returns the maximum number of variants of a pool; `layout` may be any group's view. Only group 0 has labels.
+/// Returns the maximum number of variants of a pool; `layout` may be any group's view. Groups with
+/// their own shape have no labels.
 fn variants_max(layout: &PoolLayout) -> usize {
     let has_labels = layout.of_group(0).label_channels() > 0;
     if has_labels { 2 * VARIANTS_MAX } else { VARIANTS_MAX }

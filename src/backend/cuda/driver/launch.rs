@@ -211,8 +211,8 @@ impl Gpu {
     /// takes up to a second unless the result is in the driver's cache.
     ///
     /// # Errors
-    /// [`CudaError::Capability`] if the device cannot run it, [`CudaError::Archive`] if its PTX archive is corrupt,
-    /// [`CudaError::Ptx`] if the driver rejects it, or another error of the driver.
+    /// [`CudaError::Capability`] if the device cannot run it, [`CudaError::Archive`] if its PTX archive is corrupt
+    /// or lacks it, [`CudaError::Ptx`] if the driver rejects it, or another error of the driver.
     pub fn load(&self, kernel: &'static Kernel) -> Result<Function, CudaError> {
         self.bind()?;
         self.function(kernel)

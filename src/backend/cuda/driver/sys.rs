@@ -1,4 +1,5 @@
-//! Declares the driver's functions that this backend calls, with the types of `cust::sys` except the result type.
+//! Declares the driver's functions that this backend calls by name, with the types of `cust::sys` except the result
+//! type. [`find_function`] finds the others.
 //!
 //! Only the types of `cust` are used here. Its functions return an enum of the result codes of CUDA 11 drivers, and a
 //! code outside an enum is undefined behaviour. Here the result is an integer, because later drivers may add codes. The

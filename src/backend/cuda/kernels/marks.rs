@@ -1,8 +1,8 @@
 //! Marks: comments in the PTX that become instructions on newer devices.
 //!
-//! The PTX is for compute capability 8.0 and later. Instructions of 9.0, for programmatic dependent launch
+//! Most PTX is for compute capability 8.0 and later. Instructions of 9.0, for programmatic dependent launch
 //! (`driver/launch.rs`) and fp8, are comments in it (`pdl.cuh` and `e4m3.cuh` of `ptx/src/common`). This module
-//! replaces them if the device has the instructions.
+//! replaces them if the device has the instructions. Texts for 9.0 alone need no marks.
 
 use std::borrow::Cow;
 

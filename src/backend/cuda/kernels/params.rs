@@ -30,8 +30,8 @@ pub const KV_HEADS_MAX: u32 = 65535;
 const _: () =
     assert!(PAGE_SIZE_MAX <= PAGE_TOKENS_MAX, "attend_decode.cuh has no bits for the slot");
 
-/// The parameters of `attend_decode_*`, `attend_extend_*`, `attend_f32`, `attend_latent_*` and `attend_latent_join_*`,
-/// by value. Structs of other kernels begin with it.
+/// The parameters of all attention kernels except `attend_shared_*`, by value. [`AttendSharedParams`] and
+/// [`SelectParams`] begin with it.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct AttendParams {
@@ -109,9 +109,9 @@ pub struct AttendParams {
     pub masks: u64,
 }
 
-/// Flag of a page table row in the staged rows and in [`ExtendWork`]: the sequence is a draft tree. Kernels that
-/// support trees are `attend_extend_*`, except those of fp8 for compute capability 9.0, `attend_decode_*_r64_sm90a` and
-/// those over latent or f32 rows.
+/// Flag of a page table row in the staged rows and in [`ExtendWork`]: the sequence is a draft tree. These kernels
+/// support trees: `attend_decode_*_r64_sm90a`, those over latent or f32 rows, and `attend_extend_*`. Exceptions are
+/// `attend_extend_fp8_*_sm90a`.
 pub const TREE_ROW: u32 = 1 << 31;
 
 /// Returns whether a row is marked as a draft tree.

@@ -117,7 +117,7 @@ impl MoveQueue {
         }
         match self.in_flight.iter().find(|(later, _)| *later >= part) {
             Some((_, event)) => event.block(stream),
-            // The part has no event, because its submission failed. The failed call has waited for the device.
+            // There is no such part, or its submission failed. A failed call has waited for the device.
             None => Ok(()),
         }
     }

@@ -21,7 +21,8 @@ impl Cuda {
     ///
     /// # Errors
     /// Returns an error if pages do not exist or differ in shape or fingerprint, or if the pool is on another device.
-    /// [`CudaError::PageInUse`] if a captured copy uses a page with an unfinished move. The driver's errors.
+    /// [`CudaError::PageBytes`] for pages that are too large for the kernel. In a capture, [`CudaError::PageInUse`] for
+    /// pages with an unfinished move, or [`CudaError::NotPrepared`] if the kernel is not loaded. The driver's errors.
     pub fn copy_to_pool(
         &self,
         target: &mut Cuda,

@@ -23,7 +23,8 @@ const WRITER: u32 = u32::MAX;
 
 /// Host pages, each contiguous in the order `[plane, lane, piece]`.
 ///
-/// A thread pins them, and unpins them after the backend is dropped, so the host waits for neither.
+/// A thread pins them, and unpins them after the backend is dropped, so the host waits for neither. If a lease exists
+/// then, the drop of the last lease unpins them.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Region {
     pages: Arc<Pages>,

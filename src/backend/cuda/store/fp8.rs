@@ -24,7 +24,7 @@ const THREADS: u32 = 256;
 const UNIT: u32 = 16;
 
 /// Returns all kernels that a store may use. A store selects one by the alignment of the host's rows and the bytes of a
-/// slot.
+/// slot number.
 pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec<&'static Kernel> {
     if layout.is_latent() {
         return vec![STORE_LATENT_FP8];

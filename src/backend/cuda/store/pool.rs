@@ -14,7 +14,8 @@ use crate::backend::{PlanError, check};
 use crate::id::LayerId;
 use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolLayout, Strides};
 
-/// A pool in device memory, for the layers of one shape. The memory is not initialised: kernels read only stored slots.
+/// A pool in device memory, for the layers of one shape. The memory is not initialised: no result depends on a
+/// slot that was not stored.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Pool {
     memory: Arc<DeviceBuffer>,

@@ -15,12 +15,13 @@ use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
 use crate::layout::PoolLayout;
 
-/// Steps with these numbers of tokens use the kernel with streaming loads and stores, if units have 16 bytes and slots
-/// 4 bytes. Each thread loads four units of K and four of V before it stores them. These steps are large enough to fill
-/// the device, and too small to replace the contents of L1 and L2 (measured on an H200 with rows of 2 KiB).
+/// Steps with these numbers of tokens use the kernel with streaming loads and stores, if units have 16 bytes and slot
+/// numbers 4. Each thread loads four units of K and four of V before it stores them. These steps are large enough to
+/// fill the device, and too small to replace the contents of L1 and L2 (measured on an H200 with rows of 2 KiB).
 const STREAMING_TOKENS: std::ops::RangeInclusive<u32> = 513..=8192;
 
-/// Returns the kernels that steps of up to `tokens` tokens may use, depending on the alignment of the host's rows.
+/// Returns the kernels that steps of up to `tokens` tokens may use. A store selects one by the tokens of the step, the
+/// alignment of the host's rows and the bytes of a slot number.
 pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, tokens: u32) -> Vec<&'static Kernel> {
     let bytes = layout.store_widths()[0] * layout.dtype().rows().size() as usize;
     let (row_bytes, units) =

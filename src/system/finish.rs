@@ -30,7 +30,7 @@ access! {
 }
 
 /// Implements [`Engine::finish_with`](crate::Engine::finish_with). O(pages published or released, and nodes that become
-/// idle).
+/// idle or deferred).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`].

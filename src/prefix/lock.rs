@@ -13,7 +13,8 @@ pub struct Stale;
 
 impl PrefixTree {
     /// Locks a match, and splits its last node if the match ends inside it. The fence no longer counts the pages of
-    /// nodes that were deferred and have a new user. O(nodes that were idle or deferred).
+    /// nodes that were deferred and have a new user. O(nodes that were idle or deferred, their clean entries, and the
+    /// extents before a split).
     ///
     /// # Errors
     /// [`Stale`] if the tree has changed since the match in one of these ways: a node was split, trimmed or evicted, or

@@ -11,7 +11,7 @@
 //! The columns are divided by access. Walks read `link`; locks and eviction read `usage`. Few nodes have a value in
 //! `scope` (nodes without a parent) and `deferred` (nodes that fenced locks hold). `shared_spans` uses `passed`. Spans
 //! and the child table have their own stores. Only `spawn`, `split` and `despawn` add and remove nodes.
-//! `attach_pages` adds pages, and `detach_pages` removes them (`contents`).
+//! `contents.rs` describes the calls that add and remove pages.
 //!
 //! * T1. All columns hold the same nodes; nodes <= device pages + host pages, since no node is empty.
 //! * T2. The child table contains each node once, under its parent (or scope) and its first page's tokens; siblings'

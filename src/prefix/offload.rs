@@ -146,8 +146,9 @@ impl PrefixTree {
         }
     }
 
-    /// Saves the oldest dirty device pages until the `ahead` oldest device pages are clean, or no host page can be
-    /// taken. If an entry is dropped for its host page, the device pages of its cells are appended to `freed`.
+    /// Saves the oldest dirty device pages until the `ahead` oldest device pages are clean. Stops early if no host page
+    /// can be taken, or if taking one removes the cell to save. The device pages of the cells of an entry that is
+    /// dropped for its host page are appended to `freed`.
     /// O(pages saved).
     pub(crate) fn save_ahead(&mut self, ahead: u32, freed: &mut Vec<PageId>) {
         self.hosts_mut().ahead = true;

@@ -112,7 +112,7 @@ impl SharedPrefixFinder {
     }
 
     /// Finds the spans of a batch. Each of `rows` is a sequence, its lock and the number of its published pages.
-    /// O(rows + passed nodes, at most 8 for each row), plus the sort of the spans.
+    /// O(rows + nodes walked), plus the sort of the spans. One walk visits at most 8 nodes times the number of rows.
     pub(crate) fn find<'a>(
         &mut self,
         tree: &mut PrefixTree,

@@ -108,7 +108,7 @@ impl PrefixTree {
     }
 
     /// Returns the longest prefix of a walk whose tails have all their cells. The walk matches `pages` pages in group
-    /// 0. O(places that lack a cell, and tails).
+    /// 0. O(places from the start of the hit's tails to the end of the walk, for each group).
     ///
     /// Outlined, so that a match pays one comparison where there is one group.
     #[cold]

@@ -20,7 +20,8 @@ access! {
     }
 }
 
-/// Implements [`Engine::complete`](crate::Engine::complete). O(pages returned and nodes that become idle).
+/// Implements [`Engine::complete`](crate::Engine::complete). O(pages returned, and nodes and cells that
+/// become idle).
 ///
 /// # Errors
 /// [`Error::UnknownStep`] for a step that was never planned, [`Error::StepOpen`] if a step up to it is neither

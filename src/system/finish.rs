@@ -1,5 +1,5 @@
-//! Finishes or preempts a sequence: publishes its computed pages unless the caller drops them, releases the rest
-//! through the fence, and ends its promise.
+//! Finishes or preempts a sequence: publishes its computed pages unless the caller drops them or prompts share no
+//! prefixes, releases the rest through the fence, and ends its promise.
 
 use crate::config::EngineShape;
 use crate::error::Error;
@@ -30,7 +30,7 @@ access! {
 }
 
 /// Implements [`Engine::finish_with`](crate::Engine::finish_with). O(pages published or released, and nodes that become
-/// idle).
+/// idle or deferred).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`].

@@ -190,7 +190,7 @@ fn share_pages(world: &mut Fork<'_>, seq: SeqKey, child: SeqKey, shared: u32, se
     }
 }
 
-/// Begins the step of the copies, which read the parent's tail and write the children's.
+/// Begins the step of the copies, which read the parent's last page of each track and write those of the children.
 fn begin_copies(world: &mut Fork<'_>, seq: SeqKey) -> StepId {
     let step = world.steps.begin(false, 0);
     for &key in world.buffers.children.iter().chain([&seq]) {

@@ -26,7 +26,7 @@
 //! | [`complete`]: return pages and locks from the fence | writes | writes | | writes | writes |
 //! | [`abort`]: undo plans | writes | | writes | writes | writes |
 //! | [`finish`], `preempt`: release everything | writes | writes | writes | | writes |
-//! | [`fork`]: share a prefix, copy a tail | writes | writes | writes | writes | writes |
+//! | [`fork`]: share a prefix, copy the last page | writes | writes | writes | writes | writes |
 //! | [`rollback`]: forget tokens | writes | | writes | writes | writes |
 //! | [`release`]: release pages and locks, at once or through the fence | writes | writes | | | writes |
 //! | [`reset`]: drop cached prefixes | writes | writes | | | |

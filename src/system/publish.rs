@@ -10,8 +10,8 @@ use crate::system::tails::{give_back, keep_tails};
 use crate::world::Buffers;
 
 /// Publishes a running sequence's whole pages of known, computed tokens. If the tree already has some of these pages,
-/// the row switches to the tree's pages and releases its own. It also releases pages of other groups that no later
-/// token reads. O(pages published).
+/// the row switches to the tree's pages and releases its own. With groups, it also keeps the tails at the marks that it
+/// reaches, and releases the pages that no later token reads. O(pages published, and tails kept).
 pub(crate) fn publish(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,

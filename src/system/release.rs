@@ -24,7 +24,8 @@ pub(crate) fn release_pages(
     }
 }
 
-/// Releases a lock: through the fence while `last_step` is unfinished, else at once. O(nodes that become idle).
+/// Releases a lock: through the fence while `last_step` is unfinished, else at once. O(nodes that become idle or
+/// deferred, and pages dropped).
 pub(crate) fn release_lock(
     pages: &mut PagePool,
     prefixes: &mut PrefixTree,

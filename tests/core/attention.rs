@@ -29,7 +29,7 @@ fn cpu_keeps_the_contract_on_every_path_of_the_machine() {
     }
 }
 
-/// Every move takes effect at the last legal moment.
+/// Moves take effect at the last legal moment, or after a call of `moved`.
 #[test]
 fn late_moves_keep_the_contract() {
     let options = |case: &Case| {

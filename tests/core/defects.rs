@@ -497,8 +497,8 @@ fn each_filter_draws_cases_that_show_its_defects() {
     }
 }
 
-/// Tests one defect in each other call, and defects in the sinks, masks and log-sum-exp of attention. The test above
-/// covers `rope_store`, `select` and `attend_selected`.
+/// Tests one defect in each other call except `host_pages`, `synchronize` and the leases, and defects in the sinks,
+/// masks and log-sum-exp of attention. The test above covers `rope_store`, `select` and `attend_selected`.
 #[test]
 fn each_call_has_a_defect_that_the_contract_reports() {
     let all = Check::Cases(Filter::ALL);

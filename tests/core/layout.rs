@@ -1,4 +1,4 @@
-//! Tests the sizes of pools, the heads of ranks, and the planes of latent rows and of scales.
+//! Tests the sizes of pools, the heads of ranks, the planes of latent rows and of scales, and the width of slots.
 
 use kvarena::{
     Capacity, ConfigError, EngineConfig, KvDtype, KvShape, LayerId, PageId, PlaneName, PoolConfig,

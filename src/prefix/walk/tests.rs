@@ -1,6 +1,6 @@
 //! Compares long texts that differ in one token, at each place of that token. The comparison must find the page of the
-//! token in any block and any run of entries. All tokens of a text are distinct, so two texts share exactly the tokens
-//! before the changed one.
+//! token in any block and any run of entries. All tokens of a text are distinct, so a comparison at a wrong offset
+//! fails.
 
 use super::common_pages;
 use crate::fence::Fence;
@@ -146,7 +146,7 @@ fn matches_over_split_nodes_end_at_the_changed_token() {
                 assert_eq!(found, pages[..expected], "page_size {page_size}, {at}");
             }
         }
-        assert_eq!(tree.node_count(), 5, "each split made a node");
+        assert_eq!(tree.node_count(), 5, "each split inside a node adds one");
     }
 }
 

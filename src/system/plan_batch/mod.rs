@@ -48,7 +48,7 @@ struct Needs {
 }
 
 /// Implements the [`Engine`](crate::Engine)'s `plan_batch`, `plan_drafts` and `plan_padded` (with a `size`). The plan
-/// is in `scratch`. O(batch, new tokens and page table words sent).
+/// is in `scratch`. O(batch, new tokens and page table words sent), plus [`find_spans`].
 ///
 /// # Errors
 /// [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::StepTokens`], [`Error::PlanSize`], [`Error::OutOfTokens`],

@@ -99,8 +99,8 @@ impl<B: TestBackend> World<'_, B> {
         sinks
     }
 
-    /// Returns the layer's attention with random changes of its scale and soft cap, and of its window if the layer's
-    /// group does not fix it.
+    /// Returns the layer's attention with random changes of its scale and soft cap. Its window also changes if the
+    /// layer's group reads all tokens and the plan has no masks.
     pub(super) fn random_attend(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> Attend {
         let plain = self.case.attend_of(layer);
         let window = self.rng.pick(&[1, 2, 17, 33, 64, 1000, u32::MAX]);

@@ -2,9 +2,9 @@
 //! shapes and batches; B9 and B10 in `sparse`, B19 in `rotated`. No valid call fails in a run, so the failures of B6
 //! and B15 are not checked.
 //!
-//! A run uses one pool for a few rounds. A round admits, forks and finishes sequences, and begins several plans. Some
-//! plans are padded, or decoded from bytes. The round runs the plans layer by layer, sometimes on another thread. It
-//! ends them, and checks that the backend rejects ended plans (B8). It compares:
+//! A run uses one pool for a few rounds. A round admits, forks and finishes sequences, and begins one plan or more.
+//! Some plans are padded, or decoded from bytes. The round runs the plans layer by layer, sometimes on another thread.
+//! It ends them, and checks that the backend rejects ended plans (B8). It compares:
 //!
 //! * every byte of the pool with a shadow, after stores, copies and moves (B3, B5, B7, B11, B12). All pages are first
 //!   filled with NaN, so stray writes change these bytes and stray reads change outputs. Some pools have an additional

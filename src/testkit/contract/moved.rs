@@ -13,8 +13,8 @@ use crate::plan::PageMove;
 use crate::testkit::planner::shuffle;
 
 impl<B: TestBackend> World<'_, B> {
-    /// Does nothing in half of the calls. Otherwise saves some of `pages` and of the free pages, or loads host pages to
-    /// some free pages, up to four times.
+    /// Does nothing in at least half of the calls. Otherwise saves some of `pages` and of the free pages, or loads host
+    /// pages to some free pages, up to four times.
     pub fn move_pages(&mut self, pages: &[PageId]) {
         if self.host.pages.is_empty() || self.rng.one_in(2) {
             return;

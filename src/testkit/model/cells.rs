@@ -193,7 +193,8 @@ impl Model {
     }
 
     /// Makes cells of the private pages in a sequence's tails at a mark. If the tree already has a cell with device
-    /// pages, the sequence switches to the cell's pages. Returns the sequence's duplicate pages.
+    /// pages, the sequence switches to the cell's pages. A cell in host memory alone takes the sequence's pages.
+    /// Returns the sequence's duplicate pages.
     pub(super) fn keep_tails(&mut self, seq: SeqKey, mark: usize) -> Vec<PageId> {
         let mut duplicates = Vec::new();
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");

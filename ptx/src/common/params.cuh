@@ -182,8 +182,9 @@ KV_AT(AttendLatentRowsParams, rows, 256);
 // works on chunk c / stripes of stripe c % stripes. CTAs of different stripes thus read neighbouring heads of the same tokens
 // at about the same time, and share one DecodeWork.
 //
-// The extend kernel takes sequences with more query rows (extend_len * group) than the decode kernel's 8, 16 or 64, and
-// trees, unless the decode kernel is attend_decode_*_r64_sm90a. These, and sequences without query rows, have no units.
+// The extend kernel takes sequences with more query rows (extend_len * group) than the decode kernel's 8, 16 or 64. It
+// also takes trees, unless the decode kernel is attend_decode_*_r64_sm90a. Sequences of the extend kernel, or without
+// query rows, have no units.
 //
 // The last DECODE_EXTRA units of a head have no tokens: they represent the fixed cost of a sequence. Over fp8, whose units take
 // half the time, there are twice as many, except in attend_shared_fp8_*.
@@ -298,7 +299,7 @@ KV_AT(RowShare, extend_len, 28);
 #define NO_SPAN 0xffffffffu
 // SPAN_ROWS for head_dim 256.
 #define SPAN_ROWS_256 64
-// Maximum number of (row, kv head)s of a step, and of a stripe.
+// Maximum number of (row, kv head)s: LISTED_SUMS of a step, LISTED_TAILS of a stripe.
 #define LISTED_SUMS 4096
 #define LISTED_TAILS 512
 // Warps of a CTA that work on tails: in the kernels of Hopper; in those for any device, up to head_dim 128; and for head_dim 256.

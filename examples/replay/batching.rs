@@ -100,7 +100,8 @@ struct Scheduler<'a> {
     /// The last prompt that was tried: that of request `prompt_of`.
     prompt: Vec<TokenId>,
     prompt_of: Option<usize>,
-    /// Spare pages when the next request was rejected. Until there are more, the scheduler does not try it again.
+    /// Spare pages when the next request was rejected. The scheduler tries it again when there are more, or no request
+    /// runs.
     refused_at: Option<i64>,
     batch: Vec<Extend>,
     /// Index in `running` of each item's request.

@@ -1,5 +1,5 @@
-//! Tests that the figures of a sequential replay equal the oracle's exactly, and that a batched replay serves all
-//! requests.
+//! Tests that the figures of a sequential replay equal those of naive models exactly, and that a batched replay serves
+//! all requests.
 
 use indicatif::ProgressBar;
 use kvarena::Reach;

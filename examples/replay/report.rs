@@ -310,7 +310,7 @@ impl Report {
         )
     }
 
-    /// Returns a table of the slowest steps and their work. Its first line has the names and units of the columns.
+    /// Returns a title, the names and units of the columns, and a line for each of the slowest steps and its work.
     fn slowest_steps(&self) -> String {
         const HEADS: [&str; 9] = [
             "step",

@@ -143,8 +143,8 @@ fn json_of(shape: Shape) -> Value {
 /// gives the number of pages or one page is larger.
 ///
 /// # Errors
-/// A size that the engine does not support, options that exclude each other, or `--calibrate` for a model with latent
-/// rows, which are scaled by token.
+/// A size that the engine does not support, options that exclude each other, or an option that does not fit the model,
+/// such as `--calibrate` for latent rows, which are scaled by token.
 pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Result<EngineConfig> {
     if args.calibrate.is_some() && model.latent.is_some() {
         return Err(Error::request(
@@ -201,7 +201,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
 /// Returns the number of host pages.
 ///
 /// # Errors
-/// A size that is not positive or is less than a page, or `--prefix off`.
+/// A size that is not positive, is infinite or is less than a page, or `--prefix off`.
 fn host_pages(args: &Args, page_bytes: u64, prefix_off: bool) -> Result<u32> {
     let Some(gib) = args.host_cache else { return Ok(0) };
     if !(gib > 0.0 && gib.is_finite()) {
@@ -285,7 +285,7 @@ pub(crate) fn unusable(error: kvarena::ConfigError) -> Error {
 /// Returns the batching options of the command line.
 ///
 /// # Errors
-/// Drafts that a step cannot check.
+/// `--draft` with `--overlap on`; `--draft-tree` for a model with a window or a chunk.
 pub fn policy(args: &Args, model: &ModelConfig) -> Result<Policy> {
     let gpu = args.backend == BackendName::Cuda;
     let drafts = drafting(args, model)?;
@@ -358,7 +358,7 @@ pub fn is_demo(args: &Args) -> bool {
 /// Returns the requests of the command line, or the demo's questions if it names neither requests nor a model.
 ///
 /// # Errors
-/// A file cannot be read, a line or a prompt is not a request, or the command line names no requests.
+/// A file cannot be read, a line, a prompt or `--random-requests` is not valid, or the command line names no requests.
 pub fn requests(args: &Args, model: &ModelConfig, text: &Text) -> Result<Vec<Request>> {
     let defaults = defaults(args, model);
     let mut requests = Vec::new();

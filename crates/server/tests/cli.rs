@@ -198,7 +198,7 @@ fn host_memory_keeps_the_pages_of_all_groups() {
     assert!(line.contains(" loaded") && !line.contains(" 0 loaded"), "{line}");
 }
 
-/// Samples differ from each other and do not depend on batching; greedy samples have the golden tokens.
+/// Samples differ from the first one and do not depend on batching; greedy samples have the golden tokens.
 #[test]
 fn samples_share_the_prompt() {
     let case = &common::cases("qwen3-tiny")[5];

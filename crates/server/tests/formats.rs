@@ -119,7 +119,8 @@ fn configs_of_the_old_style() {
     }
 }
 
-/// Computes Llama 3.1's frequencies as its authors do: by wavelength, in three cases.
+/// Computes Llama 3.1's frequencies as its authors do: by wavelength, in three cases. Linear scaling divides all by the
+/// factor.
 #[test]
 fn llama3_rope_in_both_styles() {
     let scaling = json!({

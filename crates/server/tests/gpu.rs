@@ -170,7 +170,8 @@ fn two_gpus_are_as_close_as_one() {
     }
 }
 
-/// Without NCCL, or with a model that cannot be divided, the program rejects several GPUs and names the reason.
+/// The program rejects several GPUs without `--backend cuda`, with a model that cannot be divided, or without NCCL. It
+/// names the reason.
 #[test]
 fn several_gpus_are_refused_by_name() {
     let _lock = lock_gpus();
@@ -339,7 +340,8 @@ impl Runner for GatedRunner {
     }
 }
 
-/// The program exits with code 3 and names the reason if there is no GPU, or no GPU supports the model.
+/// The program exits with code 3 and names the reason if a GPU or a library is missing, or if the GPU cannot serve the
+/// model or its K and V.
 #[test]
 fn the_program_names_why_it_cannot_run() {
     let refuse = |arguments: &[&str], words: &[&str]| {

@@ -15,7 +15,8 @@ use kvarena_host::gpu::products::Choice;
 use kvarena_host::gpu::sums::Transport;
 use kvarena_server::gpu::check::{Case, LOGITS_BOUND, Schedule, Setting};
 
-/// Maximum RMS difference of all logits from the CPU's, if rounding routes some tokens to another expert.
+/// Maximum RMS difference of all logits from the CPU's, in their standard deviations, if rounding routes some tokens to
+/// another expert.
 const EXPERTS_BOUND: f64 = 0.15;
 
 /// Compares a model's results in a setting with a reference.

@@ -281,7 +281,7 @@ ODD_FIELDS = [
 
 
 def ignored_fields(server):
-    """The server must reject fields that change the answer."""
+    """The server rejects fields that it does not serve; the fields that it serves change the answer."""
     ignored = []
     for name, value in ODD_FIELDS:
         status, _, body = complete(server, **{name: value})

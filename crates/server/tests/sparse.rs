@@ -52,7 +52,8 @@ fn sparse_reads_of_contexts_up_to_k_tokens_equal_full_reads() {
     }
 }
 
-/// Above K tokens the output may change. The test prints the report: the changed tokens, and the recall of the lists.
+/// Above K tokens the output may change. The mean recall grows from 1 channel to 16 and to all. The test prints the
+/// reports.
 #[test]
 fn recall_is_reported_above_k_tokens() {
     for model in MODELS {

@@ -1,4 +1,4 @@
-// Shared by attention kernels of Hopper: warpgroup matrix products, mbarriers, a ring of two tiles.
+// Shared by attention kernels of Hopper: warpgroup matrix products, mbarriers, clusters, a ring of two tiles.
 #pragma once
 #include "attend.cuh"
 

@@ -142,7 +142,7 @@ KV_SIZE(StoreLatentFp8Params, 152);
 KV_AT(StoreLatentFp8Params, store, 0);
 KV_AT(StoreLatentFp8Params, rope, 128);
 
-// The parameters contain the list of pages to copy, so nothing is uploaded. CUDA allows 4,096 bytes of parameters.
+// The parameters contain the list of pages to copy, so nothing is uploaded. CUDA 12.0 allows 4,096 bytes of parameters.
 #define COPY_PAGES_MAX 448
 struct PageCopy {
     u32 source;

@@ -1,6 +1,6 @@
-// Parameters of the attention kernels, passed by value, one struct each; move_params.cuh has those of the kernels that move
-// bytes. The Rust counterpart is src/backend/cuda/kernels/params.rs and its folder. Both sides assert the same sizes and
-// offsets, and `ptx/build.py --check` compares the numbers.
+// Parameters of the attention kernels and of store_labels, passed by value, one struct each; move_params.cuh has those
+// of the other kernels that move bytes. The Rust counterpart is src/backend/cuda/kernels/params.rs and its folder.
+// Both sides assert the same sizes and offsets, and `ptx/build.py --check` compares the numbers.
 //
 // There is no padding and no bool: fields are u64, u32, u16, float, or structs of these.
 #pragma once
@@ -18,10 +18,10 @@ using u64 = unsigned long long;
 #endif
 #define KV_AT(type, field, at) static_assert(KV_OFFSET(type, field) == at, #type "." #field)
 
-// One sequence of a step (src/plan/mod.rs BatchRow).
+// One sequence of a step (src/plan/mod.rs BatchRow), or its tokens in one chunk (src/backend/cuda/plan/chunk_rows.rs).
 #define TREE_ROW 0x80000000u  // flag of `row`, here and in ExtendWork: a draft tree, which has masks
 struct BatchRow {
-    u32 row;         // its page table row, | TREE_ROW
+    u32 row;         // its page table row, | TREE_ROW; with chunks, the index of its first directory word
     u32 qo_start;    // its first query row
     u32 extend_len;  // number of its query rows; row qo_start + i has position kv_len - extend_len + i
     u32 kv_len;      // number of tokens with K and V; 0 marks padding, whose out is 0 and lse -inf
@@ -37,8 +37,8 @@ KV_AT(BatchRow, kv_len, 12);
 #define KV_HEADS_MAX 65535
 
 // Parameters of attend_decode_*, attend_extend_*, attend_f32, attend_latent_tiles_*, attend_latent_f32 and
-// attend_latent_join_*. The structs of other kernels (over fp8, latent rows on Hopper, shared spans, sparse reads)
-// begin with it.
+// attend_latent_join_*. The structs of other kernels (over fp8, latent rows on Hopper, shared spans, sparse reads
+// except store_labels) begin with it.
 struct AttendParams {
     u64 q;              // [tokens, q_heads, head_dim], rows q_stride apart, 16-byte aligned (f32: 4-byte)
     u64 out;            // [tokens, q_heads, head_dim] (over latent rows [.., 512]), rows out_stride apart, aligned like q
@@ -60,7 +60,7 @@ struct AttendParams {
     u64 chunk_magic;    // ceil(2^32 / chunk_pages)
     u32 page_size;      // tokens of a page, 1..=PAGE_TOKENS_MAX
     u32 chunk_pages;    // pages of a chunk
-    u32 chunks_per_row; // words of one row's directory
+    u32 chunks_per_row; // words of one row's directory; 1 for attention with chunks
     u32 chunk_base;     // index of the track's first word in the first chunk; all directories (rows * chunks_per_row words) precede it
     u32 q_heads;
     u32 kv_heads;       // attend_decode_*: at most KV_HEADS_MAX
@@ -182,8 +182,9 @@ KV_AT(AttendLatentRowsParams, rows, 256);
 // works on chunk c / stripes of stripe c % stripes. CTAs of different stripes thus read neighbouring heads of the same tokens
 // at about the same time, and share one DecodeWork.
 //
-// The extend kernel takes sequences with more query rows (extend_len * group) than the decode kernel's 8, 16 or 64, and
-// trees, unless the decode kernel is attend_decode_*_r64_sm90a. These, and sequences without query rows, have no units.
+// The extend kernel takes sequences with more query rows (extend_len * group) than the decode kernel's 8, 16 or 64. It
+// also takes trees, unless the decode kernel is attend_decode_*_r64_sm90a. Sequences of the extend kernel, or without
+// query rows, have no units.
 //
 // The last DECODE_EXTRA units of a head have no tokens: they represent the fixed cost of a sequence. Over fp8, whose units take
 // half the time, there are twice as many, except in attend_shared_fp8_*.
@@ -221,7 +222,7 @@ KV_SIZE(ExtendHead, 16);
 KV_AT(ExtendHead, work_count, 0);
 
 struct ExtendWork {
-    u32 row;         // page table row, | TREE_ROW
+    u32 row;         // as in BatchRow
     u32 qo_start;    // first query row of the sequence
     u32 extend_len;
     u32 kv_len;
@@ -298,7 +299,7 @@ KV_AT(RowShare, extend_len, 28);
 #define NO_SPAN 0xffffffffu
 // SPAN_ROWS for head_dim 256.
 #define SPAN_ROWS_256 64
-// Maximum number of (row, kv head)s of a step, and of a stripe.
+// Maximum number of (row, kv head)s: LISTED_SUMS of a step, LISTED_TAILS of a stripe.
 #define LISTED_SUMS 4096
 #define LISTED_TAILS 512
 // Warps of a CTA that work on tails: in the kernels of Hopper; in those for any device, up to head_dim 128; and for head_dim 256.

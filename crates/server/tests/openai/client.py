@@ -172,7 +172,7 @@ def test_logprobs(server):
 
 
 def test_echoes(server):
-    """A token has the same log-probability in an echoed prompt and in an answer, for any cached part of the prompt."""
+    """A token has the same log-probability in an echoed prompt and in an answer, also if the request is repeated."""
     ai = client(server)
     prompt = "<user> what is a page?"
     made = ai.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=6, logprobs=2)

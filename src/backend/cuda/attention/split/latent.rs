@@ -2,8 +2,8 @@
 //!
 //! An item is a tile of query rows, with all heads of a query adjacent, and the tokens that it sees. Few query rows
 //! have their own schedule (`attend_latent_few_sm90a.cuh`), so the width of tiles depends on the step's sequences. CTAs
-//! receive items in order, with about equal units of tokens. Parts of an item cost memory and a join, so an item is cut
-//! only if whole items would end later. The cost is O(items + CTAs), independent of the context.
+//! receive items in order, with about equal units of tokens. Parts of an item cost memory and a join, so items are cut
+//! only if whole items would end noticeably later. The cost is O(items + CTAs), independent of the context.
 //!
 //! Tiles of one sequence read the same rows and should run at the same time. Cut tiles do. Whole tiles do if the first
 //! tiles of all sequences precede their second tiles. If the CTAs of a cluster share an item ([`PAIR`]), two adjacent

@@ -188,7 +188,7 @@ fn host_memory_with_groups() {
     }
 }
 
-/// The backend makes each move at the last legal moment, and no call relies on an earlier one.
+/// The backend makes moves as late as the contract allows, and no call relies on an earlier effect.
 #[test]
 fn late_host_memory_with_groups() {
     let mut all = Summary::default();

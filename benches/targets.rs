@@ -215,6 +215,7 @@ fn evictions(table: &mut Table, page_size: u32) {
         floor.warm_up();
         let (mut samples, mut floor_samples) = (Vec::new(), Vec::new());
         while samples.len() < 20 {
+            // `samples` ends with a restore, which replaces the CPU caches' contents before the floor is measured.
             let mut more = evict.samples();
             floor_samples.extend(more.iter().map(|_| median_ns(1, SAMPLE, || floor.call())));
             samples.append(&mut more);

@@ -76,7 +76,7 @@ fn rank(module: &str) -> u32 {
     found.unwrap_or_else(|| panic!("module {module} has no rank in tests/tidy.rs")).1
 }
 
-/// Returns a file's lines without comments and without its inline tests, which are at its end.
+/// Returns a file's lines without lines of comments and without its inline tests, which are at its end.
 fn code(text: &str) -> impl Iterator<Item = &str> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().expect("there is a first part");
     code.lines().filter(|line| !line.trim_start().starts_with("//"))

@@ -10,7 +10,7 @@ use kvarena::plan::PlanBytesError;
 
 use super::NAMESPACE;
 
-/// Maximum steps of a batch.
+/// Maximum number of steps for which the rows have pages.
 const GROWTH: u32 = 64;
 
 pub struct Nested {

@@ -89,7 +89,7 @@ fn shapes_survive_the_way_through_bytes() {
         shifted.extend_from_slice(&shape.to_bytes());
         assert_eq!(EngineShape::from_bytes(&shifted[1..]), Ok(shape));
     }
-    // Limits at their ends: one token in total, and the largest table.
+    // Extreme limits: one token in total, and 2^31 - 1 tokens in one sequence.
     let pool = PoolConfig { capacity: Capacity::Pages(u32::MAX - 1), ..Default::default() };
     for (max_tokens, max_sequences) in [(1, 1), (u64::from(u32::MAX) / 2, 1)] {
         let config =

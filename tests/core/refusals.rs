@@ -1,4 +1,4 @@
-//! The CPU backend rejects each invalid call with an error that names the value, and writes nothing.
+//! The CPU backend rejects invalid calls with typed errors, and writes nothing.
 
 use super::small_cpu::{Arrays, all_bytes, config, longest_row, opened, pool};
 use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Operand};

@@ -1,5 +1,5 @@
-//! Compares engine and tables with the naive model on seeded workloads. A failure prints the seed and shrunk, literal
-//! ops for `regression.rs`.
+//! Compares engine and tables with the naive model on seeded workloads. A failure prints the seed, and shrunk, literal
+//! ops for `regression.rs`; `late_host_memory_with_groups` has fixed seeds and prints no ops.
 //!
 //! `KVARENA_SEEDS=all cargo test --test core replay` runs all seeds, `KVARENA_SEEDS=1000..2000` another range;
 //! `KVARENA_OPS=500` runs longer workloads.
@@ -188,7 +188,7 @@ fn host_memory_with_groups() {
     }
 }
 
-/// The backend makes each move at the last legal moment, and no call relies on an earlier one.
+/// The backend makes moves as late as the contract allows, and no call relies on an earlier effect.
 #[test]
 fn late_host_memory_with_groups() {
     let mut all = Summary::default();

@@ -1,4 +1,4 @@
-//! Stores: compares the pages that an engine puts and fetches, and their bytes, with a map of the store's pages.
+//! Stores: checks which pages an engine puts and fetches, and that each page has the bytes that belong to its hash.
 
 use std::collections::HashMap;
 

@@ -260,8 +260,8 @@ fn a_capture_refuses_an_unstaged_plan() {
     backend.begin(&third.plan()).expect("a valid plan");
 }
 
-/// For rows of every type, in pools of every kind, `prepare` loads all kernels of a step's launches. Without `prepare`,
-/// a capture fails with a named error.
+/// For rows of every type, in pools of every dtype, with heads or latent rows, `prepare` loads all kernels of a step's
+/// launches. Without `prepare`, a capture fails with a named error.
 #[test]
 fn a_capture_loads_nothing_after_prepare() {
     let latent = KvShape::Latent { rank: 512, rope: 64 };

@@ -1,5 +1,5 @@
-//! Groups of layers: attention has the same bits with and without groups, also in graphs. The tests fill free pages
-//! with NaN, which shows that no call reads released pages.
+//! Groups of layers: attention has the same bits with and without groups, and with and without graphs. The tests fill
+//! free pages with NaN, which shows that no call reads released pages.
 
 use std::collections::HashMap;
 

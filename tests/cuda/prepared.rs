@@ -72,7 +72,7 @@ fn nothing_is_loaded_after_prepare() {
     println!("{}", check_sparse_backend(&Filter::LABELS, with_lists, few));
 }
 
-/// Opens a backend over a small pool. If `labels` is above 0, the pool must have two kv heads.
+/// Opens a backend over a small pool. `labels` is 0, or 2 if the pool has two kv heads.
 fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
     let config = PoolConfig {
         layers: 1,

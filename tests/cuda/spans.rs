@@ -157,7 +157,7 @@ fn over_fp8(
     page_size: u32,
 ) -> Shape {
     let shape = shape(kv_heads, group, head_dim, dtype);
-    // Forks share only whole pages, so small pages give longer spans.
+    // `Drive::fork` needs full pages. Forked sequences have multiples of 16 tokens, so `page_size` must divide 16.
     Shape { fp8: Some(scaling), page_size, capacity: Capacity::Pages(6400 / page_size), ..shape }
 }
 

@@ -21,7 +21,7 @@ fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
         .expect("a small pool")
 }
 
-/// Returns rows of one token each, of sequences of `kv_len` tokens.
+/// Returns batch rows of one token each. All are the same sequence of `kv_len` tokens, in row 0 of the page tables.
 fn rows(count: u32, kv_len: u32) -> Vec<BatchRow> {
     let row = |i| BatchRow { row: RowId::new(0), qo_start: i, extend_len: 1, kv_len };
     (0..count).map(row).collect()

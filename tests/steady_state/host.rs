@@ -98,7 +98,7 @@ impl<B: Backend> Host<B> {
         self.disturb(mix(seed ^ 1));
         self.plan(mix(seed ^ 2), store);
         self.draft(mix(seed ^ 9), store);
-        // One to two steps stay in flight.
+        // At most two steps stay in flight.
         if self.open.len() > 1 + (mix(seed ^ 3) % 2) as usize {
             let step = self.open.remove(0);
             self.engine.commit(step).expect("steps commit in order");

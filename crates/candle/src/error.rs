@@ -34,7 +34,7 @@ pub enum Error {
         /// The expected shape.
         wanted: Vec<usize>,
     },
-    /// The rows of a tensor are not contiguous, so attention would have to copy them.
+    /// The rows of a tensor, or the sinks, are not contiguous, so attention would have to copy them.
     Strides {
         /// The argument.
         operand: Operand,

@@ -18,9 +18,9 @@ pub type Forward<M> = fn(&M, &Step<'_>) -> candle_core::Result<Tensor>;
 
 /// The graphs of a model's steps over one arena.
 ///
-/// The first step of a size runs directly, the second is captured, and later ones replay the graph.
-/// Pad decode steps to a few sizes with [`KvArena::step_padded`]. On a CPU every step runs
-/// directly.
+/// The first step with a [`GraphKey`] runs directly, the second is captured and launched as a graph, and later ones
+/// replay the graph. Pad decode steps to a few sizes with [`KvArena::step_padded`], because steps of another size have
+/// another key. On a CPU every step runs directly.
 pub struct Graphs<'m, M> {
     model: &'m M,
     forward: Forward<M>,

@@ -136,8 +136,8 @@ impl<'a> Step<'a> {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Strides`], [`Error::Dtype`], [`Error::Device`]. [`Error::Engine`] if the backend
-    /// rejects the layer, the parameters or overlapping rows, or if the device fails. [`Error::Candle`] if candle
-    /// cannot allocate the result.
+    /// rejects the layer, the parameters, overlapping rows or, on a GPU, the rows' type or alignment, or if the device
+    /// fails. [`Error::Candle`] if candle cannot allocate the result.
     pub fn attend(
         &self,
         layer: usize,

@@ -102,7 +102,7 @@ pub enum ErrorKind {
         /// The number.
         value: u64,
     },
-    /// The tokens do not fill the pages.
+    /// The tokens do not exactly fill the pages, or the page size is 0.
     TokenCount {
         /// Number of tokens.
         tokens: usize,

@@ -119,7 +119,7 @@ fn simulate(config: &FleetConfig, requests: &[Request]) -> Result<Vec<Outcome>, 
     Ok(outcomes)
 }
 
-/// Prints a table of the work that an engine does besides serving.
+/// Prints an engine's time for each request, by stages of publishing events, and the stages' time for each stored page.
 fn print_costs(host: HostConfig, requests: &[Request]) -> Result<(), Box<dyn Error>> {
     println!("\nwork of one engine besides serving      us per request   ns per stored page");
     let all = costs(host, requests)?;

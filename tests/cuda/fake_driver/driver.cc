@@ -12,11 +12,11 @@
  * Meanwhile later work of the same stream and of the default stream is held back. If the default stream waits, later
  * work of all streams is held back.
  *
- * The driver refuses PTX of a newer ISA than its version supports, PTX for another device's target, and PTX with an
- * instruction that ptx/forms.cc lacks; the log names that instruction. It refuses a launch with more shared memory than
- * a CTA of the device can have. The process ends with a message if a kernel accesses memory that is not allocated, if
- * unsynchronised warps access the same shared memory, or if a kernel waits for ever. The message names the kernel, the
- * warp and the line of PTX.
+ * The driver refuses PTX of a newer ISA than its version supports, PTX for a target that the device cannot run, and PTX
+ * with an instruction that ptx/forms.cc lacks; the log names that instruction. It refuses a launch with more shared
+ * memory than a CTA of the device can have. The process ends with a message if a kernel accesses memory that is not
+ * allocated, if warps race in shared memory (ptx/races.h), or if a kernel waits for ever. The message names the kernel,
+ * the warp and the line of PTX.
  *
  * If the process has a function fake_NAME, it replaces the kernel NAME. The function gets the kernel's parameters, of
  * fake_NAME_bytes bytes, and the grid. fake_ask queues work that is not a kernel (crates/host/tests/fake_cublaslt).

@@ -55,7 +55,7 @@ use config::Family;
 use config::{Config, ConfigError};
 use paged::{gemma3, llama, qwen3};
 
-/// An error of [`load`].
+/// An error of [`load`], [`read_config`], [`weights`] or [`Contiguous::load`](contiguous::Contiguous::load).
 #[derive(Debug)]
 pub enum LoadError {
     /// `config.json` or the folder could not be read.

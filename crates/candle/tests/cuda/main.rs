@@ -47,7 +47,7 @@ fn programs_on_a_gpu_are_exact() {
     assert!(rejected.iter().all(|&count| count > 0), "{rejected:?}");
 }
 
-/// Returns the number of calls that copied memory, if the driver is the stand-in.
+/// Returns the number of memory copies so far, if the driver is the stand-in.
 fn copies() -> Option<u64> {
     unsafe extern "C" {
         fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;

@@ -62,7 +62,8 @@ fn late_copy(device: &Device, to: u64, from: u64, naps: u32) {
     let (mut launch, words) = (kernel.builder(), WORDS as u32);
     launch.arg(&to).arg(&from).arg(&words).arg(&naps);
     let warp = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: both addresses are rows of K, which the tests keep until their streams are done.
+    // SAFETY: both addresses are rows of K. The tests keep them until their streams are done, or the stream of the
+    // kernel orders their release after it.
     unsafe { launch.launch(warp) }.expect("a launch");
 }
 

@@ -1,12 +1,13 @@
-/* Products of matrices (mma, wgmma), and moves of their tiles between shared memory and registers (ldmatrix, stmatrix,
- * movmatrix).
+/* Products of matrices (mma, wgmma), moves of their tiles between shared memory and registers (ldmatrix, stmatrix), and
+ * transposes of tiles in registers (movmatrix).
  *
  * A tile is 8 rows of 8 halves. A register of lane 4 r + c contains columns 2 c and 2 c + 1 of row r of a tile.
  * Therefore the register's column in the register file contains the tile row by row. A result has 16 rows and 8
  * columns; lane 4 r + c has columns 2 c and 2 c + 1 of rows r and r + 8 in four registers.
  *
- * An asynchronous product (wgmma) is computed when its warp waits for it, so operands that are overwritten earlier
- * change the result. Each warp of a warpgroup computes 16 of the 64 rows. */
+ * An asynchronous product (wgmma) is computed when its warp waits for it, so shared memory that is overwritten earlier
+ * changes the result. If A is in registers, it is copied at once. Each warp of a warpgroup computes 16 of the 64
+ * rows. */
 #include "forms.h"
 #include "numbers.h"
 

@@ -1,8 +1,8 @@
 /* Loads and stores, atomics, asynchronous copies (cp.async), and barriers that count arrivals (mbarrier).
  *
- * Each access is checked: it must be aligned, and lie in the CTA's shared memory or in memory that the driver has
- * allocated. An asynchronous copy is made only when a lane waits for it. A lane that reads without waiting therefore
- * reads the old contents. */
+ * Each access is checked: it must be aligned, and lie in shared memory of the cluster, in the kernel's parameters or in
+ * memory that the driver has allocated. An asynchronous copy is made only when a lane waits for it. A lane that reads
+ * without waiting therefore reads the old contents. */
 #include <algorithm>
 #include "forms.h"
 

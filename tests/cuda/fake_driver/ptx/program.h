@@ -51,7 +51,7 @@ struct Form {
     Handler run;
     Together together = Together::NONE;
 };
-/* Returns the form of an opcode. `width`: bytes of the registers of a load or store; 0 if it names no register. */
+/* Returns the form of an opcode, or null. `width`: bytes of the registers that a load or store moves, otherwise 0. */
 const Form* find_form(const std::string& opcode, u32 width);
 
 enum class Special : u8 { TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z, CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, LANEID, WARPID, CLUSTER_RANK, CLUSTER_SIZE, COUNT };

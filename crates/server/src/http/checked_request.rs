@@ -344,5 +344,4 @@ fn stops(body: Body<'_>) -> Result<Vec<String>> {
 }
 
 #[cfg(test)]
-#[path = "checked_request_tests.rs"]
 mod tests;

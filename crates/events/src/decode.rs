@@ -129,7 +129,7 @@ impl fmt::Display for WireError {
             ErrorKind::Type { expected, found } => write!(f, "{found} where {expected} belongs"),
             ErrorKind::EventType { name } => write!(f, "an event of the unknown type `{name}`"),
             ErrorKind::Missing { field } => write!(f, "an event without `{field}`"),
-            ErrorKind::HashWidth { bytes } => write!(f, "a hash of {bytes} bytes, not of 8 or 32"),
+            ErrorKind::HashWidth { bytes } => write!(f, "a hash of {bytes} bytes, not of 32"),
             ErrorKind::Range { field, value } => write!(f, "`{field}` of {value} is too large"),
             ErrorKind::TokenCount { tokens, pages, page_size } => {
                 write!(f, "{tokens} tokens do not fill {pages} pages of {page_size}")

@@ -250,6 +250,8 @@ fn errors_contain_the_offset() {
         payload
     };
     assert_eq!(refused(&hash(&[1; 7])), (at, ErrorKind::HashWidth { bytes: 7 }));
+    let text = decode(&hash(&[1; 8])).expect_err("it is no digest").to_string();
+    assert!(text.ends_with("a hash of 8 bytes, not of 32"), "{text}");
     let digest: Vec<u8> = (0..32).collect();
     let message = decode(&hash(&digest)).expect("a digest is a hash");
     assert_eq!(message.events, [WireEvent::Stored(four_tokens(0x1819_1a1b_1c1d_1e1f))]);

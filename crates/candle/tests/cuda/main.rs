@@ -47,8 +47,8 @@ fn programs_on_a_gpu_are_exact() {
     assert!(rejected.iter().all(|&count| count > 0), "{rejected:?}");
 }
 
-/// Returns the number of memory copies so far, if the driver is the stand-in.
-fn copies() -> Option<u64> {
+/// Returns the function that counts calls that copied memory. Only the stand-in for the driver has one.
+fn copy_counter() -> Option<extern "C" fn() -> u64> {
     unsafe extern "C" {
         fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
         fn dlopen(name: *const c_char, flags: i32) -> *mut c_void;
@@ -58,12 +58,17 @@ fn copies() -> Option<u64> {
     let found = unsafe { dlsym(dlopen(library.as_ptr(), 1), name.as_ptr()) };
     // SAFETY: the stand-in defines the function with this signature.
     (!found.is_null())
-        .then(|| unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(found)() })
+        .then(|| unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(found) })
 }
 
+/// With a real driver, which does not count copies, this test checks nothing.
 #[test]
 fn attend_makes_no_copy() {
     let Some(device) = device() else { return };
+    let Some(copies) = copy_counter() else {
+        assert!(std::env::var_os("FAKE_DRIVER_STREAMS").is_none(), "the stand-in counts copies");
+        return;
+    };
     let mut arena = arena(&device);
     let tokens: Vec<TokenId> = (0..5).map(TokenId::new).collect();
     let seq = arena.engine.admit(Namespace::default(), &tokens, 0).expect("room");
@@ -77,7 +82,7 @@ fn attend_makes_no_copy() {
     assert_eq!(copies(), before);
     // The counter works: reading a tensor back copies.
     out.flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("numbers");
-    assert!(before.is_none_or(|before| copies() > Some(before)));
+    assert!(copies() > before);
 }
 
 #[test]

@@ -136,11 +136,11 @@ impl Gauge {
 
 /// Returns the first channels of each head, to measure times with random weights. With such weights, no channel is more
 /// important than another.
-pub fn first_channels(model: &ModelConfig, count: u32) -> Result<LabelChannels> {
+pub fn first_channels(model: &ModelConfig, count: u32) -> LabelChannels {
     let (layers, kv_heads) = (model.layers as u32, model.kv_heads as u32);
     let values = (0..layers * kv_heads).flat_map(|_| 0..count).collect();
     LabelChannels::new(layers, kv_heads, count, values)
-        .map_err(|error| Error::request(format!("--sparse: {error}")))
+        .expect("each head has its channels in order")
 }
 
 /// Returns how many of `bytes` remain for K and V. The rest is for labels of `channels` channels, and for the scores of

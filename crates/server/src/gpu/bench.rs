@@ -2,11 +2,12 @@
 //!
 //! The workload is that of a published engine's benchmark, so the numbers are comparable. Prompts are random tokens
 //! below 10,000, and requests ignore stop tokens. `offline` samples at temperature 0.6, `prefill` is greedy, and
-//! `decode` is greedy by default. A decode row's `ms` is the median of up to 128 steps in which all streams generate,
-//! after prompts of 1,024 (`--context`). If the prompts take n steps, about 129 - n of these remain, but at least 97.
-//! `ms_at_context` is the median of the first nine. With `--sparse` a row contains the number of positions that streams
-//! read. With several ranks, the times of a step's parts are null: rank 0 alone would run this measurement, and its
-//! sums would wait forever for the other ranks.
+//! `decode` is greedy by default. A decode row's `ms` is the median of the steps in which all streams generate, after
+//! prompts of 1,024 (`--context`). If the prompts take n steps, and the first prompt takes one, these are 129 - n steps
+//! for n up to 32, and 97 steps for larger n. Longer or shared prompts leave more steps. `ms_at_context` is the median
+//! of the first nine. With `--sparse` a row contains the number of positions that streams read. With several ranks, the
+//! times of a step's parts are null: rank 0 alone would run this measurement, and its sums would wait forever for the
+//! other ranks.
 
 mod load;
 mod sums;

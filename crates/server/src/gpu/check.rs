@@ -145,7 +145,7 @@ impl Case {
         let device = device.clone();
         let weights = Rc::new(source.weights(&device, &model.config, Share::WHOLE)?);
         let labels = labels(&model, &prompts)?;
-        let wrong_labels = first_channels(&model.config, CHANNELS)?;
+        let wrong_labels = first_channels(&model.config, CHANNELS);
         let (continuations, reference) = (Vec::new(), HashMap::new());
         let (ranks, sums) = (1, None);
         Ok(Self {

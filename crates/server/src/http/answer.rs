@@ -308,5 +308,4 @@ fn reason(finish: Option<Finish>) -> Value {
 }
 
 #[cfg(test)]
-#[path = "answer_tests.rs"]
 mod tests;

@@ -345,5 +345,4 @@ fn stops(body: Body<'_>) -> Result<Vec<String>> {
 }
 
 #[cfg(test)]
-#[path = "checked_request_tests.rs"]
-mod tests;
+pub(super) mod tests;

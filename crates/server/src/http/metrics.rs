@@ -55,7 +55,7 @@ impl Metrics {
         snapshot.parts = Part::ALL.map(|part| clock.spent(part));
     }
 
-    /// Counts an answer.
+    /// Counts an answer to a completion or a chat.
     pub fn count(&self, path: &'static str, status: u16) {
         *lock(&self.answers).entry((path, status)).or_default() += 1;
     }
@@ -69,7 +69,8 @@ impl Metrics {
     }
 
     fn write(&self, out: &mut String, waiting: usize) -> fmt::Result {
-        head(out, "generate_answers_total", "counter", "HTTP answers by path and status.")?;
+        let help = "Answers to completions and chats, by path and status.";
+        head(out, "generate_answers_total", "counter", help)?;
         for ((path, status), count) in &*lock(&self.answers) {
             writeln!(out, "generate_answers_total{{path=\"{path}\",status=\"{status}\"}} {count}")?;
         }

@@ -194,7 +194,7 @@ impl Cycle {
         // A sequence recurs only after `2 * cached - 1` others, long after its eviction.
         let sequences = (0..2 * cached).map(work::new_sequence).collect();
         let mut cycle = Self { cache, sequences, next: 0 };
-        // Replaces the whole cache once, so that a measured cycle evicts a sequence that a cycle inserted.
+        // Replaces the whole cache once, so that each measured call evicts a sequence that an earlier call inserted.
         for _ in 0..cached {
             cycle.call();
         }

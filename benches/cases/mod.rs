@@ -74,8 +74,9 @@ impl Cache {
         self.tree.page_size() as usize
     }
 
-    /// Runs the life of a request that computes the uncached part of `tokens`: match, lock, take pages (evicting the
-    /// missing ones), insert, unlock. Ignores tokens past the last whole page. Returns the number of matched pages.
+    /// Runs the life of a request that computes the uncached part of `tokens`: match, lock, evict until enough
+    /// pages are free, take pages, insert, unlock. Ignores tokens past the last whole page. Returns the number of
+    /// matched pages.
     pub fn cycle(&mut self, tokens: &[TokenId]) -> u32 {
         let found = self.tree.match_prefix(NAMESPACE, tokens);
         let mut lock = self.tree.lock(&found, &mut self.fence).expect("the match is fresh");

@@ -12,8 +12,7 @@ use super::Engine;
 
 /// Calls about the prefix cache: matches, namespaces, events and reset.
 impl<B: Backend> Engine<B> {
-    /// Returns the prefix that a prompt would reuse if it were admitted now: whole pages, without the last token.
-    /// O(tokens matched).
+    /// Returns the cached prefix that a prompt matches now: whole pages, without the last token. O(tokens matched).
     ///
     /// Changes nothing, not even recency, so a scheduler can order prompts by their hits. A page with
     /// [`TokenId::PENDING`] never matches.
@@ -88,7 +87,8 @@ impl<B: Backend> Engine<B> {
         self.world.prefixes.drain_events(sink);
     }
 
-    /// Makes the next [drain](Engine::drain_events) emit the whole cache, as after an overflow. O(1).
+    /// Makes the next [drain](Engine::drain_events) emit the whole cache, as after an overflow.
+    /// O(events in the buffer).
     ///
     /// For a subscriber that is new or has missed events.
     pub fn restate_events(&mut self) {

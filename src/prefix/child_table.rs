@@ -88,7 +88,7 @@ impl ChildTable {
         hasher.finish() as u32 & self.hash_mask
     }
 
-    /// Returns the hash of a number that identifies a node.
+    /// Returns the hash of a number. `chain.rs` finds nodes by the hash of their first page.
     pub fn hash_number(&self, number: u64) -> u32 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write_u64(number);

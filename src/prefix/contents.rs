@@ -3,11 +3,11 @@
 //! of a removal are events, hashes and cells. With host memory, `detach_entries` (`hosts.rs`) also removes pages, and
 //! fetches add entries without device pages (`fetches.rs`).
 //!
-//! Followers receive the node, the number of its last pages that change, and whether these pages can match. They can
-//! match if their prefix is of the present generation. The calls come after an addition and before a removal, so the
-//! node's span contains the tokens of the pages. The path to the root gives the namespace and the position of the node
-//! in its prefix. A parent's pages are added before those of its children and removed after them. A split moves pages
-//! between nodes, so it adds and removes none.
+//! Followers receive the node, or the lock on it, and the number of its last pages that change. Pages can match if
+//! their prefix is of the present generation; only these pages get hashes and events. The calls come after an addition
+//! and before a removal, so the node's span contains the tokens of the pages. The path to the root gives the namespace
+//! and the position of the node in its prefix. A parent's pages are added before those of its children and removed
+//! after them. A split moves pages between nodes, so it adds and removes none.
 //!
 //! Not here: when pages are added and removed (`insert.rs`, `evict.rs`, `lock.rs`), where tokens are stored
 //! (`span.rs`).

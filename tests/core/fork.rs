@@ -49,7 +49,8 @@ fn a_long_parent_costs_one_word_for_each_chunk() {
         engine.append(child, &[TokenId::new(i)]).expect("room");
         let items = [Extend { seq: child, len: 1 }];
         let plan = engine.plan_batch(&mut scratch, &items).expect("room");
-        // 97 shared chunks of 1,024; the child's own chunk of 672 pages, and the new page.
+        // One word for each of 97 shared chunks of 1,024 pages. One for the child's own chunk, one for each of its 672
+        // pages, and one for the new page.
         assert_eq!(plan.table_writes.len(), 97 + 1 + 672 + 1);
         engine.commit(plan.step()).expect("it is open");
         engine.complete(engine.newest_step()).expect("it is committed");
@@ -73,7 +74,8 @@ fn a_child_that_was_preempted_sends_its_whole_page_table() {
     assert_mirrored(&engine, child);
 }
 
-/// Two open plans contain words of the parent. The later plan is aborted, so the child sends its words again.
+/// When the child is forked, the plans `second` and `third` are open. `third` contains all words of the parent's page
+/// table and is then aborted, so the child sends these words.
 #[test]
 fn words_of_the_second_of_two_open_plans_are_sent_again() {
     let mut engine = Engine::new(config(1, 8000), CpuOptions::with_threads(1)).expect("it fits");

@@ -23,7 +23,7 @@ use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 use crate::plans::{first_token, plan_of};
 
-/// Buffers at fixed addresses, one of each for each layer, for steps of up to `tokens` tokens.
+/// Buffers of q, k, v, out and lse for each layer, at fixed addresses, for steps of up to `tokens` tokens.
 pub struct Buffers {
     layers: Vec<[DeviceBuffer; 4]>,
     lse: Vec<DeviceBuffer>,
@@ -128,7 +128,7 @@ fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64
     let mut scratch = StepScratch::new();
     let mut graphs: HashMap<GraphKey, CudaGraph> = HashMap::new();
     for step in 0..40 {
-        // A step outside the graph: a new sequence with a long prompt replaces an old one.
+        // A step outside the graph computes the prompt of a new sequence. If `rows` sequences are live, one ends first.
         if step % 5 == 0 {
             if drive.planner.live().len() >= rows {
                 drive.planner.finish(drive.planner.live()[0]);
@@ -179,7 +179,8 @@ fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64
         backend.synchronize().expect("nothing failed");
         buffers.check(&mut drive, &items, &plan, &inputs, &attend);
     }
-    // The decode kernel, the extend kernel and the kernel of trees may each have work. In decode steps, only one has.
+    // The decode kernel has work or none. The extend kernel has none, or has work in a step with or without trees.
+    // These are 6 keys. In decode steps, only the decode kernel has work.
     let most = if tokens == rows { 1 } else { 6 };
     assert!(graphs.len() <= most, "{} graphs", graphs.len());
 }
@@ -213,7 +214,7 @@ fn graphs_of_short_queries_replay() {
 #[test]
 fn graphs_with_trees_replay() {
     let Some(gpu) = gpu() else { return };
-    // Rows of up to 8 tokens, like drafts; and of up to 70 tokens, which are trees if they have at most 64.
+    // Rows of up to 8 tokens, like drafts. Then rows of up to 70 tokens; only those of at most 64 may be trees.
     replay_trees(&gpu, shape(Layout::PageFirst, 16), (8, 40, 8), true);
     replay_trees(&gpu, shape(Layout::LayerFirst, 1), (5, 200, 70), true);
     let fp8 = Shape { fp8: Some(Scaling::ByToken), ..shape(Layout::PageFirst, 16) };
@@ -275,7 +276,7 @@ fn a_capture_loads_nothing_after_prepare() {
     ];
     let shapes = [KvShape::heads(2, 64), latent];
     for (shape, (dtype, rows)) in shapes.iter().flat_map(|&shape| kinds.map(|kind| (shape, kind))) {
-        // Each handle of a device loads kernels once.
+        // A new handle of the device has no loaded kernels, so each case begins without them.
         let Some(gpu) = gpu() else { return };
         let config = PoolConfig {
             layers: 1,
@@ -338,7 +339,8 @@ fn a_capture_ends_where_its_body_panics() {
     stream.capture(|| Ok::<_, CudaError>(())).expect("another capture");
 }
 
-/// Drivers before CUDA 12.3 cannot capture launches by PDL.
+/// Drivers before CUDA 12.3 cannot capture PDL launches. With these drivers, `Function::launch` launches the kernel in
+/// order.
 #[test]
 fn a_hosts_kernel_that_waits_is_captured_by_every_driver() {
     let Some(gpu) = gpu() else { return };

@@ -10,7 +10,8 @@ DEVICE float widen(f16, u32 bits) {
     return x;
 }
 
-// A row of the batch. Its new token is at position `own` and sees the positions from `first` to `own`, both included.
+// A row of the batch. If `lists` is set, the row has one new token, at position `own`. This token sees the positions
+// from `first` to `own`, both included.
 struct Seeing {
     u32 row, qo_start;
     u32 first, own;
@@ -22,14 +23,15 @@ DEVICE Seeing seeing(const AttendParams& p, u32 index) {
     return {r.x, r.y, first, own, r.w > 0 && r.z == 1 && r.x < TREE_ROW};
 }
 
-// Key chunks of a row with lists.
+// The chunks of SCORE_TOKENS keys of a row: from `begin` on, before `end`, counted over all rows. A row without lists
+// has none.
 struct Chunks {
     u32 begin, end;
 };
 DEVICE Chunks chunks_of(const SelectParams& p, u32 index) {
     return {load_u32(p.starts + 4ull * index), load_u32(p.starts + 4ull * index + 4)};
 }
-// Returns the address of the keys of one head of a row, by position.
+// Returns the address of a row's keys for one head: an array of u32. The key of position i is at index i.
 DEVICE u64 keys_of(const SelectParams& p, const Chunks& chunks, u32 head) {
     return p.keys + 4ull * SCORE_TOKENS * (static_cast<u64>(chunks.begin) * p.attend.kv_heads + static_cast<u64>(head) * (chunks.end - chunks.begin));
 }

@@ -32,7 +32,8 @@ pub struct Request {
     pub cancel_after: Option<u32>,
     /// Separates prefixes of different tenants.
     pub namespace: Namespace,
-    /// The salt by which routers distinguish the namespace. `None` if it is the default namespace or has no salt.
+    /// The salt by which routers distinguish the namespace. `None` for the default namespace. Only an engine without
+    /// hashes of pages accepts other namespaces without a salt.
     pub salt: Option<Arc<str>>,
     /// A text that the answer may resemble. The loop searches it for drafts, in addition to the prompt.
     pub prediction: Vec<u32>,
@@ -112,6 +113,7 @@ fn parse_line(
     request.cancel_after = fields.whole("cancel_after")?;
     if let Some(namespace) = fields.whole::<u64>("namespace")? {
         request.namespace = Namespace::new(namespace);
+        request.salt = (namespace != 0).then(|| namespace.to_string().into());
     }
     let sampling = &mut request.sampling;
     sampling.temperature = fields.number("temperature")?.unwrap_or(sampling.temperature);

@@ -262,6 +262,23 @@ fn stop_tokens_and_cancelled_clients_end_a_stream() {
     }
 }
 
+/// Hashes of pages need a name for each namespace.
+#[test]
+fn namespaces_are_served_with_hashed_pages() {
+    let prompt: Vec<u32> = (0..20).collect();
+    let request =
+        |namespace| json!({ "prompt": prompt, "max_new_tokens": 1, "namespace": namespace });
+    let input = [0, 1, 2, 1].map(|namespace| request(namespace).to_string()).join("\n");
+    let fixed = ["--requests", "-", "--json", "--concurrency", "1"];
+    for options in [&[][..], &["--kv-events", "tcp://127.0.0.1:0"]] {
+        let ran = tiny(&[&fixed[..], options].concat(), &input);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let cached: Vec<Value> =
+            lines(&ran.out).iter().map(|line| line["cached_tokens"].clone()).collect();
+        assert_eq!(cached, [0, 0, 0, 16], "{options:?}");
+    }
+}
+
 /// A prediction that equals the answer saves steps, and the report counts the accepted drafts.
 #[test]
 fn a_correct_prediction_saves_steps() {

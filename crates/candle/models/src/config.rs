@@ -94,7 +94,7 @@ impl Config {
 
 /// Returns the tokens of `eos_token_id` in the text of a `config.json`: one, several or none.
 pub fn end_tokens(text: &str) -> Vec<u32> {
-    let number = |value: &Value| value.as_u64().map(|token| token as u32);
+    let number = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
     let config: Value = serde_json::from_str(text).unwrap_or_default();
     match &config["eos_token_id"] {
         Value::Array(tokens) => tokens.iter().filter_map(number).collect(),

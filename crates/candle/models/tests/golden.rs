@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use candle::{DType, Device, Tensor};
 use kvarena::{Capacity, Extend, KvDtype, Namespace, PoolConfig, TokenId};
 use kvarena_candle::KvArena;
-use kvarena_candle_models::config::Config;
+use kvarena_candle_models::config::{Config, end_tokens};
 use kvarena_candle_models::contiguous::Contiguous;
 use kvarena_candle_models::paged::{gemma3, qwen3};
 use kvarena_candle_models::serve::{Limits, Served, serve};
@@ -160,6 +160,16 @@ fn both_forms_of_a_config_are_read() {
 }
 
 /// The patch contains the lines that README and guide show.
+/// An id of more than 32 bits is no token.
+#[test]
+fn end_tokens_are_those_of_the_config() {
+    for (ids, tokens) in
+        [("7", &[7][..]), ("[7, 4294967303, 8]", &[7, 8]), ("4294967303", &[]), ("null", &[])]
+    {
+        assert_eq!(end_tokens(&format!(r#"{{"eos_token_id": {ids}}}"#)), tokens, "{ids}");
+    }
+}
+
 #[test]
 fn the_patch_contains_documented_lines() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -72,7 +72,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<u32>,
 
-    /// Samples per prompt, which share its pages.
+    /// Samples per prompt, which share its pages; 1 with --chat.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub n: u32,
 

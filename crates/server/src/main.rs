@@ -41,6 +41,12 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
+    if args.chat && args.n > 1 {
+        return Err(Error::request(format!(
+            "--n {} is not for --chat: a turn has one answer",
+            args.n
+        )));
+    }
     let threads = args.threads.map_or(0, usize::from); // 0: all cores
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)

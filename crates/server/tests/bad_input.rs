@@ -249,6 +249,7 @@ fn invalid_options_are_refused() {
     let labels = labels.to_str().expect("UTF-8");
     refuse(&[&tiny[..], &["--sparse", "8", "--labels", labels]].concat(), &["channel 1"]);
     refuses_arguments(&["--chat", "--sparse", "8"], REQUEST, &["--labels"]);
+    refuses_arguments(&["--chat", "--n", "4"], REQUEST, &["--chat", "--n 4"]);
     if !cfg!(feature = "cuda") {
         refuse(&["--backend", "cuda"], &["--features cuda"]);
     }

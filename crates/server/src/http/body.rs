@@ -68,7 +68,7 @@ impl<'a> RequestBody<'a> {
 
 /// A request's fields. Null counts as absent.
 #[derive(Clone, Copy, Debug)]
-pub struct Body<'a>(&'a Map<String, Value>);
+pub struct Body<'a>(pub &'a Map<String, Value>);
 
 impl<'a> Body<'a> {
     /// Returns a field.

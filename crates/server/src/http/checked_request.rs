@@ -344,4 +344,4 @@ fn stops(body: Body<'_>) -> Result<Vec<String>> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

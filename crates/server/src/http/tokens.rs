@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::api_error::{ApiError, Result};
-use super::body::{RequestBody, brief};
+use super::body::{Body, RequestBody, brief};
 use super::fields::Kind;
 use super::host::Host;
 use super::prompt;
@@ -39,6 +39,7 @@ pub fn detokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
     if let Some(name) = fields.keys().find(|name| !["model", "tokens"].contains(&name.as_str())) {
         return Err(ApiError::unsupported(name, format!("{name} is not a field of this request")));
     }
+    host.check_model(Body(&fields))?;
     let wrong = |what: String| ApiError::field("tokens", format!("tokens: {what}"));
     let list = fields
         .get("tokens")
@@ -57,4 +58,28 @@ pub fn detokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
     };
     let tokens = list.iter().map(token).collect::<Result<Vec<u32>>>()?;
     Ok(json!({ "prompt": host.text.decode(&tokens) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::checked_request::tests::host;
+
+    #[test]
+    fn both_paths_check_the_model() {
+        let tokenized = |model: Value| {
+            tokenize(&host(), json!({ "model": model, "prompt": "1 2" }).to_string().as_bytes())
+        };
+        let detokenized = |model: Value| {
+            detokenize(&host(), json!({ "model": model, "tokens": [1, 2] }).to_string().as_bytes())
+        };
+        assert_eq!(tokenized("tiny".into()).expect("served")["tokens"], json!([1, 2]));
+        assert_eq!(detokenized("tiny".into()).expect("served")["prompt"], "1 2");
+        for (model, status) in [(json!("other"), 404), (Value::Null, 400), (json!(7), 400)] {
+            for answer in [tokenized(model.clone()), detokenized(model.clone())] {
+                let error = answer.expect_err("no such model");
+                assert_eq!((error.status, error.param.as_deref()), (status, Some("model")));
+            }
+        }
+    }
 }

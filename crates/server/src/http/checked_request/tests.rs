@@ -10,7 +10,7 @@ use kvarena_host::server::Limits;
 use kvarena_host::text::Text;
 
 /// Returns the host of a model without a tokenizer: texts are token ids.
-fn host() -> Host {
+pub(in crate::http) fn host() -> Host {
     let defaults = Defaults {
         max_new_tokens: None,
         samples: 1,

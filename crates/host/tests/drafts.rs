@@ -8,7 +8,9 @@
 mod common;
 
 use common::MIXTURES;
-use common::serving::{Ran, SCHEDULES, Schedule, Setting, requests, serve, serve_by};
+use common::serving::{
+    CollectedStreams, Ran, SCHEDULES, Schedule, Setting, requests, serve, serve_by, server,
+};
 use kvarena::{KvDtype, PrefixMode, Scaling};
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::draft::Drafting;
@@ -252,15 +254,25 @@ fn a_resumed_stream_has_no_drafts_before_its_last_token() {
 #[test]
 fn no_stream_is_preempted_for_drafts() {
     let (model, requests) = read("qwen3-tiny");
-    let one = &requests[..1];
+    let two = [requests[0].clone(), requests[2].clone()];
+    // The pool has memory for one request as long as both, so for all tokens of both except their last ones.
+    let mut whole = requests[7].clone();
+    whole.prompt.truncate(two[0].prompt.len() + two[1].prompt.len() + 19);
     let run = |drafts| {
         let setting =
             Setting { page_size: 1, schedule: Schedule::SmallPool, drafts, ..Setting::default() };
-        serve(&model, one, setting)
+        let runner = CpuRunner::new(&model);
+        let mut server = server(runner, &[whole.clone()], setting, Scaling::Static, None);
+        for request in &two {
+            server.submit(request.clone()).expect("it fits");
+        }
+        let mut collected = CollectedStreams::default();
+        server.run(&mut collected).expect("the requests fit");
+        let tally = server.tally().0.clone();
+        Ran { collected, stats: server.engine().stats(), tally }
     };
-    // The pool has memory for all tokens of the only stream except the last one.
-    let (plain, ran) = (run(None), run(Some(tree(63))));
-    same("one stream", &ran, &plain);
+    let (plain, ran) = (run(None), run(Some(tree(9))));
+    same("two streams", &ran, &plain);
     assert_eq!((plain.tally.preemptions, ran.tally.preemptions), (0, 0));
     assert!(ran.tally.accepted > 0);
 }

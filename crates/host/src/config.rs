@@ -140,27 +140,14 @@ impl ModelConfig {
         }
         let layers = fields.size("num_hidden_layers")?;
         let default_len = if family == Family::Llama { 2048 } else { 32768 };
-        let (rope, window_rope) = match family {
-            Family::Gemma3 | Family::Gemma4 => {
-                let of_windows = window_heads.map_or(rotated, |heads| heads.head_dim);
-                let (rope, of_windows) = Rope::parse_pair(&fields, (rotated, of_windows))?;
-                (rope, Some(of_windows))
-            }
-            _ => (Rope::parse(&fields, rotated)?, None),
-        };
+        let (rope, window_rope) = ropes(&fields, family, rotated, window_heads)?;
         let scale = match &latent {
             Some(latent) => rope.logit_factor / ((latent.nope + latent.rope) as f32).sqrt(),
             None if family == Family::Gemma4 => 1.0,
             None if gemma => 1.0 / (fields.size_or("query_pre_attn_scalar", 256)? as f32).sqrt(),
             None => 1.0 / (head_dim as f32).sqrt(),
         };
-        if family == Family::DeepseekV3 && fields.flag("attention_bias")? {
-            return Err(fields.wrong("attention_bias is not implemented over latent rows"));
-        }
-        let attention_bias = match fields.get("attention_bias") {
-            None => family == Family::GptOss,
-            Some(_) => fields.flag("attention_bias")?,
-        };
+        let attention_bias = attention_bias(&fields, family)?;
         let config = Self {
             family,
             vocab: fields.size("vocab_size")?,
@@ -300,6 +287,34 @@ fn heads(
     let (kv_heads, head_dim, k_is_v) = gemma::full_heads(fields, (kv_heads, head_dim))?;
     may_share(kv_heads)?;
     Ok((kv_heads, head_dim, Some(window_heads), k_is_v))
+}
+
+/// Returns the rotary embedding of layers that read all tokens, and that of layers with a window if it differs.
+fn ropes(
+    fields: &Fields<'_>,
+    family: Family,
+    rotated: usize,
+    window_heads: Option<WindowHeads>,
+) -> Result<(Rope, Option<Rope>)> {
+    if !matches!(family, Family::Gemma3 | Family::Gemma4) {
+        return Ok((Rope::parse(fields, rotated)?, None));
+    }
+    let of_windows = window_heads.map_or(rotated, |heads| heads.head_dim);
+    let (rope, of_windows) = Rope::parse_pair(fields, (rotated, of_windows))?;
+    Ok((rope, Some(of_windows)))
+}
+
+/// Returns whether q, k, v and o have a bias, which latent rows do not support. Only gpt-oss has it by default.
+fn attention_bias(fields: &Fields<'_>, family: Family) -> Result<bool> {
+    match fields.get("attention_bias") {
+        None => Ok(family == Family::GptOss),
+        Some(_) => match fields.flag("attention_bias")? {
+            true if family == Family::DeepseekV3 => {
+                Err(fields.wrong("attention_bias is not implemented over latent rows"))
+            }
+            has_bias => Ok(has_bias),
+        },
+    }
 }
 
 fn default_head_dim(

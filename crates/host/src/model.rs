@@ -230,6 +230,42 @@ impl Model {
         work: &mut Workspace,
         clock: &mut Clock,
     ) -> std::result::Result<(), A::Error> {
+        self.project((index, layer), positions, work, clock);
+        let (_, head_dim) = self.config.heads_of(index);
+        let value_dim = if self.config.latent.is_some() { self.config.value_dim } else { head_dim };
+        resize(&mut work.attended, work.q.len() / head_dim * value_dim);
+        let inputs = AttentionInputs {
+            window: self.config.windows[index],
+            chunk: self.config.chunks[index],
+            q: &work.q,
+            k: &work.k,
+            v: &work.v,
+            sinks: layer.sinks.as_deref(),
+        };
+        attention.layer(index, inputs, &mut work.attended)?;
+        clock.lap(Part::Attention);
+        let values = match &layer.projections {
+            Projections::Heads { .. } => &work.attended,
+            Projections::Latent(latent) => {
+                let (latent_work, transposed) = (&mut work.latent, &mut work.transposed);
+                latent.values(&work.attended, &mut work.values, latent_work, transposed);
+                &work.values
+            }
+        };
+        layer.o.apply(values, &mut work.normed, &mut work.transposed);
+        clock.lap(Part::Products);
+        self.add_output(layer.output_norms.as_ref().map(|[norm, _]| &norm[..]), work);
+        Ok(())
+    }
+
+    /// Computes the rotated q and k, and v, of the normed x.
+    fn project(
+        &self,
+        (index, layer): (usize, &Layer),
+        positions: &[u32],
+        work: &mut Workspace,
+        clock: &mut Clock,
+    ) {
         let ModelConfig { q_heads, norm_eps: eps, .. } = self.config;
         let (kv_heads, head_dim) = self.config.heads_of(index);
         ops::rms_norm(&work.x, &layer.attention_norm, eps, &mut work.normed);
@@ -269,30 +305,6 @@ impl Model {
                 clock.lap(Part::Products);
             }
         }
-        let value_dim = if self.config.latent.is_some() { self.config.value_dim } else { head_dim };
-        resize(&mut work.attended, work.q.len() / head_dim * value_dim);
-        let inputs = AttentionInputs {
-            window: self.config.windows[index],
-            chunk: self.config.chunks[index],
-            q: &work.q,
-            k: &work.k,
-            v: &work.v,
-            sinks: layer.sinks.as_deref(),
-        };
-        attention.layer(index, inputs, &mut work.attended)?;
-        clock.lap(Part::Attention);
-        let values = match &layer.projections {
-            Projections::Heads { .. } => &work.attended,
-            Projections::Latent(latent) => {
-                let (latent_work, transposed) = (&mut work.latent, &mut work.transposed);
-                latent.values(&work.attended, &mut work.values, latent_work, transposed);
-                &work.values
-            }
-        };
-        layer.o.apply(values, &mut work.normed, &mut work.transposed);
-        clock.lap(Part::Products);
-        self.add_output(layer.output_norms.as_ref().map(|[norm, _]| &norm[..]), work);
-        Ok(())
     }
 
     /// Adds the output in `work.normed` to `x`. Models with output norms normalise it first.

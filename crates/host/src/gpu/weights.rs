@@ -400,14 +400,7 @@ impl Weights {
         for address in [&mut embedding, &mut norm, &mut output] {
             *address += base;
         }
-        for layer in &layers {
-            let heads = config.q_heads + 2 * config.kv_heads;
-            fold(device, layer.qkv, heads * config.head_dim, layer.attention_norm, hidden)?;
-            if layer.gate_up > 0 {
-                fold(device, layer.gate_up, 2 * config.intermediate, layer.mlp_norm, hidden)?;
-            }
-        }
-        device.stream.synchronize().map_err(GpuError::from)?;
+        fold_norms(device, config, &layers)?;
         Ok(Self { memory, layers, embedding, norm, output, frequencies })
     }
 
@@ -461,6 +454,19 @@ fn widen_sinks(memory: &mut DeviceBuffer, from: u64, to: u64, heads: usize) -> G
     let wide: Vec<f32> = sinks.into_iter().map(bf16::to_f32).collect();
     memory.write(to, &wide)?;
     Ok(to)
+}
+
+/// Folds the norms before `qkv` and a dense `gate_up` into these matrices, and waits.
+fn fold_norms(device: &Device, config: &ModelConfig, layers: &[LayerWeights]) -> GpuResult<()> {
+    let ModelConfig { hidden, intermediate, head_dim, q_heads, kv_heads, .. } = *config;
+    for layer in layers {
+        let qkv = (q_heads + 2 * kv_heads) * head_dim;
+        fold(device, layer.qkv, qkv, layer.attention_norm, hidden)?;
+        if layer.gate_up > 0 {
+            fold(device, layer.gate_up, 2 * intermediate, layer.mlp_norm, hidden)?;
+        }
+    }
+    Ok(device.stream.synchronize()?)
 }
 
 /// Multiplies a matrix's columns by a norm's weights, and sets the weights to 1.

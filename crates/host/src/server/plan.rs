@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::request::Request;
 use crate::runner::{Draw, Runner};
 use crate::sample::Sampling;
-use crate::shaping::{DrawHistory, Edits, PreparedShaping};
+use crate::shaping::{DrawHistory, Edit, Edits, PreparedShaping};
 use crate::stream::{Stream, StreamKey};
 
 /// Copies that are saved ahead of an eviction may take 1 / `AHEAD_PART` of the host pages.
@@ -245,18 +245,7 @@ impl<R: Runner> Server<R> {
             let number = |row: usize| plan.positions[row] + 1 - request.prompt.len() as u32;
             let forked = sample == 0 && number(first) == 0;
             let forks = if forked { request.samples.max(1) } else { 1 };
-            let edits = match &request.shaping {
-                None => Edits::default(),
-                Some(shaping) => {
-                    let history = DrawHistory {
-                        prompt: &self.requests[stream.request_key].prompt_tokens,
-                        answer: &stream.tokens,
-                        counts: &stream.counts,
-                        answer_len: number(first),
-                    };
-                    shaping.edits(history, &request.stop, changes, &mut work.edits)
-                }
-            };
+            let edits = self.add_edits(stream, number(first), changes, &mut work.edits);
             for sample in (1..forks).chain([sample]) {
                 pending.push(PendingSample { stream: index, sample, draw: work.draws.len() });
                 work.draws.extend((first..=last).map(|row| {
@@ -266,6 +255,21 @@ impl<R: Runner> Server<R> {
             }
         }
         Ok(())
+    }
+
+    /// Appends the edits of a stream's draw after `answer_len` new tokens; `changes` is scratch.
+    fn add_edits(
+        &self,
+        stream: &Stream,
+        answer_len: u32,
+        changes: &mut Vec<Edit>,
+        edits: &mut Vec<Edit>,
+    ) -> Edits {
+        let ActiveRequest { request, prompt_tokens, .. } = &self.requests[stream.request_key];
+        let Some(shaping) = &request.shaping else { return Edits::default() };
+        let (answer, counts) = (&stream.tokens[..], &stream.counts);
+        let history = DrawHistory { prompt: prompt_tokens, answer, counts, answer_len };
+        shaping.edits(history, &request.stop, changes, edits)
     }
 
     /// Chooses how many tokens each running stream computes in the next step. Streams of age `capacity_turn` and above

@@ -196,6 +196,22 @@ impl Products {
                 .map_err(|e| lt("cublasLtMatrixLayoutCreate", e))
         };
         let layouts = [layout(ins, outs)?, layout(ins, rows)?, layout(outs, rows)?];
+        let proposed = self.proposals(description, layouts, most)?;
+        if proposed.is_empty() {
+            return Err(GpuError::NoProduct { shape: [rows, outs, ins] });
+        }
+        let beta = if self.mode_of(op, rows) == ProductMode::Add { 1.0 } else { 0.0 };
+        let plan = |algorithm| Method::CublasLt(Plan { description, layouts, algorithm, beta });
+        Ok(proposed.into_iter().map(plan).collect())
+    }
+
+    /// Returns at most `most` algorithms that cublasLt proposes for a product.
+    fn proposals(
+        &self,
+        description: sys::cublasLtMatmulDesc_t,
+        [weights, xs, ys]: [sys::cublasLtMatrixLayout_t; 3],
+        most: usize,
+    ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, GpuError> {
         let preference =
             result::create_matmul_pref().map_err(|e| lt("cublasLtMatmulPreferenceCreate", e))?;
         let bytes = WORKSPACE_BYTES;
@@ -213,7 +229,6 @@ impl Products {
         let empty = || unsafe { std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>() };
         let mut proposed: Vec<_> = (0..most).map(|_| empty()).collect();
         let mut count = 0;
-        let [weights, xs, ys] = layouts;
         // SAFETY: all handles live, and the array holds `most` results.
         let status = unsafe {
             let status = sys::cublasLtMatmulAlgoGetHeuristic(
@@ -232,12 +247,7 @@ impl Products {
             status
         };
         status.result().map_err(|e| lt("cublasLtMatmulAlgoGetHeuristic", e))?;
-        if count == 0 {
-            return Err(GpuError::NoProduct { shape: [rows, outs, ins] });
-        }
-        let beta = if self.mode_of(op, rows) == ProductMode::Add { 1.0 } else { 0.0 };
-        let plan = |algorithm| Method::CublasLt(Plan { description, layouts, algorithm, beta });
-        Ok(proposed[..count as usize].iter().map(|found| plan(found.algo)).collect())
+        Ok(proposed[..count as usize].iter().map(|found| found.algo).collect())
     }
 
     /// Returns the time of products in sequence over some layers, in milliseconds. They run as a graph, and the fastest

@@ -32,8 +32,8 @@ pub struct Request {
     pub cancel_after: Option<u32>,
     /// Separates prefixes of different tenants.
     pub namespace: Namespace,
-    /// The salt by which routers distinguish the namespace. `None` for the default namespace. An engine without hashes of
-    /// pages also accepts other namespaces without a salt.
+    /// The salt by which routers distinguish the namespace. `None` for the default namespace. Only an engine without
+    /// hashes of pages accepts other namespaces without a salt.
     pub salt: Option<Arc<str>>,
     /// A text that the answer may resemble. The loop searches it for drafts, in addition to the prompt.
     pub prediction: Vec<u32>,

@@ -263,7 +263,9 @@ fn no_stream_is_preempted_for_drafts() {
             Setting { page_size: 1, schedule: Schedule::SmallPool, drafts, ..Setting::default() };
         let runner = CpuRunner::new(&model);
         let mut server = server(runner, &[whole.clone()], setting, Scaling::Static, None);
-        two.iter().for_each(|request| drop(server.submit(request.clone()).expect("it fits")));
+        for request in &two {
+            server.submit(request.clone()).expect("it fits");
+        }
         let mut collected = CollectedStreams::default();
         server.run(&mut collected).expect("the requests fit");
         let tally = server.tally().0.clone();

@@ -133,8 +133,9 @@ pub struct Args {
     pub calibrate: Option<PathBuf>,
 
     /// Generating streams read only K positions of their context, selected by CHANNELS channels of the keys [CHANNELS:
-    /// 16]. Without --labels the requests are served twice. The first pass reads all positions, to choose the channels
-    /// and to count the tokens that change. A --bench of random weights takes the first channels.
+    /// 16]. Without --labels the requests are served twice: the first pass reads all positions, chooses the channels
+    /// and records the tokens; the second counts those that differ. A --bench of random weights takes the first
+    /// channels.
     #[arg(long, value_name = "K[,CHANNELS]", conflicts_with_all = ["calibrate", "check"])]
     pub sparse: Option<Sparse>,
 
@@ -177,7 +178,7 @@ pub struct Args {
     pub overlap: Option<Switch>,
 
     /// Draft up to N tokens of each stream from its text and prompt (and a request's "prediction"), and check them with
-    /// the next token. A step generates one more token than it accepts drafts. The tokens do not change.
+    /// the next token. A step generates a stream's accepted drafts and one more token. The tokens do not change.
     #[arg(
         long,
         value_name = "N",
@@ -198,7 +199,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub fail_every: Option<u64>,
 
-    /// Device of the model; a bench or a check runs on a GPU.
+    /// Device of the model. --bench and --check need a GPU, which is their default.
     #[arg(long, default_value = "cpu", default_value_ifs = [("bench", ArgPredicate::IsPresent, "cuda"), ("check", ArgPredicate::Equals("true".into()), "cuda")])]
     pub backend: BackendName,
 
@@ -210,7 +211,7 @@ pub struct Args {
     #[arg(long, value_name = "WAY")]
     pub sums: Option<SumsName>,
 
-    /// Measure a random model on a GPU, or sums over GPUs. Prints rows such as {"part", "model", "batch", "ms", ..}.
+    /// Measure a random model on a GPU, or sums over GPUs. Prints one row for each result.
     #[arg(long, value_name = "PART", conflicts_with_all = ["chat", "prompt", "model", "check"])]
     pub bench: Option<Bench>,
 
@@ -218,7 +219,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = at_least_one())]
     pub batch: Vec<u32>,
 
-    /// Prompt tokens of a stream of --bench decode, prefill and load.
+    /// Prompt tokens of a stream of --bench decode and prefill; cached tokens of --bench load.
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, value_parser = at_least_one())]
     pub context: u32,
 
@@ -226,7 +227,7 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub common: u32,
 
-    /// Check in every setting that the tokens of a GPU equal those of the CPU, within rounding.
+    /// Check in every setting that a GPU's logits are within bounds of the CPU's.
     #[arg(long, conflicts_with_all = ["chat", "prompt", "requests"])]
     pub check: bool,
 

@@ -63,6 +63,9 @@ fn run(args: &Args) -> Result<()> {
     }
     match args.backend {
         BackendName::Cpu if args.tp > 1 => Err(Error::request("--tp is for GPUs")),
+        BackendName::Cpu if args.check || args.bench.is_some() => {
+            Err(Error::request("--bench and --check are for GPUs"))
+        }
         BackendName::Cpu => on_cpu(args),
         BackendName::Cuda if args.calibrate.is_some() => {
             Err(Error::request("--calibrate is for the CPU"))

@@ -229,7 +229,10 @@ fn invalid_options_are_refused() {
     }
     refuse(&["--backend", "cuda", "--calibrate", "none.json"], &["--calibrate"]);
     refuse(&["--backend", "cpu", "--check"], &["--check"]);
-    refuse(&["--backend", "cpu", "--bench", "decode", "--random-model", "qwen3-0.6b"], &["--bench"]);
+    refuse(
+        &["--backend", "cpu", "--bench", "decode", "--random-model", "qwen3-0.6b"],
+        &["--bench"],
+    );
     refuse(&["--sparse", "0"], &["--sparse", "\"0\""]);
     refuse(&["--sparse", "8,0"], &["--sparse", "\"0\""]);
     refuse(&["--sparse", "8,x"], &["--sparse", "\"x\""]);

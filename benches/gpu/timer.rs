@@ -7,7 +7,7 @@ use crate::Outcome;
 /// A stream and two events.
 pub struct Timer {
     pub stream: CudaStream,
-    /// Microseconds of calls that are timed together.
+    /// Number of microseconds that the calls of one measurement should take together.
     pub together: f64,
     start: CudaEvent,
     end: CudaEvent,
@@ -37,8 +37,8 @@ impl Timer {
         Ok(times[3])
     }
 
-    /// Returns the microseconds of one of several consecutive calls that use `sets` input sets in turn. The calls are
-    /// not in a graph, because a capture adds work to a step. The device must take longer for them than the host.
+    /// Returns the microseconds per call of consecutive calls that use `sets` input sets in turn. The host launches the
+    /// calls one by one, without a graph. The device must take longer for them than the host.
     pub fn launches(
         &mut self,
         sets: usize,

@@ -52,9 +52,9 @@ pub enum ConfigError {
         /// Element type of the pool.
         dtype: KvDtype,
     },
-    /// Latent rows are scaled by token, so they accept no static scales.
+    /// Quantised latent rows require scales by token, but the config selects static scales.
     LatentScaling {
-        /// Element type of the pool.
+        /// Element type of the latent rows.
         dtype: KvDtype,
     },
     /// Events require hashed pages.

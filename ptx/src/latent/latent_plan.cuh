@@ -5,8 +5,8 @@
 #pragma once
 #include "attend.cuh"
 
-// On Hopper, a slot of a part has this number of rows, which is also the maximum number of rows of an item outside pairs. A part of
-// a pair's item has two slots.
+// On Hopper, a slot (memory for the sums of a part) has this number of rows. An item outside pairs has at most as many.
+// A part of a pair's item has two slots.
 #define LATENT_ROWS 64
 #define LATENT_PAIR_ROWS 128
 

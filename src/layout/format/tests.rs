@@ -1,4 +1,4 @@
-//! Tests of pools whose groups have different shapes, by enumeration.
+//! Tests of pools whose groups have different shapes: fixed pools, and every byte of small random pools.
 
 use crate::error::ConfigError;
 use crate::id::{LayerId, PageId};
@@ -94,7 +94,7 @@ fn a_page_holds_all_lanes_of_a_group_without_overlap() {
             let layers = config.groups.layers_of(group);
             let bytes = layer_bytes(&config, group);
             let lanes = u64::from(pool.lanes_of(group));
-            // A page holds as many whole layers as fit. A group of the pool's own shape has no more lanes than group 0.
+            // A group with its own shape has as many lanes as fit, at most 256. Other groups have those of group 0.
             let as_first = group == 0 || pool.groups().shape(group).is_none();
             let fitting = pool.page_bytes() / bytes;
             let first = u64::from(config.groups.layers_of(0));
@@ -214,9 +214,9 @@ fn a_rank_has_its_heads_of_every_group() {
     // A scale encodes its layer in thousands and its head, counted from 1, in ones.
     let scale = |i: u32| (1000 * (i / 16) + i % 16 / 2 + 1) as f32;
     let model = KvScales::new(3, 8, (0..3 * 8 * 2).map(scale).collect()).expect("above 0");
-    let local = model.local(&pool).expect("they are the model's");
+    let local = model.local(&pool).expect("the scales fit the model");
     let head = |layer, head| local.get(LayerId::new(layer), head)[0];
-    // Rank 3 of 4 has the second of two heads, and heads 6 and 7 of eight.
+    // The last of 4 ranks has the last of two heads, and the last two of eight. Layer 0 has no second head: scale 1.
     assert_eq!([head(0, 0), head(0, 1)], [2.0, 1.0]);
     assert_eq!([head(1, 0), head(1, 1), head(2, 1)], [1007.0, 1008.0, 2008.0]);
     assert_eq!(local.check_pool(&layout), Ok(()));

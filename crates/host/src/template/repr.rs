@@ -15,7 +15,7 @@ pub(super) fn format(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value)
     }
 }
 
-/// Returns Python's `str` of a value.
+/// Returns a value as text: lists and dictionaries like Python's `repr`, other values like minijinja.
 pub(super) fn string(value: &Value) -> Rendering<String> {
     let mut out = String::new();
     match value.kind() {

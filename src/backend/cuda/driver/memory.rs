@@ -323,7 +323,7 @@ impl Extent {
 
 /// Pinned host memory: the device copies from and to it without staging, and kernels access it. Dropping it waits for
 /// the work that was submitted to this crate's streams of its device. To free the memory, the driver then waits for all
-/// work of the context. While such a stream is captured, the drop does not wait; a later drop or allocation frees the
+/// work of the context. While such a stream is captured, the drop does not wait; a later call of this crate frees the
 /// memory. A host that uses the memory on other devices must wait for them before the drop.
 #[derive(Debug)]
 pub struct PinnedBuffer {

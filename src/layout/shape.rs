@@ -26,7 +26,7 @@ pub enum KvShape {
     /// The plane [`PlaneName::Latent`] has `rank + rope` numbers for each token: K is the whole row, V its first `rank`
     /// numbers. The host folds the up-projections of K and V into its queries and outputs. Then q is
     /// `[tokens, q_heads, rank + rope]`, and the output is `[tokens, q_heads, rank]`. The scale of attention is that of
-    /// the model's heads before folding. Every rank stores all rows.
+    /// the model's heads before folding. Every tensor-parallel rank stores all rows.
     ///
     /// In a quantised pool, the first `rank` numbers are bytes times a scale of the token ([`Scaling::ByToken`] only).
     /// The others are bf16 in the plane [`PlaneName::Rope`].

@@ -46,7 +46,7 @@ pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
     Ok(())
 }
 
-/// Rejects pools of other types than bf16, which is the activations' type, and fp8.
+/// Rejects pools of types other than bf16 and fp8. The activations are bf16.
 ///
 /// # Errors
 /// The pool has another type.

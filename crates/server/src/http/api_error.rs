@@ -16,7 +16,7 @@ pub struct ApiError {
     pub status: u16,
     /// `type` of the error.
     pub kind: &'static str,
-    /// Message with the invalid value.
+    /// The error's description for the client.
     pub message: String,
     /// The field with the error.
     pub param: Option<String>,

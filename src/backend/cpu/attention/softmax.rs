@@ -130,7 +130,7 @@ pub(in crate::backend::cpu) fn join_parts(
     }
 }
 
-/// Adds the sinks to the softmax of a unit's query rows, and divides their sums.
+/// Adds the sinks to the softmax of a unit's query rows, then divides the rows of `out` by their sums of weights.
 pub(in crate::backend::cpu) fn finish<T: Number>(
     job: &Job<'_, T>,
     unit: Unit,

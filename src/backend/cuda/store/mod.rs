@@ -3,9 +3,9 @@
 //! ```text
 //! pool      memory of K and V, by layer
 //! rows      stores rows unchanged
-//! fp8       quantises rows to fp8, and stores them with their scales
+//! fp8       quantises rows to fp8, and stores them; also computes and stores scales by token
 //! scales    static scales, or the planes of scales by token
-//! rope      normalises and rotates rows, then stores them as `rows` and `fp8` do
+//! rope      normalises and rotates rows, and stores them in unquantised pools; `fp8` stores them in others
 //! labels    stores channels of K in the label plane; computes the scores of a selection
 //! ```
 //!

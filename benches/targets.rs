@@ -64,8 +64,9 @@ fn main() {
 }
 
 impl Table {
-    fn selects(&self, case: &str) -> bool {
-        self.only.as_ref().is_none_or(|only| case.contains(only.as_str()))
+    /// Returns whether the name of one of a group's cases contains the text of `--only`.
+    fn selects(&self, group: &[&str]) -> bool {
+        self.only.as_ref().is_none_or(|only| group.iter().any(|case| case.contains(only.as_str())))
     }
 
     fn head(&self) {
@@ -119,7 +120,7 @@ fn pick(page_size: u32, one: f64, sixteen: f64) -> f64 {
 }
 
 fn hits(table: &mut Table, page_size: u32) {
-    if !["hit hot", "hit cold", "miss", "bytes a token"].iter().any(|case| table.selects(case)) {
+    if !table.selects(&["hit hot", "hit cold", "miss", "bytes a token, tree full"]) {
         return;
     }
     let mut cache = full_cache(page_size, work::SEQUENCES, 0);
@@ -153,7 +154,7 @@ fn hits(table: &mut Table, page_size: u32) {
 fn inserts(table: &mut Table, page_size: u32) {
     const PLACES: usize = 20_000;
     const CALLS: usize = 20;
-    if !table.selects("insert") {
+    if !table.selects(&["insert"]) {
         return;
     }
     let mut insert = Insert::new(page_size, work::SEQUENCES);
@@ -178,7 +179,8 @@ fn inserts(table: &mut Table, page_size: u32) {
 }
 
 fn cycles(table: &mut Table, page_size: u32) {
-    if !table.selects("cycle") {
+    let case = "cycle, 15.4 M tokens";
+    if !table.selects(&[case]) {
         return;
     }
     let mut cycle = Cycle::new(page_size, work::SEQUENCES);
@@ -188,13 +190,7 @@ fn cycles(table: &mut Table, page_size: u32) {
         median_ns(1, 16, || _ = black_box(cycle.call()))
     });
     let ns = median(samples.collect());
-    table.row(
-        "cycle, 15.4 M tokens",
-        page_size,
-        ns,
-        None,
-        pick(page_size, 1e9 / 350e3, 1e9 / 600e3),
-    );
+    table.row(case, page_size, ns, None, pick(page_size, 1e9 / 350e3, 1e9 / 600e3));
 }
 
 fn evictions(table: &mut Table, page_size: u32) {
@@ -206,7 +202,7 @@ fn evictions(table: &mut Table, page_size: u32) {
     };
     for &leaves in leaves {
         let case = format!("evict 256 of {leaves} leaves");
-        if !table.selects(&case) || !fits(page_size, leaves) {
+        if !table.selects(&[&case]) || !fits(page_size, leaves) {
             continue;
         }
         let mut evict = Evict::new(page_size, leaves);
@@ -228,24 +224,30 @@ fn evictions(table: &mut Table, page_size: u32) {
 fn plans(table: &mut Table, page_size: u32) {
     for kv_len in [4096, 65_536] {
         let case = format!("plan, 256 of {kv_len}");
-        if !table.selects(&case) || (page_size == 1 && kv_len > 4096) {
+        let step_case = format!("step, 256 of {kv_len}");
+        let tracks: &[u32] = if kv_len == 4096 { &[2, 4] } else { &[] };
+        let tracks: Vec<_> =
+            tracks.iter().map(|&tracks| (tracks, format!("{case}, {tracks} tracks"))).collect();
+        let mut group = vec![&*case, &*step_case];
+        group.extend(tracks.iter().map(|(_, case)| &**case));
+        if !table.selects(&group) || (page_size == 1 && kv_len > 4096) {
             continue;
         }
         let mut decode = Decode::new(page_size, 256, kv_len);
         let one = plan_ns(&mut decode);
         table.row(&case, page_size, one, None, 10_000.0);
-        for tracks in [2, 4].into_iter().filter(|_| kv_len == 4096) {
+        for (tracks, case) in tracks {
             // The goal: each further track adds at most 0.3 of the time of a plan with one track.
             let ns = plan_ns(&mut Decode::with_tracks(page_size, 256, kv_len, tracks));
             let target = one * (1.0 + 0.3 * f64::from(tracks - 1));
-            table.row(&format!("{case}, {tracks} tracks"), page_size, ns, None, target);
+            table.row(&case, page_size, ns, None, target);
         }
         let steps = (0..400).map(|_| {
             decode.prepare();
             median_ns(1, 1, || decode.step())
         });
         let ns = median(steps.collect());
-        table.row(&format!("step, 256 of {kv_len}"), page_size, ns, None, None);
+        table.row(&step_case, page_size, ns, None, None);
     }
 }
 
@@ -263,21 +265,23 @@ fn plan_ns(decode: &mut Decode) -> f64 {
 }
 
 fn alloc_free(table: &mut Table) {
-    if table.selects("alloc and free, a page") {
+    let case = "alloc and free, a page";
+    if table.selects(&[case]) {
         let mut pages = AllocFree::new(1 << 20, 50);
         pages.check();
         let ns = median_ns(300, 100, || pages.call()) / COUNT as f64;
-        table.row("alloc and free, a page", 1, ns, None, 2.5);
+        table.row(case, 1, ns, None, 2.5);
     }
 }
 
 fn replay(table: &mut Table, page_size: u32) {
-    if !table.selects("replay") {
+    let [small, large] = ["replay small, a request", "replay large, a request"];
+    if !table.selects(&[small, large]) {
         return;
     }
     let exact = [
-        (work::Chats::small(), "replay small, a request", pick(page_size, 0.7251, 0.7228)),
-        (work::Chats::large(), "replay large, a request", pick(page_size, 0.6790, 0.6759)),
+        (work::Chats::small(), small, pick(page_size, 0.7251, 0.7228)),
+        (work::Chats::large(), large, pick(page_size, 0.6790, 0.6759)),
     ];
     for (chats, case, hit_rate) in exact {
         let (mut samples, mut floor_samples) = (Vec::new(), Vec::new());

@@ -14,6 +14,12 @@ pub const MOVED: u32 = 1024;
 /// Pages that a store takes at a time.
 const PUTS: usize = 16;
 
+/// Returns prompt number `own`, of `pages` whole pages and one token. Prompts have no token in common.
+fn prompt(own: u32, pages: u32) -> Vec<TokenId> {
+    let len = pages * PAGE_SIZE + 1;
+    (0..len).map(|i| TokenId::new(own * len + i)).collect()
+}
+
 /// Two sets of prompts. The device has memory for one set, so loading a set evicts the other.
 pub struct Tiers {
     engine: Engine<Null>,
@@ -54,9 +60,8 @@ impl Tiers {
             ..EngineConfig::from(pool)
         };
         let engine = Engine::new(config, Null).expect("a valid config");
-        let len = pages * PAGE_SIZE + 1;
-        let prompt = |own: u32| (0..len).map(|i| TokenId::new(own * len + i)).collect();
-        let sets = [0, 1].map(|set| (0..prompts).map(|i| prompt(set * prompts + i)).collect());
+        let sets =
+            [0, 1].map(|set| (0..prompts).map(|i| prompt(set * prompts + i, pages)).collect());
         let mut tiers = Self {
             engine,
             sets,
@@ -119,11 +124,10 @@ impl Tiers {
 
     /// Returns prompts of `pages` whole pages that no call has returned before.
     pub fn new_prompts(&mut self, pages: u32) -> Vec<Vec<TokenId>> {
-        let (prompts, len) = (MOVED / pages, pages * PAGE_SIZE + 1);
+        let prompts = MOVED / pages;
         let first = 2 * prompts + self.fetched;
         self.fetched += prompts;
-        let prompt = |own: u32| (0..len).map(|i| TokenId::new(own * len + i)).collect();
-        (first..first + prompts).map(prompt).collect()
+        (first..first + prompts).map(|own| prompt(own, pages)).collect()
     }
 
     /// Fetches prompts from a store that has all of their pages. If host memory is full, other host pages are dropped.

@@ -24,8 +24,6 @@ pub const PROMPT_LEN: usize = 512;
 pub const SEQUENCE_LEN: usize = 2048;
 /// Number of cached sequences.
 pub const SEQUENCES: usize = 10_000;
-/// Number of new sequences in the measurements of other caches: half for inserts, half for cycles.
-pub const NEW_SEQUENCES: usize = 2000;
 /// Number of sequences that match no page.
 pub const MISSES: usize = 256;
 /// Tokens of a leaf of the eviction case.

@@ -44,7 +44,7 @@ pub struct Args {
     /// After each step, saves up to K of the oldest pages to host memory ahead of their eviction
     #[arg(long, value_name = "K", default_value_t = 0, requires = "host_pages")]
     pub ahead: u32,
-    /// Adds a store of unlimited size behind host memory. It stores keys without bytes
+    /// Adds a store of unlimited size behind host memory. It stores keys without bytes; core time includes its work
     #[arg(long, requires = "host_pages", conflicts_with = "groups")]
     pub store: bool,
     /// Groups of layers besides the one that keeps all tokens, each as REACH:TOKENSxTRACKS, such as

@@ -19,7 +19,7 @@ use super::Engine;
 /// Admission, growth, forks, preemption and the end of requests.
 impl<B: Backend> Engine<B> {
     /// Returns the cost of admitting a prompt now: the pages it needs, whether and when they fit, and its leader.
-    /// O(prompt), and if it does not fit O(unfinished steps and prefix nodes).
+    /// O(prompt); if it does not fit also O(unfinished steps, times the idle nodes and the tails of the match).
     ///
     /// Changes nothing, not even recency.
     ///
@@ -40,7 +40,8 @@ impl<B: Backend> Engine<B> {
         admission(&Estimate::of(&self.world), &Prompt { namespace, tokens: prompt, promise })
     }
 
-    /// Admits a prompt as a new sequence: matches and locks its cached prefix and takes a row, but no pages. O(prompt).
+    /// Admits a prompt as a new sequence: matches and locks its cached prefix and takes a row, but no pages. O(prompt);
+    /// more if it does not fit, as [`Engine::admission`].
     ///
     /// The first [`cached_len`](Engine::cached_len) tokens need no computing.
     ///
@@ -97,7 +98,8 @@ impl<B: Backend> Engine<B> {
         is_leading(&IsLeading::of(&self.world), leader)
     }
 
-    /// Replaces a running sequence's promise by one of `len` tokens in total, as in [`admit`](Engine::admit). O(1).
+    /// Replaces a running sequence's promise by one of `len` tokens in total, as in [`admit`](Engine::admit). O(1), or
+    /// O(unfinished steps) if the pages do not fit.
     ///
     /// 0 returns the unused promised pages.
     ///
@@ -182,10 +184,10 @@ impl<B: Backend> Engine<B> {
     /// prompt diverges from a cached one, and at the end of the sequence. The host marks other places: the end of a
     /// system prompt, or the [`cached_len`](Leader::cached_len) of a [leader](Admission::leader).
     ///
-    /// A mark takes effect at the commit that publishes the last page before it; a mark at the end of the published
-    /// pages takes effect at once. At most 4 marks wait, and a preemption drops them. A mark keeps nothing while
-    /// promises need the pages. Without groups of layers, and in [`PrefixMode::None`](crate::PrefixMode::None), marks
-    /// have no effect.
+    /// A mark takes effect at the commit, fork, finish or preemption that publishes the last page before it; a mark at
+    /// the end of the published pages takes effect at once. At most 4 marks wait, and a preemption drops the others. A
+    /// mark keeps nothing while promises need the pages. Without groups of layers, and in
+    /// [`PrefixMode::None`](crate::PrefixMode::None), marks have no effect.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the tokens of the published
@@ -195,7 +197,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Preempts a sequence: releases its pages, and keeps its tokens and its row for [`resume`](Engine::resume).
-    /// O(pages released, and prefix nodes that become idle: [`Engine::complete`]).
+    /// O(pages published or released, and prefix nodes that become idle: [`Engine::complete`]).
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`].
@@ -203,7 +205,8 @@ impl<B: Backend> Engine<B> {
         preempt(Finish::of(&mut self.world), seq, keep)
     }
 
-    /// Admits a preempted sequence again with all its tokens; `promise` as in [`admit`](Engine::admit). O(tokens).
+    /// Admits a preempted sequence again with all its tokens; `promise` as in [`admit`](Engine::admit). O(tokens); more
+    /// if they do not fit, as [`Engine::admission`].
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`] (the promise). [`Error::OutOfPages`] if
@@ -213,8 +216,8 @@ impl<B: Backend> Engine<B> {
         self.world.counters.count_refusal(resumed)
     }
 
-    /// Finishes a sequence: its whole computed pages stay cached, and the rest is released. O(pages released, and
-    /// prefix nodes that become idle: [`Engine::complete`]).
+    /// Finishes a sequence: its whole computed pages stay cached, and the rest is released. O(pages published or
+    /// released, and prefix nodes that become idle: [`Engine::complete`]).
     ///
     /// The host may call it while an unfinished step includes the sequence; the commit of that step skips the sequence.
     ///

@@ -246,7 +246,8 @@ impl SequenceTable {
         self.stores.tokens.chunks_for(tokens)
     }
 
-    /// Returns the number of the next plan, for [`Sequence::last_plan`].
+    /// Returns the number of the next plan, for [`Sequence::last_plan`]. A plan that fails also uses its number up, so
+    /// the numbers that it has left in sequences have no effect.
     pub(crate) fn next_plan(&mut self) -> u64 {
         self.plans += 1;
         self.plans

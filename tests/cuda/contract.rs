@@ -110,7 +110,7 @@ fn an_engine_serves_texts_that_share_spans() {
     let report = check_served(false, options, seeds.clone(), |backend| {
         once += u32::from(backend.cuda.span_work().is_some());
     });
-    println!("{report}; {once} steps read a span once");
+    println!("{report}; {once} calls of attention read a span once");
     assert!(once > 0 || seeds.count() < 5, "no span is read once");
 }
 

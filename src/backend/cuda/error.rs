@@ -145,9 +145,9 @@ pub enum CudaError {
         /// Fingerprint of the target.
         target: u64,
     },
-    /// Pages have more bytes than the copy kernel can count.
+    /// A page, or a token's slot in all layers, has more bytes than the kernel that copies it can count.
     PageBytes {
-        /// Bytes of one page.
+        /// Bytes of one page or slot.
         bytes: u64,
         /// Maximum for the unit of this copy.
         max: u64,
@@ -323,7 +323,7 @@ impl fmt::Display for CudaError {
                 write!(f, "pages of fingerprint {source:#x} do not fit those of {target:#x}")
             }
             Self::PageBytes { bytes, max } => {
-                write!(f, "pages of {bytes} bytes are above the {max} that a copy counts")
+                write!(f, "pages or slots of {bytes} bytes are above the {max} that a copy counts")
             }
             Self::OtherDevice { ordinal } => {
                 write!(f, "a pool, rows or a stream are on another device, {ordinal}")

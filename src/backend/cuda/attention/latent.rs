@@ -208,7 +208,7 @@ fn extra(pool: &Pool, layer: LayerId) -> ExtraParams {
     ExtraParams { scales, rope, ..ExtraParams::default() }
 }
 
-/// Launches the kernel of rows of f32.
+/// Launches the kernel of rows of f32, whose pools have no variants.
 ///
 /// # Safety
 /// The addresses in `params` have rows for every token of the staged step, and belong to the layer.
@@ -219,7 +219,9 @@ pub(in crate::backend::cuda) unsafe fn launch_plain(
     params: AttendParams,
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let (Latent::Plain(kernel) | Latent::Split([kernel, _], _)) = pool.selection().latent();
+    let Latent::Plain(kernel) = pool.selection().latent() else {
+        unreachable!("`prepare` gives split work a variant")
+    };
     let (blocks, extra) = (8 * gpu.multiprocessors(), extra(pool, layer));
     // SAFETY: the caller guarantees the rows; scales and rope belong to the layer.
     unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }

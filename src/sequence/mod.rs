@@ -10,8 +10,9 @@
 //!
 //! * S1. cached_len <= planned_len. page_len = ceil(planned_len / page_size), minus pending pages.
 //! * S2. The first `published` pages of group 0 belong to the tree, on the path of the lock. Later pages are private to
-//!   the row, and so are the pages of other tracks at places without a cell. In those tracks a row keeps only the pages
-//!   that later tokens read: `Limits` returns the first place that the row keeps.
+//!   the row. In the tracks of other groups, a cell owns the pages of its place; the pages of places without a cell are
+//!   private. In those tracks a row keeps only pages that tokens after the published ones read. `Limits` returns the
+//!   first place that the row keeps.
 //! * S3. A preempted sequence has only tokens.
 //! * S4. Plans have sent the pages before `dirty_from` to the backends. The next plan must send all later ones. The
 //!   first `inherited` pages are whole chunks of the page table that a parent's plans have sent permanently.
@@ -331,7 +332,7 @@ impl SequenceTable {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];
         assert!(sequence.page_len == 0, "S4: a row inherits before it has pages");
-        // In other tracks, shared places contain only cells.
+        // In the tracks of other groups, cells own all pages that the parent keeps at these places.
         let pages = self.stores.pages.whole_chunks(pages);
         self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);

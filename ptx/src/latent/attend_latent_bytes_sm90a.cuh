@@ -1,6 +1,6 @@
-// Copies latent rows of fp8 for items of many query rows (Copies of attend_latent_sm90a.cuh). A warpgroup loads bytes into
-// registers, multiplies them by their tokens' scales and writes them to shared memory as T. The products then use them like rows
-// of T. The additional rounding to T is much finer than the rounding to fp8.
+// The template argument `Copies` of attend_latent_sm90a.cuh for latent rows of fp8, in items of many query rows. A
+// warpgroup loads bytes into registers, multiplies them by their tokens' scales and writes them to shared memory as T.
+// The products then use them like rows of T. The additional rounding to T is much finer than the rounding to fp8.
 //
 // The warpgroup copies 32 rows at a time, each warp 8 of them. A warp prefetches its rows into the L2 cache one tile
 // ahead; its registers hold half of their columns. In a pair, each CTA widens one half of a tile's rows, and the TMA
@@ -16,7 +16,8 @@ template <class T> struct LatentBytes {
     static constexpr u32 ROWS = 32, MINE = 8;  // rows that a CTA, and a warp, copies at a time
     static constexpr int REGISTERS = 88;
 
-    // Returns the number of arrivals for half of a tile's columns: all threads arrive for each 32 rows, so twice in a single CTA.
+    // Returns the number of arrivals for half of a tile's columns. All threads arrive once for each 32 rows that their
+    // CTA widens: once in a pair, twice in a single CTA.
     static __device__ __forceinline__ u32 fillers(u32 ctas) { return E::GROUP * 2 / ctas; }
 
     // A lane's share of its warp's MINE rows: of every second row, 16 bytes in half of V's columns; of every fourth row, 16 bytes of
@@ -36,8 +37,8 @@ template <class T> struct LatentBytes {
         prefetch(from), prefetch(from + 128);
         if (lane < 16) prefetch(rope_at(all.rope, tile.page, tile.slot));
     }
-    // Loads the first half of the columns, and the scales, of the rows that lanes `from` to `from + 7` have looked up. `half` is the
-    // half that is needed first.
+    // Loads half of the columns, and the scales, of the rows that lanes `from` to `from + 7` have looked up. `half` is
+    // 0 or 1; the warp stores this half first.
     static __device__ __forceinline__ void load_first(const AttendLatentFp8Params& all, Bytes& bytes, const Found& tile, u32 from, u32 half, u32 lane) {
         load_half(all, bytes, tile, from, half, lane);
         const u32 row = from + lane % 8, page = __shfl_sync(~0u, tile.page, row), slot = __shfl_sync(~0u, tile.slot, row);
@@ -69,7 +70,8 @@ template <class T> struct LatentBytes {
     // Stores 4 blocks of columns. `rows` is the address of this warp's rows in the first block. All addresses derive
     // from one address by XOR with constants and by constant offsets, which saves registers.
     static __device__ __forceinline__ void store_half(u32 rows, const Bytes& bytes, u32 lane) {
-        // Half of the lanes write their second eight first, so that eight lanes at a time use all banks.
+        // Each lane writes two groups of eight numbers. Half of the lanes write the second group first, so that eight
+        // lanes at a time use all banks.
         const u32 second = lane / 4 % 2, at = rows + lane % 16 / 4 * E::BLOCK + Few::within(lane / 16, lane % 4 * 2 + second);
 #pragma unroll
         for (u32 i = 0; i < MINE / 2; ++i) {
@@ -105,7 +107,8 @@ template <class T> struct LatentBytes {
     static __device__ __forceinline__ void copy(const AttendLatentFp8Params& all, u32 memory, typename E::Shared& shared, u32 index, u32 end, u32 ctas) {
         const AttendParams& p = all.attend;
         const u32 warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32, rank = ctas == 2 ? cluster_rank() : 0;
-        // A CTA of a pair looks up only its half of a tile. A single CTA looks up both halves, by eights of lanes in turn.
+        // A CTA of a pair looks up only its half of a tile. In a single CTA, lanes 0 to 7 look up rows of the first
+        // half, and lanes 8 to 15 rows of the second. The upper 16 lanes look up the same rows.
         const u32 mine = (ctas == 2 ? rank : lane / 8 % 2) * ROWS + warp * MINE + lane % 8;
         typename Few::Walk walk{p, index, end, 0, {}};
         walk.item();
@@ -145,7 +148,7 @@ template <class T> struct LatentBytes {
             }
             tile = next;
             if (tile.left == 0) {
-                // A warp has rows of both halves of the columns.
+                // Each warp waits for both halves of the columns, because it writes both.
                 E::wait_emptied(shared, n + 1, 0), E::wait_emptied(shared, n + 1, 1);
                 return;
             }

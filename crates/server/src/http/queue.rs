@@ -24,7 +24,7 @@ pub struct Queue<T> {
 #[derive(Debug)]
 struct State<T> {
     jobs: VecDeque<T>,
-    /// Number of streams of taken jobs that waited at the last call of `take` or of a wait.
+    /// Number of waiting streams of taken jobs. `take` updates it; waiting for jobs sets it to 0.
     waiting: usize,
     is_closed: bool,
 }

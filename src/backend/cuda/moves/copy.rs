@@ -1,7 +1,7 @@
 //! Copies of whole pages by a kernel: inside a pool, between two pools, and between a pool and pinned host memory. Each
 //! pool may be layer-first or page-first. One kernel copies between all layouts; its parameters contain the page ids.
 //!
-//! The callers choose the pages. `transfer.rs` copies by the copy engines.
+//! The callers choose the pages. `transfer.rs` also uses the copy engines.
 
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;

@@ -253,8 +253,9 @@ fn stop_tokens_and_cancelled_clients_end_a_stream() {
         let fixed = ["--model", dir.to_str().expect("UTF-8"), "--requests", "-", "--json"];
         let ran = generate(&[&fixed[..], options].concat(), &input);
         assert_eq!(ran.code, Some(0), "{}", ran.err);
-        let lines = lines(&ran.out);
-        for (line, len) in lines.iter().zip([3, 5, 0, 0, 20]) {
+        let (lines, lengths) = (lines(&ran.out), [3, 5, 0, 0, 20]);
+        assert_eq!(lines.len(), lengths.len(), "{options:?}");
+        for (line, len) in lines.iter().zip(lengths) {
             assert_eq!(line["tokens"], json!(case.tokens[..len]), "{options:?}");
             assert_eq!(line.get("cancelled").is_some(), line["index"] == 1 || line["index"] == 2);
         }

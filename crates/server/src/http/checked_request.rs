@@ -229,7 +229,9 @@ fn biases(body: Body<'_>, vocab: usize) -> Result<Vec<(u32, f32)>> {
         return Err(wrong(format!("{} tokens, of at most {BIASES_MAX}", fields.len())));
     }
     let bias = |(id, value): (&String, &Value)| {
-        let token = id.parse::<u32>().ok().filter(|&id| (id as usize) < vocab);
+        // Another spelling of a number would be a second key of the same token.
+        let is_token = |token: &u32| (*token as usize) < vocab && token.to_string() == *id;
+        let token = id.parse::<u32>().ok().filter(is_token);
         let token =
             token.ok_or_else(|| wrong(format!("{id:?} is not a token id below {vocab}")))?;
         let bias = value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));

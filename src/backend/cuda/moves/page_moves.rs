@@ -20,7 +20,8 @@ impl Cuda {
     /// that write the pages. Returns an event at the end of the copies.
     ///
     /// # Errors
-    /// Returns an error if pages do not exist or differ in shape or fingerprint, or if the pool is on another device.
+    /// Returns an error if pages do not exist or differ in shape or fingerprint, or if the pool or the stream is on
+    /// another device.
     /// [`CudaError::PageBytes`] for pages that are too large for the kernel. In a capture, [`CudaError::PageInUse`] for
     /// pages with an unfinished move, or [`CudaError::NotPrepared`] if the kernel is not loaded. The driver's errors.
     pub fn copy_to_pool(
@@ -30,7 +31,9 @@ impl Cuda {
         stream: &CudaStream,
     ) -> Result<CudaEvent, CudaError> {
         self.gpu.bind()?;
-        self.gpu.check_same(Some(target.gpu.ordinal()))?;
+        for gpu in [&target.gpu, stream.gpu()] {
+            self.gpu.check_same(Some(gpu.ordinal()))?;
+        }
         let fingerprints = (self.page_fingerprint(), target.page_fingerprint());
         let (source, pages) = (self.pools.of(0).pages(), target.pools.of(0).pages());
         if !source.is_like(pages) {

@@ -208,6 +208,7 @@ fn fields_of_the_wrong_type_or_range() {
         ("min_tokens", json!(-1), "-1 is no whole number"),
         ("top_k", json!(-2), "top_k -2"),
         ("logit_bias", json!({ "100": 1 }), "not a token id below 100"),
+        ("logit_bias", json!({ "5": 1, "05": 1 }), "\"05\" is not a token id below 100"),
         ("logit_bias", json!({ "5": 101 }), "101 is not from -100 to 100"),
         ("logit_bias", json!([5]), "no object"),
         ("allowed_token_ids", json!([]), "empty"),

@@ -422,7 +422,11 @@ fn a_step_uses_a_kernel_that_takes_its_rows() {
     assert_eq!(tails(&[one, two, chunk]), Some((0, 0)), "neither kernel takes the chunk");
     assert_eq!(tails(&[one, eight, chunk]), Some((0, 1)));
     assert_eq!(tails(&[four, eight]), Some((1, 1)), "a row with its own items");
-    assert_eq!(tails(&[eight, eight, padding]), Some((0, 2)), "padding does not need the decode kernel");
+    assert_eq!(
+        tails(&[eight, eight, padding]),
+        Some((0, 2)),
+        "padding does not need the decode kernel"
+    );
     assert_eq!(tails(&[one, one, tree]), Some((0, 0)), "neither kernel takes the tree");
     assert_eq!(
         tails(&[four, four, tree]),

@@ -6,6 +6,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvarena::{
     Capacity, Engine, EngineConfig, Extend, Groups, Hashing, Namespace, Null, PoolConfig, Reach,
@@ -16,9 +17,12 @@ use kvarena::{
 const LARGE: usize = 512 << 10;
 const SYSTEM_PAGE: usize = 4096;
 
-/// Records the live large blocks by address and size. Blocks that need no zeros begin as a pattern, so that writes of
-/// zeros are also detected.
+/// Records the live large blocks by address and size. While [`FILLS`] is set, blocks that need no zeros begin as a
+/// pattern, so that writes of zeros are also detected.
 struct Recording;
+
+/// Not set at first: memory would back a filled table even if the engine did not touch it.
+static FILLS: AtomicBool = AtomicBool::new(false);
 
 static BLOCKS: Mutex<[(usize, usize); 256]> = Mutex::new([(0, 0); 256]);
 
@@ -34,8 +38,10 @@ unsafe impl GlobalAlloc for Recording {
         // SAFETY: the caller's contract is passed on.
         let at = unsafe { System.alloc(layout) };
         if !at.is_null() && layout.size() >= LARGE {
-            // SAFETY: the block was just given out, with that many bytes.
-            unsafe { at.write_bytes(0xa5, layout.size()) };
+            if FILLS.load(Ordering::Relaxed) {
+                // SAFETY: the block was just given out, with that many bytes.
+                unsafe { at.write_bytes(0xa5, layout.size()) };
+            }
             record((0, 0), (at.expose_provenance(), layout.size()));
         }
         at
@@ -70,7 +76,8 @@ fn contents() -> Vec<u64> {
         for start in (0..size).step_by(SYSTEM_PAGE) {
             let at = std::ptr::with_exposed_provenance::<u8>(at + start);
             let len = SYSTEM_PAGE.min(size - start);
-            // SAFETY: the block lives, all its bytes were written when it was allocated, and no other thread runs.
+            // SAFETY: the block lives, all its bytes were written when it was allocated (no block is older than `FILLS`),
+            // and no other thread runs.
             let bytes = unsafe { std::slice::from_raw_parts(at, len) };
             let mut hasher = DefaultHasher::new();
             hasher.write(bytes);
@@ -176,5 +183,8 @@ fn prefaulted_tables_are_backed_by_memory() {
 fn memory_is_backed_at_the_start_or_little_by_little() {
     #[cfg(target_os = "linux")]
     prefaulted_tables_are_backed_by_memory();
+    let blocks = *BLOCKS.lock().expect("no thread panics here");
+    assert_eq!(blocks, [(0, 0); 256], "no block is older than the pattern");
+    FILLS.store(true, Ordering::Relaxed);
     the_first_rare_operation_touches_few_pages();
 }

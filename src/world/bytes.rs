@@ -14,8 +14,9 @@ use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
-/// The bytes that an engine allocates when it is created. K and V in host memory and other memory of the backend are
-/// not included.
+/// The bytes that an engine allocates when it is created. Does not include K and V in host memory, which backends
+/// allocate: [`PoolLayout::host_region_pages`](crate::PoolLayout::host_region_pages) times
+/// [`PoolLayout::page_bytes`](crate::PoolLayout::page_bytes). Does not include other memory of backends either.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -53,9 +53,10 @@ fn others_are_planned_while_a_sequence_loads() {
     let loads = engine.admit(Namespace::default(), &text(0), 0).expect("there is room");
     assert_eq!(engine.cached_len(loads), Ok(12));
     assert_eq!(engine.is_loading(loads), Ok(false), "the load has not begun");
-    engine.load(&[loads]).expect("there is room");
-    assert_eq!(engine.is_loading(loads), Ok(true));
     let other = engine.admit(Namespace::default(), &text(7)[..3], 0).expect("there is room");
+    engine.load(&[loads, other]).expect("there is room");
+    assert_eq!(engine.is_loading(other), Ok(false), "it waits for no load");
+    assert_eq!(engine.is_loading(loads), Ok(true));
     compute(&mut engine, &mut scratch, other);
     // Each query of finished moves lets the backend finish one batch more.
     assert!((0..9).any(|_| engine.is_loading(loads) == Ok(false)), "the load ends");

@@ -37,6 +37,11 @@ mod small_cpu;
 mod stores;
 mod trees;
 
+/// Returns whether `KVARENA_SEEDS` is a range. Minimum counts of a test hold for the seeds of the test alone.
+fn is_range() -> bool {
+    env::var("KVARENA_SEEDS").is_ok_and(|seeds| seeds != "all")
+}
+
 /// Returns the seeds of a test: the first `few`, all with `KVARENA_SEEDS=all`, as in CI, or a range such as
 /// `KVARENA_SEEDS=1000..2000`.
 fn seeds(few: u64, all: u64) -> Range<u64> {

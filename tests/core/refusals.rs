@@ -4,8 +4,8 @@ use super::small_cpu::{Arrays, all_bytes, config, longest_row, opened, pool};
 use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Operand};
 use kvarena::{
     Attend, Capacity, Compaction, CpuOptions, KvShape, LabelChannels, LabelError, LayerId,
-    NO_POSITION, OpenBackend, PageCopy, PageId, PlanError, PlaneName, PoolConfig, Queries, RowId,
-    Select, Selection, SlotId, SparseBackend, StepBounds, StepId, TableShape,
+    NO_POSITION, OpenBackend, PageCopy, PageId, PlanError, PlaneName, PoolConfig, Queries, Rope,
+    RowId, Select, Selection, SlotId, SparseBackend, StepBounds, StepId, TableShape,
 };
 
 #[test]
@@ -140,6 +140,28 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
     assert_eq!(attend(Attend { scale: 0.0, ..plain }, 240, 240, 20), Ok(()));
     assert_eq!(attend(plain, 240, 240, 20), Ok(()));
     assert_eq!(all_bytes(&cpu), stored);
+}
+
+#[test]
+fn frequencies_of_another_length_are_refused() {
+    let arrays = Arrays::good();
+    let plan = arrays.plan();
+    let mut cpu = opened();
+    cpu.begin(&plan).expect("a valid plan");
+    let mut qkv = vec![1.0_f32; 5 * 8 * 12];
+    let (operand, wanted) = (Operand::Frequencies, 6);
+    for actual in [0, 5, 7, 12, 6] {
+        let frequencies = &[0.5; 12][..actual];
+        let rope = Rope { q_heads: 4, q_norm: None, k_norm: None, eps: 0.0, frequencies };
+        let stored = cpu.rope_store(&plan, LayerId::new(0), &rope, CpuRowsMut::from(&mut qkv[..]));
+        if actual == wanted {
+            assert_eq!(stored, Ok(()));
+            continue;
+        }
+        assert_eq!(stored, refused(PlanError::Length { operand, actual, wanted }));
+        assert!(qkv.iter().all(|&x| x == 1.0), "{actual}");
+        assert!(all_bytes(&cpu).iter().all(|&x| x == 0), "{actual}");
+    }
 }
 
 #[test]

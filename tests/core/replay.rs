@@ -1,19 +1,20 @@
 //! Compares engine and tables with the naive model on seeded workloads. A failure prints the seed, and shrunk, literal
-//! ops for `regression.rs`; `late_host_memory_with_groups` has fixed seeds and prints no ops.
+//! ops for `regression.rs`.
 //!
 //! `KVARENA_SEEDS=all cargo test --test core replay` runs all seeds, `KVARENA_SEEDS=1000..2000` another range;
 //! `KVARENA_OPS=500` runs longer workloads.
 
 use std::env;
 
-use super::seeds;
-use kvarena::CpuOptions;
+use super::{is_range, seeds};
 use kvarena::testkit::late::LateOptions;
 use kvarena::testkit::op::Prompt;
 use kvarena::testkit::page_pool::{page_ops, replay_pages};
 use kvarena::testkit::prefix_tree::{prefix_ops, replay_prefix};
+use kvarena::testkit::replay::Inspect;
 use kvarena::testkit::shrink::{failure, literal, shrink};
-use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay, replay_on};
+use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay_on};
+use kvarena::{CpuOptions, OpenBackend};
 
 fn op_count(usual: usize) -> usize {
     match env::var("KVARENA_OPS") {
@@ -24,9 +25,31 @@ fn op_count(usual: usize) -> usize {
     }
 }
 
+/// Checks that the seeds of a test reach each case at least as often as its count.
+fn check_counts(all: &Summary, least: &[(&str, u64)]) {
+    println!("{all:#?}");
+    if is_range() {
+        return;
+    }
+    for &(answer, least) in least {
+        let count = all.answers.get(answer).copied().unwrap_or(0);
+        assert!(count >= least, "seldom reached: {answer}, {count}");
+    }
+}
+
 /// Replays ops; on failure shrinks them and panics with the literal.
 fn check(seed: u64, config: &SmallConfig, ops: &[Op]) -> Summary {
-    let run = |ops: &[Op]| replay(config, ops).map_err(|mismatch| mismatch.to_string());
+    check_on(&CpuOptions::with_threads(1), seed, config, ops)
+}
+
+/// Checks as [`check`], on another backend.
+fn check_on<O>(options: &O, seed: u64, config: &SmallConfig, ops: &[Op]) -> Summary
+where
+    O: OpenBackend<Backend: Inspect> + Clone,
+{
+    let run = |ops: &[Op]| {
+        replay_on(config, options.clone(), ops).map_err(|mismatch| mismatch.to_string())
+    };
     let mut summary = Summary::default();
     let failed = failure(|| run(ops).map(|done| summary = done));
     if let Some(what) = failed {
@@ -46,12 +69,8 @@ fn engine() {
         let ops = workload.take_ops(op_count(200));
         all.add(&check(seed, &config, &ops));
     }
-    println!("{all:#?}");
-    if env::var("KVARENA_SEEDS").is_ok_and(|seeds| seeds != "all") {
-        return;
-    }
     // The workloads must reach every case.
-    for answer in [
+    let answers = [
         "abort Ok",
         "abort UnknownStep",
         "admit EmptyPrompt",
@@ -134,9 +153,8 @@ fn engine() {
         "rollback RollbackLen",
         "rollback UnknownSequence",
         "save_ahead Ok",
-    ] {
-        assert!(all.answers.get(answer).is_some_and(|&count| count > 0), "never reached: {answer}");
-    }
+    ];
+    check_counts(&all, &answers.map(|answer| (answer, 1)));
 }
 
 #[test]
@@ -148,20 +166,19 @@ fn host_memory() {
         let ops = workload.take_ops(op_count(250));
         all.add(&check(seed, &config, &ops));
     }
-    println!("{all:#?}");
-    for (answer, least) in [
-        ("events of host memory", 200),
-        ("host hit tokens", 200),
-        ("load Ok", 500),
-        ("load OutOfPages", 1),
-        ("pages evicted from host memory", 500),
-        ("pages loaded", 100),
-        ("pages saved", 2000),
-        ("pages saved as they were evicted", 1000),
-    ] {
-        let count = all.answers.get(answer).copied().unwrap_or(0);
-        assert!(count >= least, "seldom reached: {answer}, {count}");
-    }
+    check_counts(
+        &all,
+        &[
+            ("events of host memory", 200),
+            ("host hit tokens", 200),
+            ("load Ok", 500),
+            ("load OutOfPages", 1),
+            ("pages evicted from host memory", 500),
+            ("pages loaded", 100),
+            ("pages saved", 2000),
+            ("pages saved as they were evicted", 1000),
+        ],
+    );
 }
 
 /// Cells move to host memory and back, each as a whole and independently of its node's pages.
@@ -174,32 +191,31 @@ fn host_memory_with_groups() {
         let ops = workload.take_ops(op_count(250));
         all.add(&check(seed, &config, &ops));
     }
-    println!("{all:#?}");
-    for (answer, least) in [
-        ("host hit tokens", 50),
-        ("load Ok", 500),
-        ("pages evicted from host memory", 300),
-        ("pages loaded", 100),
-        ("pages saved", 2000),
-        ("pages saved as they were evicted", 1000),
-    ] {
-        let count = all.answers.get(answer).copied().unwrap_or(0);
-        assert!(count >= least, "seldom reached: {answer}, {count}");
-    }
+    check_counts(
+        &all,
+        &[
+            ("host hit tokens", 50),
+            ("load Ok", 500),
+            ("pages evicted from host memory", 300),
+            ("pages loaded", 100),
+            ("pages saved", 2000),
+            ("pages saved as they were evicted", 1000),
+        ],
+    );
 }
 
 /// The backend makes moves as late as the contract allows, and no call relies on an earlier effect.
 #[test]
 fn late_host_memory_with_groups() {
     let mut all = Summary::default();
-    for seed in 0..200 {
+    let options = LateOptions(CpuOptions::with_threads(1));
+    for seed in seeds(200, 200) {
         let mut workload = Workload::with_host_groups(seed);
-        let options = LateOptions(CpuOptions::with_threads(1));
-        let summary = replay_on(&workload.config(), options, &workload.take_ops(150));
-        all.add(&summary.unwrap_or_else(|mismatch| panic!("seed {seed}: {mismatch}")));
+        let config = workload.config();
+        let ops = workload.take_ops(op_count(150));
+        all.add(&check_on(&options, seed, &config, &ops));
     }
-    let loaded = all.answers.get("pages loaded").copied().unwrap_or(0);
-    assert!(loaded > 20, "only {loaded} pages were loaded");
+    check_counts(&all, &[("pages loaded", 21)]);
 }
 
 #[test]
@@ -211,17 +227,16 @@ fn stores() {
         let ops = workload.take_ops(op_count(250));
         all.add(&check(seed, &config, &ops));
     }
-    println!("{all:#?}");
-    for (answer, least) in [
-        ("fetch of pages", 200),
-        ("pages fetched", 30),
-        ("pages put", 500),
-        ("put_done false", 100),
-        ("put_done true", 500),
-    ] {
-        let count = all.answers.get(answer).copied().unwrap_or(0);
-        assert!(count >= least, "seldom reached: {answer}, {count}");
-    }
+    check_counts(
+        &all,
+        &[
+            ("fetch of pages", 200),
+            ("pages fetched", 30),
+            ("pages put", 500),
+            ("put_done false", 100),
+            ("put_done true", 500),
+        ],
+    );
 }
 
 /// A planned unknown token may be the first of a chunk of the page tables, when all chunks are in use.
@@ -273,8 +288,7 @@ fn promises_are_kept() {
         }
         all.add(&check(seed, &config, &ops));
     }
-    let later = all.answers.get("plan_batch promised, but later");
-    assert!(later.is_some_and(|&count| count > 10), "{all:#?}");
+    check_counts(&all, &[("plan_batch promised, but later", 11)]);
 }
 
 /// Prompts end near the end of a page, and a chunk of the page tables has one page or two. Decoding rows then begin

@@ -10,11 +10,12 @@ use kvarena::testkit::contract::{
 use kvarena::testkit::padded::padded;
 use kvarena::{
     Attend, Capacity, Dtype, Engine, Extend, KvDtype, KvShape, LabelChannels, LayerId, Namespace,
-    OpenBackend, PlanSize, PoolConfig, PoolLayout, Scaling, SeqKey, StepBounds, StepScratch,
-    TableShape, TokenId,
+    OpenBackend, PlanSize, PoolConfig, PoolLayout, Scaling, SeqKey, SlotMapping, StepBounds,
+    StepScratch, TableShape, TokenId,
 };
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
+use crate::plans::{FIRST, plan_of};
 use crate::{device, gpu, seeds};
 
 /// Options of a backend on its own device handle. `open` prepares it for all calls of a random program, so it may load
@@ -145,7 +146,7 @@ fn only_kernels_of_the_prepared_work_are_loaded() {
     assert!(all.iter().all(|name| name.starts_with("latent_")), "{all:?}");
 }
 
-/// Modules that another backend loads on the same device handle are counted until the next `prepare`.
+/// Modules that a step loads, or another backend on the same device handle, are counted until the next `prepare`.
 #[test]
 fn unprepared_kernels_are_counted() {
     let Some(gpu) = gpu() else { return };
@@ -155,9 +156,20 @@ fn unprepared_kernels_are_counted() {
     let attend = [Attend::new(2, 128)];
     let decodes = Prepare { extend: false, spans: false, ..Prepare::new(&attend) };
     cuda.prepare(&decodes).expect("a served shape");
-    let before = gpu.module_count();
-    assert!(before > 0);
     assert_eq!(cuda.modules_after_prepare(), 0);
+    // A group of 16 heads needs another decode kernel than a group of one.
+    let wide = Attend::new(32, 128);
+    let plan = plan_of(1, &[FIRST], &[0], SlotMapping::I32(&[0]));
+    let q = DeviceBuffer::of(&gpu, &[0_u16; 32 * 128]).expect("small");
+    let mut out = DeviceBuffer::new(&gpu, q.bytes()).expect("small");
+    cuda.begin(&plan).expect("a valid plan");
+    let outs = out.rows_mut(0, None);
+    cuda.attend(&plan, LayerId::new(0), &wide, q.rows(0, None), outs, None).expect("it is served");
+    cuda.synchronize().expect("it ran");
+    assert!(cuda.modules_after_prepare() > 0);
+    cuda.prepare(&decodes).expect("a served shape");
+    assert_eq!(cuda.modules_after_prepare(), 0);
+    let before = gpu.module_count();
     let mut other = open(&gpu, KvDtype::Bf16, KvShape::heads(2, 128), 0);
     other.prepare(&Prepare::new(&attend)).expect("a served shape");
     let more = gpu.module_count() - before;

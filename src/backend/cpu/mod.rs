@@ -303,8 +303,8 @@ impl Backend for Cpu {
     }
 
     /// # Errors
-    /// As [`store_cache`](Backend::store_cache); also [`CpuError::Plan`] for norms that do not fit, too few
-    /// frequencies, and pools without heads or with an odd head_dim.
+    /// As [`store_cache`](Backend::store_cache); also [`CpuError::Plan`] for norms or frequencies of another
+    /// length, and for pools without heads or with an odd head_dim.
     fn rope_store(
         &mut self,
         plan: &BatchPlan<'_>,

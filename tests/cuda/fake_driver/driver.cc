@@ -631,8 +631,9 @@ API int cuStreamSynchronize(Stream* stream) { return gone(stream) ? BAD_HANDLE :
 API int cuStreamQuery(Stream* stream) {
     Device& device = here();
     if (gone(stream) || capturing) return gone(stream) ? BAD_HANDLE : CAPTURE_UNSUPPORTED;
+    Lock lock(queue_lock);
     advance(device);
-    return device.queue.first ? NOT_READY : OK;
+    return reached(device, stream, device.asked) ? OK : NOT_READY;
 }
 API int cuStreamIsCapturing(void*, int* status) { return *status = capturing != NULL, OK; }
 API int cuEventCreate(void** event, u32) { return *event = calloc(1, sizeof(Event)), OK; }

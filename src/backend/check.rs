@@ -248,12 +248,14 @@ pub(super) fn attend(attend: &Attend, layout: &PoolLayout) -> Result<(), PlanErr
     }
 }
 
+/// Checks that there are exactly `wanted` elements.
+pub(super) fn length(operand: Operand, actual: usize, wanted: usize) -> Result<(), PlanError> {
+    if actual == wanted { Ok(()) } else { Err(PlanError::Length { operand, actual, wanted }) }
+}
+
 /// Checks that there is one sink for each query head, below infinity.
 pub(super) fn sinks(sinks: &[f32], q_heads: u32) -> Result<(), PlanError> {
-    let (actual, wanted) = (sinks.len(), q_heads as usize);
-    if actual != wanted {
-        return Err(PlanError::Length { operand: Operand::Sinks, actual, wanted });
-    }
+    length(Operand::Sinks, sinks.len(), q_heads as usize)?;
     match (0..).zip(sinks).find(|(_, sink)| sink.is_nan() || **sink == f32::INFINITY) {
         Some((head, &sink)) => Err(PlanError::Sink { head, sink }),
         None => Ok(()),

@@ -284,7 +284,7 @@ pub enum PlanError {
         operand: Operand,
         /// Elements given.
         actual: usize,
-        /// Elements expected; on a GPU or with a stride, the minimum.
+        /// Elements expected; for rows, the minimum.
         wanted: usize,
     },
     /// Rows overlap, or are not contiguous where they must be.

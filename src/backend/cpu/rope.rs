@@ -24,7 +24,7 @@ impl Cpu {
         for norm in [of.q_norm, of.k_norm].into_iter().flatten() {
             norm.check(Operand::Norm, 1, dim)?;
         }
-        CpuRows::from(of.frequencies).check(Operand::Frequencies, 1, dim / 2)?;
+        check::length(Operand::Frequencies, of.frequencies.len(), dim / 2)?;
         let head = &mut vec![0.0; dim][..];
         for (token, &position) in plan.positions.iter().enumerate() {
             for index in 0..q_heads + kv_heads {

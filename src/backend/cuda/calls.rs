@@ -1,6 +1,6 @@
 //! Implements [`Backend`] on a GPU: each call checks its arguments, stages the plan if necessary, and launches kernels.
 
-use super::check::{attend_strides, check_attend, check_sinks};
+use super::check::{attend_strides, check_attend, check_vector};
 use super::driver::raw;
 use super::error::CudaError;
 use super::opened::Cuda;
@@ -14,7 +14,7 @@ use crate::backend::cuda::moves::copy::copy_on_device;
 use crate::backend::cuda::moves::direction::Direction;
 use crate::backend::cuda::moves::host_moves::HostMoves;
 use crate::backend::cuda::plan::image::Image;
-use crate::backend::{Attend, Backend, Moved, Queries, Rope, Selection, check};
+use crate::backend::{Attend, Backend, Moved, Operand, Queries, Rope, Selection, check};
 use crate::id::{LayerId, MoveId};
 use crate::layout::Dtype;
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
@@ -250,7 +250,8 @@ impl Cuda {
         self.stage.check_chunk(attend)?;
         let tokens = plan.token_count();
         let (q_stride, out_stride) = attend_strides(attend, pool, tokens, &q, &out, lse.as_ref())?;
-        sinks.map_or(Ok(()), |sinks| check_sinks(&sinks, attend.q_heads))?;
+        let sinks_wanted = attend.q_heads as usize;
+        sinks.map_or(Ok(()), |sinks| check_vector(Operand::Sinks, &sinks, sinks_wanted))?;
         selection.as_ref().map_or(Ok(()), |selection| self.check_selection(plan, selection))?;
         let latent_pool = pool.layout().is_latent();
         let index = match pool.rows() {

@@ -76,20 +76,15 @@ pub(super) fn attend_strides(
     Ok((q_stride, out_stride))
 }
 
-/// Rejects frequencies that are not f32, not packed, fewer than `count` or not aligned.
-pub(super) fn check_frequencies(
-    frequencies: &DeviceRows<'_>,
+/// Rejects sinks or frequencies that are not f32, not packed, not exactly `count` or not aligned.
+pub(super) fn check_vector(
+    operand: Operand,
+    vector: &DeviceRows<'_>,
     count: usize,
 ) -> Result<(), CudaError> {
-    let of = &frequencies.extent;
-    check_packed(Operand::Frequencies, of, (1, count), Element::Number(Dtype::F32))
-}
-
-/// Rejects sinks that are not f32, fewer than the query heads or not aligned.
-pub(super) fn check_sinks(sinks: &DeviceRows<'_>, q_heads: u32) -> Result<(), CudaError> {
-    row_stride(Operand::Sinks, &sinks.extent, 1, q_heads as usize, Dtype::F32)?;
-    let aligned = sinks.extent.address.is_multiple_of(4);
-    if aligned { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
+    let of = &vector.extent;
+    check_packed(operand, of, (1, count), Element::Number(Dtype::F32))?;
+    Ok(check::length(operand, (of.bytes / 4) as usize, count)?)
 }
 
 /// Rejects rows of words that are of another type than `element`, not packed, too few or not aligned.
@@ -242,13 +237,17 @@ mod tests {
     }
 
     #[test]
-    fn sinks_are_as_many_as_heads_and_aligned() {
+    fn vectors_have_one_length_and_are_aligned() {
+        let operand = Operand::Sinks;
         // SAFETY: nothing is launched.
-        let sinks = |address, len| unsafe { DeviceRows::from_raw(address, Dtype::F32, len, None) };
-        assert_eq!(check_sinks(&sinks(4096, 8), 8), Ok(()));
-        let length = PlanError::Length { operand: Operand::Sinks, actual: 7, wanted: 8 };
-        assert_eq!(check_sinks(&sinks(4096, 7), 8), Err(length.into()));
-        assert_eq!(check_sinks(&sinks(4098, 8), 8), Err(CudaError::RowsAlignment { align: 4 }));
+        let vector = |address, len| unsafe { DeviceRows::from_raw(address, Dtype::F32, len, None) };
+        let check = |address, len| check_vector(operand, &vector(address, len), 8);
+        assert_eq!(check(4096, 8), Ok(()));
+        for actual in [7, 9] {
+            let length = PlanError::Length { operand, actual, wanted: 8 };
+            assert_eq!(check(4096, actual), Err(length.into()));
+        }
+        assert_eq!(check(4098, 8), Err(CudaError::RowsAlignment { align: 4 }));
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use super::TestBackend;
 use super::case::HostRows;
 use super::run::{Step, World};
-use crate::backend::Attend;
+use crate::backend::{Attend, Queries};
 use crate::id::LayerId;
+use crate::layout::Dtype;
 use crate::plan::BatchPlan;
 
 impl<B: TestBackend> World<'_, B> {
@@ -51,6 +52,13 @@ impl<B: TestBackend> World<'_, B> {
             let result = self.backend.attend(plan, id, &windowed, B::rows(q), out, None);
             assert!(result.is_err(), "seed {seed}: accepted a window with trees");
         }
+        let width = case.q_heads() as usize + 1;
+        let many = HostRows { dtype: Dtype::F32, width, stride: width, values: vec![0.0; width] };
+        let many = self.backend.input(&many);
+        let queries = Queries { rows: B::rows(q), sinks: Some(B::sinks(&many)) };
+        let result =
+            self.backend.attend_queries(plan, own, attend, queries, B::rows_mut(out), None);
+        assert!(result.is_err(), "seed {seed}: accepted more sinks than query heads");
         for layer in (0..layer_count).map(LayerId::new) {
             let Attend { window, chunk, .. } = self.case.attend_of(layer);
             let wrong = match (window, chunk) {

@@ -31,6 +31,7 @@ where
 }
 
 /// The inputs of a call.
+#[derive(Clone)]
 struct RopeInputs {
     q_heads: usize,
     qkv: HostRows,
@@ -75,6 +76,15 @@ impl<B: TestBackend> World<'_, B> {
         self.call(step, id, &inputs, &mut qkv).expect("a valid call");
         let past = LayerId::new(self.case.layout.layers());
         assert!(self.call(step, past, &inputs, &mut qkv).is_err(), "a layer past the last");
+        for count in [dim / 2 - 1, dim / 2 + 1] {
+            let mut values = inputs.frequencies.values.clone();
+            values.resize(count, 0.0);
+            let frequencies =
+                HostRows { values, width: count, stride: count, ..inputs.frequencies };
+            let wrong = RopeInputs { frequencies, ..inputs.clone() };
+            let result = self.call(step, id, &wrong, &mut qkv);
+            assert!(result.is_err(), "accepted {count} frequencies for heads of {dim}");
+        }
         self.backend.synchronize().expect("nothing failed");
         let got = self.backend.read_output(&qkv);
         let location = format!("seed {} {:?}", self.seed, self.case);

@@ -1,7 +1,7 @@
 //! Launches `rope_store`, which normalises and rotates q and k, and stores k and v in unquantised pools.
 
 use super::pool::Pool;
-use crate::backend::cuda::check::{check_frequencies, row_stride};
+use crate::backend::cuda::check::{check_vector, row_stride};
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
@@ -59,7 +59,7 @@ pub(in crate::backend::cuda) fn rotate<'a>(
     for norm in norms.iter().flatten() {
         row_stride(Operand::Norm, &norm.extent, 1, dim, dtype)?;
     }
-    check_frequencies(&of.frequencies, dim / 2)?;
+    check_vector(Operand::Frequencies, &of.frequencies, dim / 2)?;
     let [q_norm, k_norm] = norms.map(|norm| norm.map_or(0, |norm| norm.extent.address));
     let align = layout.head_dim() / 64 * dtype.size();
     let addresses = [qkv.extent.address, qkv_stride, q_norm, k_norm];

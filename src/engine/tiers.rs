@@ -10,7 +10,7 @@ use crate::world::World;
 
 use super::Engine;
 
-/// Host memory: loads, saves ahead.
+/// Host memory: loads and saves.
 impl<B: Backend> Engine<B> {
     /// Loads the pages of host memory that running sequences wait for, and completes their page tables. O(pages that
     /// the sequences waited for).
@@ -71,7 +71,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Saves the oldest evictable pages until the `pages` oldest ones have copies in host memory, so that evicting them
-    /// needs no copy. Returns the number of pages saved. O(pages saved).
+    /// needs no copy. Stops earlier if no host page can be taken. Returns the number of pages saved. O(pages saved).
     ///
     /// The host calls it after it has launched a step. Each copy takes a host page, so keep `pages` below a thirtieth
     /// of the host pages.

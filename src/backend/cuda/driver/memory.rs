@@ -323,8 +323,7 @@ impl Extent {
 
 /// Pinned host memory: the device copies from and to it without staging, and kernels access it. Dropping it waits for
 /// the work that was submitted to this crate's streams of its device. To free the memory, the driver then waits for all
-/// work of the context. If a stream is captured, the drop does not wait, and a later call frees the memory. A host that
-/// uses the memory on other devices must wait for them before the drop.
+/// work of the context. A host that uses the memory on other devices must wait for them before the drop.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     gpu: Gpu,

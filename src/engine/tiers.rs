@@ -144,7 +144,8 @@ impl<B: Backend> Engine<B> {
 /// Stores: puts and fetches.
 impl<B: Backend> Engine<B> {
     /// Calls `sink` with cached pages that no store has, including those of running sequences. Selects at most `max`
-    /// pages, in the order in which they were published. Returns the number of calls of `sink`. O(pages).
+    /// pages, in the order in which they were published. At most 1,024 puts are open at a time. Returns the number of
+    /// calls of `sink`. O(pages).
     ///
     /// Needs hashes of pages ([`EngineConfig::hashing`](crate::EngineConfig::hashing)) and host memory. A page that is
     /// on the device alone is copied to one of the [`stage_pages`](crate::PoolConfig::stage_pages) host pages. A call

@@ -98,14 +98,14 @@ pub enum PlanError {
         /// if only the total is wrong.
         row: usize,
     },
-    /// A shared span is not nested correctly, has fewer than two members, lists a missing row or a row twice, or covers
-    /// new tokens of a member.
+    /// A shared span is empty, is not nested correctly, has fewer than two members, or covers new tokens of a member.
+    /// Or the list of members is wrong: it contains a missing row, a row twice, or a row in no span.
     Span {
         /// The first wrong span; the number of spans if the list of members is wrong.
         span: usize,
     },
-    /// The number of masks differs from the number of tokens, or a mask is wrong. A wrong mask lacks its token's own
-    /// bit, has bits of missing or later slots, or belongs to a row of more than 64 new tokens.
+    /// The number of masks differs from the number of tokens, or a mask of a draft tree is wrong. Such a mask lacks its
+    /// token's own bit, or has bits of missing or later slots. Or the tree has more than 64 new tokens.
     Mask {
         /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
         token: usize,

@@ -85,7 +85,7 @@ pub trait SparseBackend: Backend {
     ) -> Result<(), Self::Error>;
 }
 
-/// Returns whether lists apply to a row: it has one new token and is not a tree.
+/// Returns whether lists apply to a row: it has one new token, and is neither a tree nor padding.
 pub(super) fn has_lists(plan: &BatchPlan<'_>, row: &BatchRow) -> bool {
     row.kv_len > 0 && row.extend_len == 1 && plan.tree(row).is_none()
 }

@@ -25,9 +25,9 @@ impl<B: Backend> Engine<B> {
 
     /// Returns the longest cached prefix of a chain of page hashes, for callers that have no tokens. O(hashes matched).
     ///
-    /// Matches only the present generation, and nothing if pages are not hashed
+    /// Matches only the present generation and only group 0, and nothing if pages are not hashed
     /// ([`EngineConfig::hashing`](crate::EngineConfig::hashing)). Changes nothing. The result is as reliable as the
-    /// hash function; no other call of the engine trusts hashes.
+    /// hash function; only [`match_hashed_pages`](Engine::match_hashed_pages) also trusts hashes.
     pub fn match_hashes(&self, chain: &[PageHash]) -> PrefixMatch {
         self.match_hashed_pages(chain, |_| ())
     }

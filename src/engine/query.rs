@@ -30,7 +30,7 @@ impl<B: Backend> Engine<B> {
     ///
     /// These are the known tokens that no plan covers. If there are none, the maximum is 1 while an unfinished step
     /// will sample the sequence's next token, and the sequence is not at its maximum length. Otherwise the maximum is
-    /// 0: call `append`, `accept` or `resume` first.
+    /// 0: call `append` first. It is also 0 for a preempted sequence until `resume`, and for drafts until `accept`.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].

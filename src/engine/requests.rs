@@ -163,8 +163,8 @@ impl<B: Backend> Engine<B> {
         Ok(Forked { children, copies, step })
     }
 
-    /// Cuts a sequence to its first `len` tokens, for rejected drafts or an edited turn. O(pages released and
-    /// unfinished steps).
+    /// Cuts a sequence to its first `len` tokens, for example to drop rejected drafts. O(pages released and unfinished
+    /// steps).
     ///
     /// A later commit of an unfinished step counts only the sequence's tokens before `len`. Roll drafts back before the
     /// commit that would publish them, and append before the next plan.

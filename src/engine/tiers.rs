@@ -10,7 +10,7 @@ use crate::world::World;
 
 use super::Engine;
 
-/// Host memory: loads, saves ahead.
+/// Host memory: loads and saves.
 impl<B: Backend> Engine<B> {
     /// Loads the pages of host memory that running sequences wait for, and completes their page tables. O(pages that
     /// the sequences waited for).
@@ -82,7 +82,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Saves the oldest evictable pages until the `pages` oldest ones have copies in host memory, so that evicting them
-    /// needs no copy. Returns the number of pages saved. O(pages saved).
+    /// needs no copy. Stops earlier if no host page can be taken. Returns the number of pages saved. O(pages saved).
     ///
     /// The host calls it after it has launched a step. Each copy takes a host page, so keep `pages` below a thirtieth
     /// of the host pages.
@@ -155,7 +155,8 @@ impl<B: Backend> Engine<B> {
 /// Stores: puts and fetches.
 impl<B: Backend> Engine<B> {
     /// Calls `sink` with cached pages that no store has, including those of running sequences. Selects at most `max`
-    /// pages, in the order in which they were published. Returns the number of calls of `sink`. O(pages).
+    /// pages, in the order in which they were published. At most 1,024 puts are open at a time. Returns the number of
+    /// calls of `sink`. O(pages).
     ///
     /// Needs hashes of pages ([`EngineConfig::hashing`](crate::EngineConfig::hashing)) and host memory. A page that is
     /// on the device alone is copied to one of the [`stage_pages`](crate::PoolConfig::stage_pages) host pages. A call

@@ -187,7 +187,7 @@ impl Fence {
         marks.map(|mark| (mark.step, mark.idle_pages))
     }
 
-    /// Checks F1 to F3. `newest` is the newest step, and `fenced` the pool's number of fenced pages.
+    /// Checks F1, F3 and the counts of F2. `newest` is the newest step, and `fenced` the pool's number of fenced pages.
     pub(crate) fn check(&self, newest: StepId, fenced: u32) -> Result<(), &'static str> {
         let rise = self.marks.iter().is_sorted_by(|a, b| a.step < b.step);
         let first = self.marks.front().is_none_or(|mark| mark.step > self.completed);

@@ -37,7 +37,7 @@
 //! | `MarkLen` | mark a prompt before it is published that far |
 //! | `StoreGroups` | serve models with groups of layers without a store |
 //! | `OutOfMarks` | mark again once the sequence has reached one of its marks |
-//! | `StepTokens`, `PackedLimit` | plan a smaller batch |
+//! | `StepTokens`, `PackedLimit` | plan a smaller batch; a pool above 2^31 pages cannot be packed |
 //! | `PackedRows` | pass the whole plan of these items |
 //! | `PackedTree` | draft in chains, or use the backend's own attention |
 //! | `UnknownStep`, `StepOrder`, `StepOpen` | commit in the order of plans, and complete a step after its commit |

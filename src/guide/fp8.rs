@@ -1,4 +1,4 @@
-//! Fp8: K and V in half the bytes of bf16, so the cache holds twice the tokens.
+//! Fp8: K and V in half the bytes of bf16, so the cache holds up to twice the tokens.
 //!
 //! In a pool of [`KvDtype::Fp8E4M3`](crate::KvDtype::Fp8E4M3), a number is a byte times a scale. The host passes rows
 //! in f32, f16 or bf16 as usual. The store rounds them, and attention reads the decoded values. The pool's

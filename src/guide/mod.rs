@@ -18,8 +18,8 @@
 //! The programs have no model: they make up K, V, queries and tokens. A program that needs no bytes uses the backend
 //! [`Null`](crate::Null), which has none.
 //!
-//! The chapters contain no code besides these programs. Only documentation builds and doctests compile them. The
-//! documentation of [`Engine`](crate::Engine) describes the results of each call.
+//! The chapters add no code to the crate: only documentation builds and doctests compile them. The documentation of
+//! [`Engine`](crate::Engine) describes the results of each call.
 
 pub mod errors;
 pub mod events;

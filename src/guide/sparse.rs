@@ -48,9 +48,9 @@
 //! # }
 //! ```
 //!
-//! On a GPU, position lists are in device memory, which the backend or the host allocates. `CudaOptions::labels` takes
-//! the channels. `Prepare::lists` lets `Cuda::prepare` allocate memory before a capture. Kernels exist for pools of
-//! bf16 and f16, with up to 16 query heads for each kv head.
+//! On a GPU, the host allocates the position lists in device memory. `CudaOptions::labels` takes the channels.
+//! `Prepare::lists` lets `Cuda::prepare` allocate memory before a capture. Kernels exist for pools of bf16 and f16,
+//! with up to 16 query heads for each kv head.
 //!
 //! The score buffer has space for `CudaOptions::select_tokens` tokens of all rows together. By default this is the
 //! pool's number of slots. Tokens of a shared prefix count once for each row.

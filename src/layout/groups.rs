@@ -204,7 +204,8 @@ impl Groups {
         Ok(self)
     }
 
-    /// Returns a group's own shape; `None` if the group has the pool's shape or does not exist.
+    /// Returns a group's own shape; `None` if the group has none or does not exist. In a
+    /// [`PoolLayout`](crate::PoolLayout), a group with the pool's shape and dtype has none.
     pub fn shape(&self, group: u32) -> Option<GroupShape> {
         self.shapes.get((group as usize).checked_sub(1)?).copied()?
     }

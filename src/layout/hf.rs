@@ -274,7 +274,8 @@ impl<'a> Fields<'a> {
         Err(self.unfit(name, value, "256 layers of several kinds at most"))
     }
 
-    /// Returns the type of each layer, and the field that determines the types; `None` if no field does.
+    /// Returns the type of each layer, and the field that errors about the types name; `None` if no field determines
+    /// the types.
     fn kinds(&self, layers: u32) -> Result<Option<(&'static str, Vec<&'a str>)>, HfError> {
         let wanted = "one for each of num_hidden_layers";
         let list = |field: &'static str| {

@@ -62,14 +62,14 @@ pub enum PlanBytesError {
         /// The first wrong sequence; the number of sequences if the sum is wrong.
         row: usize,
     },
-    /// A shared span is not nested correctly, has fewer than two members or covers tokens of this step. Or the list of
-    /// members is wrong: it contains a missing row, a row twice, or a row in no span.
+    /// A shared span is empty, is not nested correctly, has fewer than two members or covers tokens of this step. Or
+    /// the list of members is wrong: it contains a missing row, a row twice, or a row in no span.
     Span {
         /// The first wrong span; the number of spans if the list of members is wrong.
         span: usize,
     },
-    /// The number of masks differs from the number of tokens, or a mask is wrong. A wrong mask lacks its token's own
-    /// bit, or has bits of missing or later slots. All masks of a row with more than 64 new tokens are wrong.
+    /// The number of masks differs from the number of tokens, or a mask of a draft tree is wrong. Such a mask lacks its
+    /// token's own bit, or has bits of missing or later slots. Or the tree has more than 64 new tokens.
     Mask {
         /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
         token: usize,

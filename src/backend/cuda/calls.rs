@@ -59,7 +59,8 @@ impl Backend for Cuda {
         self.steps.end(end);
     }
 
-    /// The rows have the pool's dtype, or that of [`Cuda::rows`] if the pool is quantised.
+    /// The rows have the dtype of the layer's group; if it is quantised, that of
+    /// [`CudaOptions::rows`](super::CudaOptions::rows).
     ///
     /// # Errors
     /// [`CudaError::Plan`] for an invalid plan, a step that is not open, a layer that does not exist, or rows that do
@@ -89,8 +90,8 @@ impl Backend for Cuda {
         labels.map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
     }
 
-    /// The rows have the dtype [`Cuda::rows`], and head_dim is 64, 128 or 256. One kernel rotates and stores. Quantised
-    /// pools and pools with labels need a second kernel.
+    /// The rows have the dtype of [`store_cache`](Backend::store_cache), and head_dim is 64, 128 or 256. One kernel
+    /// rotates and stores. Quantised pools and pools with labels need a second kernel.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for frequencies or norms that are too short, and for pools
@@ -120,10 +121,10 @@ impl Backend for Cuda {
         labels.map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
     }
 
-    /// The rows have the pool's dtype, or that of [`Cuda::rows`] if the pool is quantised. Rows of 16-bit numbers are
-    /// aligned to 16 bytes. Except for latent rows, head_dim is 64, 128 or 256. Rows of f32, which are slow and only
-    /// for checks, allow each multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most
-    /// 128. Sinks are packed f32. A sink that is NaN or plus infinity invalidates its head's output.
+    /// The rows have the dtype of [`store_cache`](Backend::store_cache). Rows of 16-bit numbers are aligned to 16
+    /// bytes. Except for latent rows, head_dim is 64, 128 or 256. Rows of f32, which are slow and only for checks,
+    /// allow each multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks
+    /// are packed f32. A sink that is NaN or plus infinity invalidates its head's output.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, for trees with a window or

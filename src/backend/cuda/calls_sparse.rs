@@ -75,7 +75,7 @@ impl SparseBackend for Cuda {
         Ok(())
     }
 
-    /// Supports 16-bit pools, with or without labels.
+    /// Supports 16-bit pools, with or without labels, except latent rows.
     ///
     /// # Errors
     /// The errors of attention, and [`CudaError::Lists`] for pools without a kernel over lists.
@@ -94,7 +94,7 @@ impl SparseBackend for Cuda {
 }
 
 impl Cuda {
-    /// Checks the size of lists for a plan.
+    /// Checks that the pool supports lists, and that the lists fit a plan and belong to the device.
     pub(super) fn check_selection(
         &self,
         plan: &BatchPlan<'_>,

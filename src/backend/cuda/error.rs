@@ -169,7 +169,7 @@ pub enum CudaError {
         /// Number of pinned pages.
         ready: u32,
     },
-    /// The machine, or the process's control group, has too little memory for the host pages.
+    /// The machine, or the process's container, has too little memory for the host pages.
     HostMemory {
         /// Bytes of all host pages.
         bytes: u64,

@@ -30,7 +30,7 @@
 //! * C3. No kernel parameter points outside checked memory. Slots and pages are in the pool; rows, lengths and table
 //!   words are in the tables; the host's rows are long enough (`backend/check.rs`, `check.rs`). Kernels read a plan
 //!   only from the staged image. Memory is freed after the work that may use it (`driver/work.rs`).
-//! * C4. Counters of split attention are zero between launches (`attention/variants.rs`).
+//! * C4. Counters of split attention are zero between launches (`attention/variant.rs`, `attention/shared.rs`).
 //!
 //! Only this module uses `cust`, for the types of the driver's calls (`driver/sys.rs`).
 #![allow(unsafe_code)]

@@ -98,7 +98,7 @@ impl Cuda {
         self.pools.of(0).memory()
     }
 
-    /// Returns the element type of the host's rows: of k, v, q and out.
+    /// Returns the element type of the host's rows for the layers of group 0: of k, v, q and out.
     pub fn rows(&self) -> Dtype {
         self.pools.of(0).rows()
     }

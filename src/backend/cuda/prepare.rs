@@ -29,8 +29,8 @@ pub struct Prepare<'a> {
 }
 
 impl<'a> Prepare<'a> {
-    /// Returns the preparation for prompts, decode steps of one token for each row, and page copies, with these
-    /// attention parameters.
+    /// Returns the preparation for prompts, decode steps of one token for each row, shared spans, and page copies, with
+    /// these attention parameters.
     pub const fn new(attend: &'a [Attend]) -> Self {
         Self {
             attend,

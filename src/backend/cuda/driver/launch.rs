@@ -67,7 +67,7 @@ pub struct Launch {
     pub block: u32,
     /// Bytes of dynamic shared memory.
     pub shared: u32,
-    /// Number of CTAs of a cluster, adjacent in x. 1 means no clusters. Clusters need compute capability 9.0.
+    /// Number of CTAs of a cluster, adjacent in x. 1 means no clusters. Clusters need compute capability 9.0 or later.
     pub cluster: u32,
 }
 
@@ -265,7 +265,8 @@ impl Gpu {
     /// Launches a kernel without waiting. The context is bound.
     ///
     /// # Errors
-    /// [`CudaError::NotPrepared`] for a kernel that is not loaded while the stream is captured, or the driver's error.
+    /// As [`Gpu::load`] if the kernel is not loaded, or [`CudaError::NotPrepared`] if the stream is also captured. The
+    /// driver's errors.
     ///
     /// # Safety
     /// The addresses in `params` stay valid for the kernel's accesses until it is done.

@@ -140,7 +140,8 @@ fn locked_memory_limit() -> Option<u64> {
     (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Returns the bytes of memory that the system and the process's control group can still provide; `None` if unknown.
+/// Returns the bytes of memory that the system and the process's container can still provide; `None` if unknown. Reads
+/// the control group at the root of `/sys/fs/cgroup`; in a container this is the container's.
 pub(in crate::backend::cuda) fn available_memory() -> Option<u64> {
     let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let info = fs::read_to_string("/proc/meminfo").ok()?;

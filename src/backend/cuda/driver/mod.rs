@@ -1,7 +1,7 @@
 //! The driver layer: devices, memory, streams and launches; independent of plans and pools.
 //!
 //! ```text
-//! gpu       a device and its context, to which loaded kernels belong
+//! gpu       a device and its context, with the kernels loaded through it
 //! stream    streams, events, graphs
 //! memory    device memory, pinned memory, rows by address
 //! mapping   host memory that is pinned piece by piece
@@ -11,8 +11,8 @@
 //! forward   libcuda.so.1, opened at the first call
 //! ```
 //!
-//! A host uses [`Gpu`](gpu::Gpu), the types of `stream` and `memory`, and [`Launch`](launch::Launch) for its own
-//! kernels; the rest is internal.
+//! A host uses [`Gpu`](gpu::Gpu), [`RawStream`](raw::RawStream), the types of `stream` and `memory`, and
+//! [`Launch`](launch::Launch) for its own kernels; the rest is internal.
 
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod forward;

@@ -42,7 +42,8 @@ impl Dropped {
 /// The end of the work submitted to a stream so far.
 #[derive(Debug)]
 struct Mark {
-    /// An event at this end. `None` if the stream was being captured; then only a wait for the whole context suffices.
+    /// An event at this end. `None` if the stream was being captured or the driver failed; then only a wait for the
+    /// whole context suffices.
     event: Option<u64>,
     /// Whether the whole context has been waited for.
     passed: AtomicBool,

@@ -1,4 +1,4 @@
-//! The modules and kernels that one context has loaded.
+//! The modules and kernels that one [`Gpu`](crate::backend::cuda::Gpu) has loaded.
 
 use std::ffi::{CString, c_void};
 use std::panic::resume_unwind;
@@ -17,7 +17,8 @@ const THREADS_MAX: usize = 8;
 /// Maximum length of a compiler's log in bytes.
 const LOG_BYTES: usize = 4096;
 
-/// The modules and kernels of one context. They stay loaded until the context is released, because graphs may use them.
+/// The modules and kernels of a [`Gpu`](crate::backend::cuda::Gpu) and its clones. They stay loaded until the last
+/// clone is dropped, because graphs may use them.
 #[derive(Debug, Default)]
 pub(in super::super) struct Loaded {
     modules: Vec<LoadedModule>,

@@ -8,7 +8,7 @@
 //! archive    texts of a family, compressed
 //! marks      instructions of newer devices in a text
 //! params     structs that kernels take by value
-//! loaded     a context's modules: the driver compiles each text after `marks` has replaced its marks
+//! loaded     the modules of a `Gpu`: the driver compiles each text after `marks` has replaced its marks
 //! selection  compute capability, pool and step -> kernels of attention
 //! ```
 //!

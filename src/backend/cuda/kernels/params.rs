@@ -168,7 +168,7 @@ pub struct ExtendHead {
     pub reserved: [u32; 3],
 }
 
-/// Queries and tokens that one CTA of `attend_extend_*` computes, for each kv head.
+/// Queries and tokens of one item of `attend_extend_*` for each kv head, or of one item over latent rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct ExtendWork {

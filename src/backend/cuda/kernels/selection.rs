@@ -20,7 +20,7 @@ pub(in super::super) type Shared = [&'static Kernel; TAIL_ROWS.len()];
 pub(in super::super) enum Latent {
     /// A kernel whose work the host splits into these items, and the kernel that joins parts.
     Split([&'static Kernel; 2], LatentItems),
-    /// The kernel over f32 rows, which reads all positions.
+    /// The kernel over f32 rows, whose work is not split.
     Plain(&'static Kernel),
 }
 

@@ -53,7 +53,7 @@ pub(in crate::backend::cuda) struct HostMoves {
     /// The last moves of each page of the pool, and of each host page.
     of_device: Vec<Moved>,
     of_host: Vec<Moved>,
-    /// The end of the backend's stream when the last move was submitted.
+    /// The end of the backend's stream at the last move that waited for all earlier work.
     fork: CudaEvent,
     /// Open steps, and the end of the backend's stream when each began.
     begins: VecDeque<(StepId, CudaEvent)>,
@@ -113,7 +113,8 @@ impl HostMoves {
     }
 
     /// Moves pages: saves them after all earlier work of the backend's `stream`, or loads them after the work before
-    /// its first open step. If a call since then did not belong to the last step, a load waits for all earlier work.
+    /// the first open step. A load also waits for all earlier work if no step is open, or if a call since that step's
+    /// begin did not belong to the last step.
     pub fn move_pages(
         &mut self,
         direction: Direction,

@@ -254,7 +254,7 @@ impl Pages {
         }
     }
 
-    /// Returns whether pages can be copied between the two pools.
+    /// Returns whether pages of the two pools have pieces of the same sizes and numbers.
     pub(in crate::backend::cuda) fn is_like(&self, other: &Self) -> bool {
         let shape = |pieces: &Pieces| (pieces.piece_bytes, pieces.count);
         self.groups().iter().map(shape).eq(other.groups().iter().map(shape))

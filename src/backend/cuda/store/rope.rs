@@ -18,7 +18,8 @@ use crate::backend::{Operand, Rope, rope};
 use crate::id::LayerId;
 use crate::layout::Dtype;
 
-/// Number of heads that fill the device. With more heads, a warp takes several and reuses the angles of their token.
+/// Number of heads that fill the device. With twice as many or more, a warp takes several heads and reuses the angles
+/// of their token.
 const FILLING_HEADS: usize = 16384;
 
 /// Returns the kernel of a pool's rows.

@@ -76,8 +76,8 @@ fn contents() -> Vec<u64> {
         for start in (0..size).step_by(SYSTEM_PAGE) {
             let at = std::ptr::with_exposed_provenance::<u8>(at + start);
             let len = SYSTEM_PAGE.min(size - start);
-            // SAFETY: the block lives, all its bytes were written when it was allocated (no block is older than `FILLS`),
-            // and no other thread runs.
+            // SAFETY: the block lives, all its bytes were written when it was allocated, because no block is older than
+            // the pattern, and no other thread runs.
             let bytes = unsafe { std::slice::from_raw_parts(at, len) };
             let mut hasher = DefaultHasher::new();
             hasher.write(bytes);

@@ -196,9 +196,9 @@ impl<B: Backend> Engine<B> {
     /// Takes at most `most` host pages, into which a store writes the pages of a prompt that follow its cached prefix.
     /// The prefix stays cached until [`fetched`](Engine::fetched). O(prompt + pages).
     ///
-    /// Returns `None` without host memory or hashes, if `most` is 0, for a prompt that contains [`TokenId::PENDING`], or
-    /// while 256 fetches are open. Also returns `None` if no whole page without the last token follows the prefix, no
-    /// host page can be taken, or promises need the pages of the prefix.
+    /// Returns `None` without host memory or hashes, if `most` is 0, for a prompt that contains [`TokenId::PENDING`],
+    /// or while 256 fetches are open. Also returns `None` if no whole page without the last token follows the prefix,
+    /// no host page can be taken, or promises need the pages of the prefix.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::StoreGroups`] or [`Error::UnnamedNamespace`]; [`EngineError::Backend`].

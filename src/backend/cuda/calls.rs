@@ -158,9 +158,9 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// [`CudaError::Plan`] for rows or slots that do not exist. [`CudaError::PageBytes`] for slots that are too large for
-    /// the kernel. In a capture, [`CudaError::NotPrepared`] if the kernel is not loaded or the stream must wait for a
-    /// load of pages. The driver's errors.
+    /// [`CudaError::Plan`] for rows or slots that do not exist. [`CudaError::PageBytes`] for slots that are too large
+    /// for the kernel. In a capture, [`CudaError::NotPrepared`] if the kernel is not loaded or the stream must wait for
+    /// a load of pages. The driver's errors.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         check::compactions(compactions, self.pools.of(0).layout(), self.tables.shape())?;

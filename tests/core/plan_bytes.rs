@@ -9,8 +9,8 @@ use kvarena::testkit::rng::Rng;
 use kvarena::testkit::spans::Spans;
 use kvarena::{
     Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvShape, LayerId, OpenBackend,
-    OwnedPlan, PageId, PlanSize, PoolConfig, RowId, SharedSpan, SharedSpans, SlotMapping, StepId,
-    StepScratch, TableShape, TableWrite, TokenId,
+    OwnedPlan, PageId, PlanSize, PlaneName, PoolConfig, RowId, SharedSpan, SharedSpans,
+    SlotMapping, StepId, StepScratch, TableShape, TableWrite, TokenId,
 };
 
 use crate::small_cpu::all_bytes;
@@ -360,7 +360,7 @@ fn garbled_plans_are_refused_or_access_only_the_pool() {
         let Ok(plan) = OwnedPlan::from_bytes(&bytes) else { continue };
         read += 1;
         let plan = plan.plan();
-        let (words, pool) = (cpu.table_words().to_vec(), all_bytes(&cpu));
+        let (words, mut pool) = (cpu.table_words().to_vec(), all_bytes(&cpu));
         if cpu.begin(&plan).is_err() {
             refused += 1;
             assert_eq!(cpu.table_words(), words);
@@ -371,8 +371,18 @@ fn garbled_plans_are_refused_or_access_only_the_pool() {
         for layer in 0..2 {
             let layer = LayerId::new(layer);
             let (k, v) = (CpuRows::from(&rows[..]), CpuRows::from(&rows[..]));
-            if cpu.store_cache(&plan, layer, k, v).is_err() {
-                assert_eq!(all_bytes(&cpu), pool);
+            let is_stored = cpu.store_cache(&plan, layer, k, v).is_ok();
+            if is_stored {
+                for slot in (0..plan.slot_mapping.len()).filter_map(|i| plan.slot_mapping.get(i)) {
+                    for name in [PlaneName::K, PlaneName::V] {
+                        let row = cpu.layout().row(name, layer, slot).expect("a row of the plane");
+                        let row = &mut pool[row.start as usize..row.end as usize];
+                        row.copy_from_slice(&[0x80, 0x3f].repeat(8)); // 1.0 in bf16
+                    }
+                }
+            }
+            assert!(all_bytes(&cpu) == pool, "only the plan's slots of {layer:?} change");
+            if !is_stored {
                 continue;
             }
             stored += 1;

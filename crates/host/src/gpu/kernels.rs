@@ -57,7 +57,9 @@ params! {
     NormParams 40 { x: u64, weight: u64, normed: u64, draws: u64, hidden: u32, eps: f32 }
     /// Parameters of `silu_mul` and `gelu_mul`.
     SiluMulParams 24 { gate_up: u64, out: u64, width: u32, reserved: u32 }
-    /// Parameters of `sample` and `sample_filter`.
+    /// Parameters of `sample` and `sample_filter`. Their logits must not be NaN. Finite weights give finite logits,
+    /// unless a sum exceeds bf16's range; no kernel checks this. `sample` chooses a positive NaN before all numbers.
+    /// [`Sampling::choose`](crate::sample::Sampling::choose) and `sample_shaped` skip NaN.
     SampleParams 64 {
         logits: u64, draws: u64, thresholds: u64, best: u64, counters: u64, sampled: u64, host: u64,
         vocab: u32, first: u32,

@@ -145,15 +145,15 @@ impl SharedSplit {
         shape.batch_max.min(SHARED_ROWS_MAX).min(listed)
     }
 
-    /// Splits a step for a kernel that takes these rows. Returns false if it accepts no span, if the batch or the grid
-    /// has no place for spans, or if reading spans once is not faster by the model's margin.
+    /// Splits a step for a kernel that takes these rows. Returns false if it accepts no span, if the batch has too many
+    /// rows, or if reading spans once is not faster by the model's margin.
     pub fn plan(
         &mut self,
         rows: &[BatchRow],
         shared: &SharedSpans<'_>,
         taken: RowAssignment,
     ) -> bool {
-        if rows.len() as u32 > Self::rows_max(&self.shape) || self.span_ctas_max() == 0 {
+        if rows.len() as u32 > Self::rows_max(&self.shape) {
             return false;
         }
         self.accept(rows, shared, taken);
@@ -317,11 +317,6 @@ impl SharedSplit {
         self.shape.decode_stripes(self.shape.narrowest())
     }
 
-    /// Returns the maximum number of CTAs for spans. The other CTAs need a warp for each stripe of the tails.
-    const fn span_ctas_max(&self) -> u32 {
-        self.grid.ctas.saturating_sub(self.stripes().div_ceil(self.grid.warps))
-    }
-
     fn token_tiles(span: &Accepted) -> u32 {
         (span.end - span.begin).div_ceil(SPAN_TOKENS)
     }
@@ -360,7 +355,7 @@ impl SharedSplit {
     fn balance(&self, work: &SpanWork, tiles: u32) -> u32 {
         let sides = |ctas| self.costs.sides(&self.dealt(work, tiles, ctas));
         let later = |ctas| sides(ctas).into_iter().fold(0.0, f64::max);
-        let (mut low, mut high) = (1, self.span_ctas_max().min(tiles));
+        let (mut low, mut high) = (1, self.grid.span_ctas_max(&self.shape).min(tiles));
         while low < high {
             let middle = low.midpoint(high);
             let [spans, tails] = sides(middle);
@@ -386,7 +381,7 @@ impl SharedSplit {
             let tiles = least + (least * more).div_ceil(8);
             let all = self.all_tiles(tiles);
             let ctas = all.div_ceil(tiles);
-            if ctas <= self.span_ctas_max() {
+            if ctas <= self.grid.span_ctas_max(&self.shape) {
                 let work = self.dealt(&work, all, ctas);
                 let once = self.costs.once(&work);
                 if best.as_ref().is_none_or(|best| once < best.0) {

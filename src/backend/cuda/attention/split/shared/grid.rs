@@ -108,9 +108,15 @@ impl SharedGrid {
         (2 * self.ctas * self.rows + PARTIAL_ROWS) as usize
     }
 
-    /// Returns whether the grid has a warp for each stripe of the tails, and at least two CTAs.
-    pub fn serves(&self, shape: &SplitShape) -> bool {
-        self.ctas > 1 && self.warps * self.ctas >= shape.decode_stripes(shape.narrowest())
+    /// Returns the maximum number of CTAs for spans. The other CTAs need a warp for each stripe of the tails.
+    pub const fn span_ctas_max(&self, shape: &SplitShape) -> u32 {
+        let stripes = shape.decode_stripes(shape.narrowest());
+        self.ctas.saturating_sub(stripes.div_ceil(self.warps))
+    }
+
+    /// Returns whether the grid has a CTA for spans.
+    pub const fn serves(&self, shape: &SplitShape) -> bool {
+        self.span_ctas_max(shape) > 0
     }
 
     pub fn work_count(&self, shape: &SplitShape) -> usize {

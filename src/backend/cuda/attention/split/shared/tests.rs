@@ -453,17 +453,19 @@ fn products_are_counted_by_new_tokens() {
     assert_eq!([work(2), work(4)], [(2 * tiles, units), (4 * tiles, units)]);
 }
 
-/// Each stripe of the tails needs a warp, and spans need a CTA. On a smaller device each row reads separately.
+/// Spans need a CTA besides those with a warp for each stripe of the tails. On a smaller device each row reads
+/// separately.
 #[test]
-fn devices_with_fewer_warps_than_stripes_are_refused() {
+fn devices_without_a_cta_for_spans_are_refused() {
     let serves = |kv_heads, head_dim, ctas| {
         let grid = SharedGrid { ctas, ..SharedGrid::general(ctas, 1, head_dim) };
         grid.serves(&shape(kv_heads, 4, 132))
     };
-    assert_eq!([1, 2].map(|ctas| serves(8, 64, ctas)), [false, true]);
-    assert!(serves(1, 64, 2) && !serves(1, 64, 1), "spans need a CTA");
-    let warps = SharedGrid::general(1, 1, 256).warps;
-    assert_eq!([8 / warps - 1, 8 / warps].map(|ctas| serves(8, 256, ctas)), [false, true]);
+    for (kv_heads, head_dim) in [(1, 64), (8, 64), (8, 256)] {
+        let for_tails = kv_heads.div_ceil(SharedGrid::general(1, 1, head_dim).warps);
+        let served = [for_tails, for_tails + 1].map(|ctas| serves(kv_heads, head_dim, ctas));
+        assert_eq!(served, [false, true], "{kv_heads} {head_dim}");
+    }
 }
 
 /// With one more multiprocessor for spans, the spans never end later and the tails never end sooner. The bisection
@@ -483,7 +485,7 @@ fn multiprocessors_are_divided_optimally() {
             let [spans, tails] = split.costs.sides(&split.dealt(&work, tiles, ctas));
             spans.max(tails)
         };
-        let most = split.span_ctas_max().min(tiles);
+        let most = split.grid.span_ctas_max(&split.shape).min(tiles);
         let least = (1..=most).map(later).fold(f64::INFINITY, f64::min);
         assert_eq!(later(split.balance(&work, tiles)), least, "{work:?}");
     }

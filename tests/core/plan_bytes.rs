@@ -377,7 +377,7 @@ fn garbled_plans_are_refused_or_access_only_the_pool() {
                     for name in [PlaneName::K, PlaneName::V] {
                         let row = cpu.layout().row(name, layer, slot).expect("a row of the plane");
                         let row = &mut pool[row.start as usize..row.end as usize];
-                        row.copy_from_slice(&[0x80, 0x3f].repeat(8)); // 1.0 in bf16
+                        row.copy_from_slice(&1.0_f32.to_ne_bytes().repeat(8));
                     }
                 }
             }

@@ -127,7 +127,8 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Checks the numbered invariants of all tables (L2 only in part), for tests and debugging. O(whole state).
+    /// Checks the numbered invariants of all tables (L2 and M1 to M3 only in part), for tests and debugging. O(whole
+    /// state).
     ///
     /// # Errors
     /// The first broken invariant. If a page breaks it, the error also names the page and its owner.

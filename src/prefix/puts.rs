@@ -162,7 +162,9 @@ impl Puts {
             self.open.iter().partition(|put| put.is_staged);
         let stage = self.stage.iter().chain(staged.iter().map(|put| &put.page));
         let apart = stage.collect::<HashSet<_>>().len() == self.stage.len() + staged.len();
-        if !apart || !read.iter().all(|put| pool.is_read(put.page)) {
+        let unwritten =
+            |put: &&OpenPut| pool.is_read(put.page) && pool.last_save(put.page) == put.save;
+        if !apart || !read.iter().all(unwritten) {
             return Err("M1: no writer touches a page that a put reads");
         }
         let keeps =

@@ -73,15 +73,24 @@ fn m1_pages_of_stores_have_no_other_user() {
         s.tree.hosts_mut().pool.end_fill(page, true);
     };
     assert_eq!(broken(fetched), "M1: a page that a fetch writes has no other user");
-    let put = |s: &mut Sound| {
+    let begin_put = |s: &mut Sound| {
         s.tree.begin_puts(9);
         assert_eq!(s.check(), Ok(()));
-        let hosts = s.tree.hosts_mut();
-        let pages: Vec<HostPageId> = (0..10).map(HostPageId::new).collect();
-        let read = pages.into_iter().find(|&page| hosts.pool.is_read(page));
-        hosts.pool.end_read(read.expect("a put reads a host page"));
+        let pool = &s.tree.hosts_ref().pool;
+        let read = (0..10).map(HostPageId::new).find(|&page| pool.is_read(page));
+        read.expect("a put reads a host page")
     };
-    assert_eq!(broken(put), "M1: no writer touches a page that a put reads");
+    let untouched = "M1: no writer touches a page that a put reads";
+    let ended = |s: &mut Sound| {
+        let page = begin_put(s);
+        s.tree.hosts_mut().pool.end_read(page);
+    };
+    assert_eq!(broken(ended), untouched);
+    let saved = |s: &mut Sound| {
+        let page = begin_put(s);
+        s.tree.hosts_mut().pool.set_save(page, MoveId::new(9));
+    };
+    assert_eq!(broken(saved), untouched);
 }
 
 #[test]

@@ -161,7 +161,7 @@ fn attention_that_does_not_match_the_groups_is_refused() {
             PlanError::Reach { layer: LayerId::new(layer), group: 1, reach, window, chunk: None };
         assert_eq!(attend(layer, window), Err(CpuError::Plan(error)));
     }
-    // A layer that keeps all tokens may be read through any window.
+    // A layer that keeps all tokens may be read through any window, a layer of group 1 only through its own.
     for (layer, window) in [(0, None), (2, Some(1)), (4, Some(WINDOW))] {
         assert_eq!(attend(layer, window), Ok(()));
     }

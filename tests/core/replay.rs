@@ -50,7 +50,7 @@ fn engine() {
     if env::var("KVARENA_SEEDS").is_ok_and(|seeds| seeds != "all") {
         return;
     }
-    // The workloads must reach every case.
+    // The workloads must reach each of these cases.
     for answer in [
         "abort Ok",
         "abort UnknownStep",

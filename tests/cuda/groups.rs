@@ -250,7 +250,8 @@ fn attention_over_the_gpu_does_not_depend_on_groups() {
     }
 }
 
-/// Rows are cut at the ends of chunks. The number of parts does not depend on the rows, so a graph serves all steps.
+/// Rows are cut at the ends of chunks. The number of parts does not depend on the rows, so two graphs at most serve all
+/// decode steps.
 #[test]
 fn graphs_of_layers_that_read_chunks_replay() {
     let Some(gpu) = gpu() else { return };

@@ -70,7 +70,7 @@ fn check_hosts() {
     }
 }
 
-/// Layers in groups, whose pages the tree keeps in cells.
+/// Layers in groups. The tree keeps the pages of groups of limited reach in cells.
 fn check_groups() {
     let limited = [Reach::All, Reach::Window(40), Reach::Chunk(64)];
     let groups = Groups::new(&limited, &[1, 0, 2, 1]).expect("three groups");

@@ -31,8 +31,8 @@ fn record(old: (usize, usize), new: (usize, usize)) {
     *blocks.iter_mut().find(|block| **block == old).expect("there are few large blocks") = new;
 }
 
-// SAFETY: every call is forwarded to the system's allocator unchanged; the caller has not read a block that is filled
-// before it is returned.
+// SAFETY: every call is forwarded to the system's allocator unchanged; only new blocks are filled, before the caller
+// gets them.
 unsafe impl GlobalAlloc for Recording {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract is passed on.

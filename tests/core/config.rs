@@ -380,7 +380,7 @@ fn other_models_are_refused_by_the_field() {
         (json!({"num_hidden_layers": 1.5}), format!("num_hidden_layers is 1.5, {count}")),
         (json!({"num_key_value_heads": [8, 4]}), format!("num_key_value_heads is [8,4], {count}")),
         (json!({"head_dim": 4_294_967_296_u64}), format!("head_dim is 4294967296, {count}")),
-        // The model's class determines head_dim, not the width.
+        // For these model types, hidden_size does not determine head_dim.
         (json!({"head_dim": null}), "head_dim is missing".into()),
         (json!({"head_dim": null, "model_type": "gemma2"}), "head_dim is missing".into()),
         (

@@ -191,7 +191,8 @@ fn any_numbers_give_a_pool_or_an_error_and_never_a_panic() {
     assert!(made > 1000, "{made}");
 }
 
-/// Checks the same pool with scales made at the store, if supported: it is larger by the scales and padding.
+/// Checks the same pool with scales by token: its pages are larger by the scales and padding. Pools that are not fp8
+/// must be rejected.
 fn check_made_scales(by_token: &PoolConfig, given: &PoolLayout) {
     let made = by_token.layout();
     if by_token.dtype != KvDtype::Fp8E4M3 {

@@ -406,7 +406,7 @@ fn text(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.into())).unwrap_or_default()
 }
 
-/// Returns the last token of the last row for which `holds` is true.
+/// Returns the last token of the last row that is not padding and for which `holds` is true.
 fn last_of(call: &Call<'_>, holds: impl Fn(&BatchRow) -> bool) -> Option<usize> {
     let row = call.plan.rows.iter().rfind(|row| row.kv_len > 0 && holds(row))?;
     Some((row.qo_start + row.extend_len - 1) as usize)

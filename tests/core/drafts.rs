@@ -288,7 +288,7 @@ fn invalid_branches_are_refused() {
     host.engine.commit(later).expect("it is accepted");
 
     let stats = host.engine.stats();
-    // The root of each branch is the last sampled token, not a guess.
+    // The root of each draft is the last sampled token, not a guess.
     assert_eq!((stats.drafts, stats.draft_tokens, stats.accepted_tokens), (3, 4 + 2 + 2, 2 + 1));
     assert!(stats.to_string().contains(", 3 of 8 draft tokens accepted in 3 drafts\n"), "{stats}");
     let text = stats.prometheus().to_string();

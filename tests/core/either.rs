@@ -11,7 +11,7 @@ use kvarena::{
     Selection, SparseBackend,
 };
 
-/// Options of the left and the right backend in turn.
+/// Returns options that alternate between the left and the right backend.
 fn in_turn() -> impl Fn(&Case) -> Either<CpuOptions, CpuOptions> {
     let is_right = AtomicBool::new(false);
     move |case| {
@@ -46,7 +46,7 @@ fn arguments_of_the_other_side_are_rejected() {
 
 type Both = Either<kvarena::Cpu, kvarena::Cpu>;
 
-/// Passes each argument for the wrong side in turn.
+/// Passes one argument at a time for the wrong side.
 fn check_operands(backend: &mut Both, numbers: &[f32], is_right: bool) {
     fn on<T>(is_right: bool, x: T) -> Either<T, T> {
         if is_right { Either::Right(x) } else { Either::Left(x) }

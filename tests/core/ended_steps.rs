@@ -70,7 +70,7 @@ fn the_plan_of_a_complete_step_is_refused() {
     let mut engine = Engine::new(pool(), CpuOptions::with_threads(1)).expect("a small pool");
     let (seq, old) = fill(&mut engine, 0, 1.0);
     engine.commit(old.plan().step()).expect("it is open");
-    attend(engine.backend_mut(), &old).expect("a committed step is open");
+    attend(engine.backend_mut(), &old).expect("a committed step has not ended");
     engine.complete(old.plan().step()).expect("it is committed");
     engine.finish(seq).expect("it is live");
     engine.reset();

@@ -173,7 +173,8 @@ fn a_resumed_sequence_does_not_wait_for_steps_before_its_preemption() {
     let cached = plan(&mut engine, other, 8);
     plan(&mut engine, seq, 8);
     engine.commit(cached).expect("it is open");
-    // The unfinished step of `seq` ends after 8 tokens. If the prompt had 8 tokens, the step would sample the ninth.
+    // The unfinished step of `seq` computes 8 tokens, as many as the rollback below leaves. It began before the
+    // preemption, so its sample does not count.
     engine.preempt(seq, Keep::Publish).expect("it runs");
     engine.resume(seq, 0).expect("room");
     assert_eq!(engine.cached_len(seq), Ok(8));

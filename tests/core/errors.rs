@@ -67,7 +67,7 @@ fn pending_tokens_are_refused() {
     for at in [0, 1, 31, 32, 49] {
         more[at] = TokenId::PENDING;
         let refused = Error::PendingToken { position: 9 + at as u32 };
-        let len = if at == 0 { 1 } else { at + 1 };
+        let len = at + 1;
         // The limit of the pool is reported first.
         let want =
             if 9 + len > 32 { Error::TooLong { len: 9 + len as u64, max: 32 } } else { refused };

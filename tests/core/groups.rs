@@ -161,7 +161,7 @@ fn attention_that_does_not_match_the_groups_is_refused() {
             PlanError::Reach { layer: LayerId::new(layer), group: 1, reach, window, chunk: None };
         assert_eq!(attend(layer, window), Err(CpuError::Plan(error)));
     }
-    // A layer that keeps all tokens may be read through any window.
+    // A layer that keeps all tokens may be read through any window, a layer of group 1 only through its own.
     for (layer, window) in [(0, None), (2, Some(1)), (4, Some(WINDOW))] {
         assert_eq!(attend(layer, window), Ok(()));
     }
@@ -297,7 +297,7 @@ fn a_sequence_holds_the_pages_that_later_tokens_read() {
 
 #[test]
 fn more_sequences_run_before_one_is_out_of_pages() {
-    // Each sequence has a distinct prompt of 64 tokens and is decoded to 8,192 tokens. Either all its tokens are
+    // Each sequence has a distinct prompt of 64 tokens and is extended to 8,192 tokens. Either all its tokens are
     // promised, or none. Both pools, of one group and of two, have the same number of bytes.
     let run = |mut engine: Engine<Null>, promise: u32| {
         let mut seqs = Vec::new();
@@ -357,7 +357,8 @@ fn a_plan_beyond_promise_ahead_takes_unpromised_pages() {
     let refused = engine.plan_batch(&mut scratch, &[Extend { seq, len: 24 }]);
     let error = kvarena::Error::OutOfPages { wanted: 12, available: 10, after: None };
     assert!(matches!(refused, Err(EngineError::Core(got)) if got == error), "{refused:?}");
-    // Pages that no later token reads return when the step is complete. The promise then counts them again.
+    // Pages that no later token reads return when the step is complete. The promise counts three of them again from
+    // the commit on.
     engine.commit(step).expect("it is open");
     assert_eq!((engine.outstanding(seq), engine.available_after(step)), (Ok(9), 10));
     engine.complete(step).expect("it is committed");

@@ -111,7 +111,8 @@ fn quantised_latent_rows_are_bytes_a_scale_and_a_rope() {
 
 #[test]
 fn scales_made_at_the_store_are_planes_of_the_pool() {
-    // 3 heads of 5 and pages of 7 give pieces of 105 and of 84 bytes, padded.
+    // 3 heads of 5 elements and pages of 7 tokens give pieces of 105 bytes. Scales by token add pieces of 84 bytes and
+    // pad all pieces to multiples of 16.
     let pool = PoolConfig {
         layers: 2,
         shape: KvShape::heads(3, 5),

@@ -72,7 +72,8 @@ fn a_sequence_that_computes_the_prompt_is_its_leader() {
     compute(&mut engine, first, 6);
     assert_eq!((leader(&engine, &prompt), engine.is_leading(&named)), (None, false));
     assert_eq!(admission(&engine, &prompt).cached_len, 28);
-    // A sequence does not lead with tokens that are appended singly, but it leads with the tokens of a next turn.
+    // A sequence does not lead with tokens that are appended one by one. It leads again once one call appends several,
+    // such as a next turn.
     engine.append(first, &[TokenId::new(30)]).expect("room for tokens");
     engine.append(first, &[TokenId::new(31)]).expect("room for tokens");
     assert_eq!(leader(&engine, &text(50, 50, 0)), None);

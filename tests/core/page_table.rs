@@ -27,7 +27,8 @@ fn page_tables_have_a_word_for_every_page_of_every_row() {
         assert_eq!(seen.len(), table.words());
         assert_eq!(seen.last().map(|&word| word as usize), Some(table.words() - 1));
 
-        // Rows that share the tokens in the worst case still find chunks, and every page is found again.
+        // In the worst case, rows begin a chunk for a single token. All rows still find chunks, and every page is found
+        // again.
         let mut words = vec![u32::MAX; table.words()];
         let chunk_tokens = table.chunk_pages * page_size;
         let mut chunks = (0..table.chunk_count).rev();

@@ -245,7 +245,7 @@ fn wrong_headers_are_refused() {
     }
     for (slots, slot_bytes) in [(0, 0), (5, 5), (1 << 32 | 5, 5), (u64::MAX, u64::from(u32::MAX))] {
         let error = PlanBytesError::SlotBytes { slot_bytes };
-        assert_eq!(with(5, slots), Err(error), "without the number of tracks");
+        assert_eq!(with(5, slots), Err(error), "slot_bytes excludes the number of tracks");
     }
     for error in [PlanBytesError::Magic, PlanBytesError::Length { actual: 3 }] {
         assert!(!error.to_string().is_empty());

@@ -91,7 +91,7 @@ fn padding_before_the_plan_is_padding_after_it() {
             let draft = match twins.rng.below(3) {
                 0 => Some(Draft::chain(seq)),
                 1 => {
-                    tree.set(start, &vec![0; len as usize]).expect("roots");
+                    tree.set(start, &vec![0; len as usize]).expect("valid parents");
                     Some(tree.draft(seq))
                 }
                 _ => None,
@@ -144,7 +144,7 @@ fn a_size_that_does_not_hold_the_batch_is_refused() {
     engine.plan_batch(&mut scratch, &items).expect("the batch is unchanged");
 }
 
-/// The config limits the tokens of a step, padding included, on every backend alike.
+/// The config limits the tokens of a step, including padding tokens.
 #[test]
 fn a_step_of_more_tokens_than_the_config_allows_is_refused() {
     let config = EngineConfig { max_step_tokens: 8, ..config(Groups::default()) };

@@ -1,4 +1,4 @@
-//! The sizes of an engine bound its largest plan, and a scratch of these sizes never grows.
+//! `EngineShape::plan_bytes` bounds the bytes of a plan, and a scratch of this size never grows.
 
 use kvarena::{
     BatchPlan, Capacity, DraftTree, Engine, EngineConfig, EngineShape, Extend, Groups, KvShape,

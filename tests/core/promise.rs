@@ -50,7 +50,7 @@ fn out_of_pages(wanted: u64, available: u64, after: Option<StepId>) -> Error {
 #[test]
 fn a_pool_is_promised_once() {
     let mut engine = engine(10);
-    // Without promises all six are admitted, and five of them find no pages.
+    // Without promises all six are admitted, although the pool has pages for only one.
     for own in 0..6 {
         admit(&mut engine, &text(own, 10), 0).expect("it could fit");
     }
@@ -114,7 +114,7 @@ fn a_match_that_would_lock_what_backs_a_promise_is_refused() {
     engine.complete(step).expect("it is committed");
     let step = plan(&mut engine, &[(promised, 28)]).expect("they are promised");
     commit(&mut engine, step);
-    assert_eq!(engine.stats().evicted_pages, 4, "the rest of what backed the promise");
+    assert_eq!(engine.stats().evicted_pages, 4, "the four idle pages back the promise");
 }
 
 /// Two equal prompts are computed by two steps in flight. The commit of the second step finds the first prompt's pages
@@ -226,7 +226,8 @@ fn every_child_of_a_fork_is_promised_its_own() {
     let step = plan(&mut engine, &[(parent, 6)]).expect("all are free");
     commit(&mut engine, step);
     engine.complete(step).expect("it is committed");
-    // A whole page is shared and a tail is copied, so two of four pages are missing. Ten are free.
+    // Each child shares a whole page and takes three pages: a copy of the tail, and two that are promised. Ten are
+    // free.
     let namespace = Namespace::default();
     let admission = engine.admission(namespace, &text(1, 11), 0).expect("a row");
     assert_eq!(

@@ -10,7 +10,7 @@ fn seed(text: &str) -> Hashing {
     Hashing::VllmSha256CborSeeded(HashSeed::new(text).expect("the text is short"))
 }
 
-/// Returns a config that is mostly valid.
+/// Returns a random config, which is usually valid.
 fn random_config(rng: &mut Rng) -> EngineConfig {
     let dtypes = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3];
     let dtype = dtypes[rng.below(4) as usize];
@@ -89,7 +89,7 @@ fn shapes_survive_the_way_through_bytes() {
         shifted.extend_from_slice(&shape.to_bytes());
         assert_eq!(EngineShape::from_bytes(&shifted[1..]), Ok(shape));
     }
-    // Extreme limits: one token in total, and 2^31 - 1 tokens in one sequence.
+    // Extreme values of `max_tokens`, for one sequence.
     let pool = PoolConfig { capacity: Capacity::Pages(u32::MAX - 1), ..Default::default() };
     for (max_tokens, max_sequences) in [(1, 1), (u64::from(u32::MAX) / 2, 1)] {
         let config =

@@ -336,7 +336,7 @@ fn prefix_tree() {
     for seed in seeds(100, 300) {
         let (mut config, ops) = prefix_ops(seed, op_count(250));
         if seed % 100 == 99 {
-            config.pages = 4200; // More than one word of the summaries.
+            config.pages = 4200; // The summaries of bitmaps then have two words.
         }
         let run = |ops: &[_]| failure(|| replay_prefix(config, ops));
         if let Some(what) = run(&ops) {

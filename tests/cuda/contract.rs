@@ -37,8 +37,8 @@ fn either_backend_keeps_the_contract() {
     println!("{}", check_backend(options, seeds(20)));
 }
 
-/// Layers form several groups, in every kind of pool. In random cases, about half of the sequences release pages that a
-/// group no longer reads; these pages are filled with NaN.
+/// Layers form several groups, in every kind of pool. In random cases, about half of the sequences without forks
+/// release pages that a group no longer reads; these pages are filled with NaN.
 #[test]
 fn cuda_keeps_the_contract_in_groups() {
     let Some(gpu) = gpu() else { return };

@@ -27,7 +27,7 @@ const SHAPES: [Shape; 10] = [
     (36, 8, 128, KvDtype::Bf16, 16, true),
 ];
 
-/// Layers, kv heads, head_dim, dtype, page size, and whether a plane of other pieces follows K and V.
+/// Layers, kv heads, head_dim, dtype, page size, and whether a plane with pieces of another size follows K and V.
 type Shape = (u32, u32, u32, KvDtype, u32, bool);
 
 const PAGES: u32 = 40;

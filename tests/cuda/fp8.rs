@@ -1,5 +1,5 @@
-//! Difficult cases of fp8 pools: numbers between two bytes and beyond all bytes, bytes that no row produces, widely
-//! different scales, and pools whose pages have different meanings.
+//! Difficult cases of fp8 pools: numbers between the values of two bytes and beyond all values, bytes of NaN, widely
+//! different scales, and copies between pools with different scales.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ fn pool(shape: KvShape, scaling: Scaling, layout: Layout) -> PoolLayout {
 }
 
 /// Returns rows that are hard to round. Most numbers are near the middle between the values of two adjacent bytes,
-/// times a scale. The others are zeros and numbers with a special rule.
+/// times a scale. The others are zeros, special values such as NaN, and a head's largest number.
 fn hard_rows(
     dtype: Dtype,
     width: usize,

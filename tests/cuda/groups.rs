@@ -36,7 +36,7 @@ struct Model {
 }
 
 impl Model {
-    /// Returns a layer's heads of K and V, and their elements.
+    /// Returns the number of a layer's kv heads, and of the elements of a head.
     fn heads(&self, layer: usize) -> (u32, u32) {
         let own = self.own.filter(|_| self.layers[layer] == 1);
         own.map_or((KV_HEADS, DIM), |(heads, dim, _)| (heads, dim))
@@ -250,7 +250,8 @@ fn attention_over_the_gpu_does_not_depend_on_groups() {
     }
 }
 
-/// Rows are cut at the ends of chunks. The number of parts does not depend on the rows, so a graph serves all steps.
+/// Rows are cut at the ends of chunks. The number of parts does not depend on the rows, so two graphs at most serve all
+/// decode steps.
 #[test]
 fn graphs_of_layers_that_read_chunks_replay() {
     let Some(gpu) = gpu() else { return };
@@ -262,7 +263,7 @@ fn graphs_of_layers_that_read_chunks_replay() {
     }
 }
 
-/// Layers of a window have other heads, another dtype or both; each shape has its kernels, and graphs contain both.
+/// Layers of a window have other heads, another dtype or both. Graphs contain the kernels of both shapes of layers.
 #[test]
 fn graphs_of_layers_of_unlike_shapes_replay() {
     let Some(gpu) = gpu() else { return };

@@ -1,4 +1,4 @@
-//! Large pages: both attention kernels and the store find slots beyond the first 256 of a page.
+//! Large pages: the store, and attention of one and of several new tokens, find slots beyond the first 256 of a page.
 
 use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::TestBackend;
@@ -68,7 +68,7 @@ fn find_slots(gpu: &Gpu, kinds: [Option<Scaling>; 2]) {
         (Dtype::Bf16, 256, 12),
         (Dtype::F32, 64, 2),
     ];
-    // Each shape takes both kinds in turn.
+    // Each shape alternates between both kinds from one page size to the next.
     for (round, page_size) in [255, 256, 257, 341, 512, 1024].into_iter().enumerate() {
         for (i, (dtype, head_dim, group)) in shapes.into_iter().enumerate() {
             let (layout, fp8) =

@@ -125,7 +125,7 @@ fn only_kernels_of_the_prepared_work_are_loaded() {
     assert_eq!(of(&Prepare { spans: true, ..least }), ["decode_d128_r8", shared]);
     let extend = if hopper { "extend_d128_sm90a" } else { "extend_d128" };
     let wide = if hopper { "decode_d128_r64_sm90a" } else { "decode_d128_r16" };
-    // Two tokens of a group of 8; and prompts, which have any number of tokens a row.
+    // Rows of two tokens, with 8 query heads for a kv head; and prompts, which have any number of tokens.
     for work in [Prepare { decode_tokens: 2, ..least }, Prepare { extend: true, ..least }] {
         let mut both = [wide, "decode_d128_r8", extend];
         both.sort_unstable();
@@ -200,7 +200,7 @@ fn engine_of_spans(gpu: &Gpu, work: &Prepare<'_>) -> (Engine<Cuda>, Vec<SeqKey>)
         let len = 33 - engine.cached_len(seq).expect("it is live");
         let step = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("it fits").step();
         engine.commit(step).expect("it is open");
-        engine.complete(step).expect("it is open");
+        engine.complete(step).expect("it is committed");
         seq
     });
     let admitted = admitted.collect();

@@ -73,7 +73,7 @@ fn join(left: &[f32], right: &[f32], width: usize) -> Vec<f32> {
 /// The items of a step, its plan, and the inputs of each layer.
 type Planned = (Vec<Item>, OwnedPlan, Vec<LayerInputs>);
 
-/// Returns the steps of all ranks and the shape of their page tables. The engine that plans them has no bytes.
+/// Returns the steps of all ranks and the shape of their page tables. The engine that plans the steps has no K and V.
 fn plan_steps(drive: &mut Drive) -> (Vec<Planned>, TableShape) {
     let mut engine = Engine::new(drive.shape.config(), Null).expect("a small engine");
     let mut scratch = StepScratch::new();

@@ -250,7 +250,7 @@ fn every_family_gives_the_same_bits_again() {
     let mut differing = Vec::new();
     for family in FAMILIES {
         let mut different = 0;
-        // With fewer sequences, each is divided among more CTAs: two to four at first, then more.
+        // With fewer sequences, each is divided among more CTAs: two to four for the first count, more for the others.
         for sequences in [multiprocessors / 2, multiprocessors / 3, multiprocessors / 9] {
             let mut launched = Launched::new(&gpu, family, sequences.max(1), 240);
             let (wanted, mut rng) = (launched.results(), Rng::new(19));

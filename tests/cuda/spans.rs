@@ -120,7 +120,7 @@ fn decode(
         buffers.check(&mut drive, &items, &plan, &inputs, &attend);
         backend.end(StepEnd::Complete(plan.step()));
     }
-    // Spans were read once in several steps. All steps of one size used the same graph.
+    // Spans were read once in at least two steps. With one token a row, all steps used the same graph.
     assert!(
         once > 1 && (row_tokens > 1 || graphs.len() <= 1),
         "{once} steps, {} graphs",

@@ -298,7 +298,7 @@ impl Buffers {
         cuda.attend_selected(plan, LAYER, &attend, selection, queries, out, None)
     }
 
-    /// Returns the lists and outputs, and poisons them.
+    /// Returns the lists and outputs, and poisons their buffers.
     fn take(&mut self) -> (Vec<u32>, Vec<u16>) {
         let lists = self.lists.read(0, self.lists.bytes() as usize / 4).expect("numbers");
         let out = self.out.read(0, self.out.bytes() as usize / 2).expect("numbers");

@@ -91,8 +91,8 @@ impl<B: Backend> Host<B> {
         u64::from(self.engine.shape().layout.page_size())
     }
 
-    /// Runs one round of a server: admits some sequences, plans and stores a step, commits and completes an earlier
-    /// step, and finishes some sequences.
+    /// Runs one round of a server: admits prompts, disturbs a sequence, plans a step and drafts, and may complete the
+    /// oldest open step. Then it may finish a sequence, moves pages between tiers, and sometimes drains events.
     pub fn round(&mut self, seed: u64, store: &mut impl FnMut(&mut B, &kvarena::BatchPlan<'_>)) {
         self.admit(seed);
         self.disturb(mix(seed ^ 1));

@@ -461,7 +461,7 @@ fn devices_without_a_cta_for_spans_are_refused() {
         let grid = SharedGrid { ctas, ..SharedGrid::general(ctas, 1, head_dim) };
         grid.serves(&shape(kv_heads, 4, 132))
     };
-    for (kv_heads, head_dim) in [(1, 64), (8, 64), (8, 256)] {
+    for (kv_heads, head_dim) in [(1_u32, 64), (8, 64), (8, 256)] {
         let for_tails = kv_heads.div_ceil(SharedGrid::general(1, 1, head_dim).warps);
         let served = [for_tails, for_tails + 1].map(|ctas| serves(kv_heads, head_dim, ctas));
         assert_eq!(served, [false, true], "{kv_heads} {head_dim}");

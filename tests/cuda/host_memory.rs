@@ -4,13 +4,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, Gpu};
+use kvarena::backend::cuda::{
+    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare,
+};
 use kvarena::{
-    Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, Layout, MoveId, Moved,
+    Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId, Moved,
     OpenBackend, PageCopy, PageId, PageMove, PlanError, PoolConfig, TableShape,
 };
 
 use crate::gpu;
+use crate::plans::first_token;
 
 /// Returns a config with pages of 4 MiB.
 fn config(host_pages: u32) -> PoolConfig {
@@ -125,6 +128,23 @@ fn captures_take_no_moves() {
     assert_eq!(captured.err(), Some(CudaError::PageInUse { page: 1 }));
     cuda.synchronize().expect("nothing failed");
     stream.capture(|| cuda.copy_pages(&copy)).expect("no move is in flight");
+}
+
+/// A step whose pages no load writes needs no wait, so a capture takes it. The load of another page may be in flight.
+#[test]
+fn captures_take_steps_without_loads() {
+    let Some(gpu) = gpu() else { return };
+    let mut cuda = opened(&gpu, 4);
+    let stream = cuda.stream().clone();
+    cuda.prepare(&Prepare::new(&[])).expect("the kernels are loaded");
+    cuda.load_pages(MoveId::new(1), &[of(7, 0)]).expect("pages of the pool");
+    let plan = first_token(1);
+    cuda.begin(&plan).expect("a valid plan");
+    let row = DeviceBuffer::new(&gpu, 2 * 8 * 128).expect("memory");
+    let row = row.rows(0, None);
+    stream
+        .capture(|| cuda.store_cache(&plan, LayerId::new(63), row, row))
+        .expect("nothing to wait for");
 }
 
 #[test]

@@ -279,6 +279,20 @@ fn the_first_layers_do_not_wait_for_the_last_part() {
     });
 }
 
+/// Checks only with `FAKE_DRIVER_STREAMS=1`, as the test above.
+#[test]
+fn a_step_does_not_wait_for_the_save_of_another_page() {
+    each(|world| {
+        world.save(0, 2);
+        world.begin(2, 1);
+        world.store(2, 1);
+        world.cuda.stream().synchronize().expect("nothing failed");
+        let saved = world.cuda.moved().expect("nothing failed").saved;
+        let first = std::env::var("FAKE_DRIVER_STREAMS").is_ok_and(|order| order == "1");
+        assert!(!first || saved < MoveId::new(world.moves), "the save is done");
+    });
+}
+
 #[test]
 fn a_step_comes_after_the_load_of_its_page() {
     each(|world| {

@@ -38,10 +38,17 @@ impl Direction {
 }
 
 /// A part of a move; a move's parts take effect in order.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Part {
     id: MoveId,
     number: u32,
+}
+
+impl Default for Part {
+    /// Returns the last part of move 0, which stands for no move and is done.
+    fn default() -> Self {
+        Self::last(MoveId::new(0))
+    }
 }
 
 impl Part {

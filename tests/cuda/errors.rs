@@ -307,6 +307,11 @@ fn memory_of_another_device_is_refused() {
     assert_eq!(cuda.attend(&plan, layer, &attend, q, out, None), refused);
 
     let stream = CudaStream::new(&second).expect("a stream");
+    let mut target = open(&gpu, KvDtype::Bf16, 64);
+    let copies = [PageCopy { source: PageId::new(0), target: PageId::new(1) }];
+    let copied = cuda.copy_to_pool(&mut target, &copies, &stream);
+    assert_eq!(copied.err(), refused.clone().err());
+
     let options = CudaOptions { stream: Some(stream), ..CudaOptions::new(&gpu) };
     let layout = PoolConfig { capacity: Capacity::Pages(8), ..PoolConfig::default() }.layout();
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");

@@ -16,7 +16,7 @@
 //! # struct ModelStream(RawStream);
 //! # #[cfg(feature = "cuda")]
 //! fn rows_of_model(gpu: &Gpu, stream: Arc<ModelStream>, k: u64) -> Result<(), CudaError> {
-//!     // SAFETY: a stream of the device's primary context, which lives as long as its `Arc`.
+//!     // SAFETY: the stream belongs to the device's primary context. Its `Arc` keeps the stream alive.
 //!     let stream = unsafe { CudaStream::from_raw(gpu, stream.0, stream.clone()) }?;
 //!     // SAFETY: the model wrote 3 rows of 2 heads of 128 at `k`, and frees them in the stream's order.
 //!     let rows = unsafe { DeviceRows::from_raw(k, Dtype::Bf16, 3 * 2 * 128, None) };

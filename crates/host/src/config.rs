@@ -42,7 +42,7 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// For Gemma 4, the heads of layers with a window.
     pub window_heads: Option<WindowHeads>,
-    /// Whether layers that read all tokens compute V from the product for K.
+    /// Whether layers that read all tokens have no projection for V. They compute V from the output of K's projection.
     pub k_is_v: bool,
     /// Number of elements of one head of attention's output. For Gemma 4 see `head_dim`.
     pub value_dim: usize,
@@ -58,7 +58,7 @@ pub struct ModelConfig {
     pub max_len: usize,
     /// Rotary embedding.
     pub rope: Rope,
-    /// Rotary embedding of layers with a window, if it differs.
+    /// Rotary embedding of layers with a window in Gemma 3 and 4; `None` for other families.
     pub window_rope: Option<Rope>,
     /// Factor by which rows of the embedding are multiplied.
     pub embedding_scale: f32,
@@ -289,7 +289,8 @@ fn heads(
     Ok((kv_heads, head_dim, Some(window_heads), k_is_v))
 }
 
-/// Returns the rotary embedding of layers that read all tokens, and that of layers with a window if it differs.
+/// Returns the rotary embedding of layers that read all tokens. For Gemma 3 and 4, also returns that of layers with a
+/// window.
 fn ropes(
     fields: &Fields<'_>,
     family: Family,
@@ -338,9 +339,9 @@ fn default_head_dim(
 }
 
 /// Returns the window of each layer. Qwen3 has windows only if `use_sliding_window` is set. `layer_types` names the
-/// layers with a window. Without it, Qwen3's windows begin with layer `max_window_layers`. In gpt-oss, the first layer
-/// and every second one after it have a window. In Gemma 3 and 4, every `sliding_window_pattern`-th layer has none, by
-/// default every sixth.
+/// layers with a window. Without it, Qwen3's windows begin with layer `max_window_layers`. Also without it, the first
+/// layer of gpt-oss and every second one after it have a window. In Gemma 3 and 4 without it, every
+/// `sliding_window_pattern`-th layer has none, by default every sixth.
 fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<u32>>> {
     let may = match family {
         Family::Llama | Family::DeepseekV3 | Family::Llama4 => false,

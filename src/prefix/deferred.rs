@@ -10,12 +10,12 @@ use crate::id::{NodeKey, PageId, PrefixLock, StepId};
 
 use super::PrefixTree;
 
-/// How many of a node's users are deferred unlocks.
+/// A node's deferred users: fenced locks that end here, and children that have only deferred users.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Zeroable)]
 pub(super) struct Deferred {
-    /// Number of fenced locks that end here, and of children that have only deferred users. If 0, `step` is 0 too.
+    /// Number of these users. If 0, `step` is 0 too.
     pub count: u32,
-    /// The last step that one of these users waits for.
+    /// The last step that any deferred user has waited for since `count` was 0.
     pub step: StepId,
 }
 
@@ -177,7 +177,7 @@ mod tests {
         held.defer(child, 1);
         held.defer(parent, 2);
         assert_eq!(held.idle(), [0, 0, 0], "another lock stays");
-        // The child is deferred now, for a step before the one that its parent waits for.
+        // This unlock makes the child deferred, for a step before the one that its parent waits for.
         held.tree.unlock(stays, &mut held.fence, &mut Vec::new());
         assert_eq!(held.idle(), [2, 6, 6]);
     }

@@ -13,7 +13,7 @@ use crate::backend::cuda::store::pool::{Pages, Pieces};
 use crate::id::PageId;
 use crate::plan::PageCopy;
 
-/// Units that one block of `copy_pages` moves.
+/// Units, of 2, 4 or 16 bytes each, that one block of `copy_pages` moves.
 const BLOCK_UNITS: u32 = 1024;
 
 /// Copies checked pages, between any memory that the device can access, in the stream's order.

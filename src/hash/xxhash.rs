@@ -11,8 +11,8 @@ use super::names::Named;
 use super::{Hashing, NamespaceNames, PageHash, Recipe};
 use crate::id::TokenId;
 
-/// Seed with which Dynamo hashes the previous page's hash and the hash of a page's tokens. Without names it is also the
-/// seed of the hash of a page's tokens.
+/// Seed of Dynamo's hash of two hashes: the previous page's hash, and the hash of the page's tokens. Without names,
+/// Dynamo hashes the page's tokens with the same seed.
 const DYNAMO_SEED: u64 = 1337;
 
 /// Dynamo's recipe. The first page's hash is XXH3-64 of its tokens. The hash of each later page is XXH3-64 of two

@@ -42,7 +42,7 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// For Gemma 4, the heads of layers with a window.
     pub window_heads: Option<WindowHeads>,
-    /// Whether layers that read all tokens have no projection for V. They compute V from the output of K's projection.
+    /// Whether layers that read all tokens compute V from the output of K's projection, without a projection for V.
     pub k_is_v: bool,
     /// Number of elements of one head of attention's output. For Gemma 4 see `head_dim`.
     pub value_dim: usize,

@@ -50,8 +50,8 @@
 //!
 //! [`guide`] continues in chapters.
 //!
-//! Modules depend on those left of the arrow: [`id`] <- [`layout`] <- `page`, `prefix`, `sequence` <- `world` <-
-//! `system` <- [`engine`]; [`plan`] <- `system`, [`backend`]. ARCHITECTURE.md follows one step from start to end.
+//! Of these modules, each uses only those further left: [`id`] <- [`layout`], [`plan`] <- `page`, `prefix`,
+//! `sequence`, [`backend`] <- `world` <- `system` <- [`engine`]. ARCHITECTURE.md follows one step from start to end.
 
 // On docs.rs, marks the feature that an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

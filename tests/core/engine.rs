@@ -199,7 +199,7 @@ fn an_aborted_step_samples_no_next_token() {
     assert_eq!(engine.extend_max(seq), Ok(1), "the first step will sample one");
     engine.commit(first).expect("it is open");
     engine.complete(first).expect("it is committed");
-    assert_eq!(engine.extend_max(seq), Ok(0), "the second is unfinished, and undone");
+    assert_eq!(engine.extend_max(seq), Ok(0), "the second step is aborted, but not yet complete");
     engine.verify().expect("all invariants hold");
 }
 

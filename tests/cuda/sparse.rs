@@ -236,8 +236,9 @@ fn long_rows_are_selected_as_on_the_cpu() {
     }
 }
 
-/// Rows have more keys than one pass compares, so a sample of keys selects candidates. If many scores are equal, there
-/// are too many candidates, and all keys are compared. Several CTAs gather long lists if there are few lists.
+/// Rows have more than 4096 keys, so the kernel samples keys to find candidates for short lists. If many scores are
+/// equal, there are too many candidates, and all keys are compared. Several CTAs gather long lists if there are few
+/// lists.
 #[test]
 fn rows_of_many_keys_are_selected_as_on_the_cpu() {
     let Some(gpu) = gpu() else { return };
@@ -253,7 +254,7 @@ fn rows_of_many_keys_are_selected_as_on_the_cpu() {
             both.decode(&seqs[2..], ListArgs { top, window }, &mut rng);
         }
     }
-    // More positions than one list pass takes.
+    // A row of more positions than `select_top` lists at a time (131,072).
     let mut both = Both::new(&gpu, (16, 16, 140_032), Kind::Fine);
     let mut rng = Rng::new(1);
     let seqs = both.fill(&[140_000], &mut rng);

@@ -50,7 +50,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Reads everything but the weights.
+    /// Checks the options, and reads all files except those of weights and scales.
     ///
     /// # Errors
     /// A model or an option that no GPU supports, or a file that cannot be read.

@@ -141,8 +141,8 @@ impl Pieces {
     }
 }
 
-/// The addresses of whole pages: the pieces of a page, one for each plane and lane, in as few groups of equal size as
-/// possible. A pool of K and V has one group.
+/// The addresses of whole pages: the pieces of a page, in groups. The pieces of a group have the same size.
+/// [`Pages::of`] puts K and V into one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) struct Pages {
     groups: [Pieces; PLANES_MAX],
@@ -209,8 +209,8 @@ impl Pages {
         self.groups().iter().map(|group| group.count / self.lanes).sum()
     }
 
-    /// Adds the pieces of the next plane. In both layouts, pieces that have the size of the last group follow that
-    /// group at its stride.
+    /// Adds the pieces of the next plane. If they have the size of the last group's pieces, they join that group. In
+    /// both layouts, they begin where its next piece would.
     fn push(&mut self, pieces: Pieces) {
         match self.groups[..self.group_count].last_mut() {
             Some(last) if last.piece_bytes == pieces.piece_bytes => last.count += pieces.count,

@@ -10,7 +10,8 @@
 //! * K1. Each (query tile, kv head, visible token) is in exactly one share. For the decode kernel, a sequence is one
 //!   query tile.
 //! * K2. A CTA has at most two partial sums of the decode plan: at the start and at the end of its work chunk.
-//! * K3. Parts of one extend item share a run of slots; runs do not overlap, and end within the available slots.
+//! * K3. Each cut extend item has a run of slots in the memory of partials, one for each of its parts. Runs do not
+//!   overlap and end within `SplitShape::extend_slots`.
 //!
 //! Latent rows have a kernel for both kinds of sequences (`latent.rs`). Rows with lists have a kernel like decode that
 //! reads the listed positions (`selected.rs`).
@@ -45,7 +46,7 @@ pub struct SplitShape {
     pub window: u32,
     /// Length of a list for attention over lists; else 0.
     pub top: u32,
-    /// Extra units of the pool ([`decode_extra`]).
+    /// Extra units of each sequence and kv head ([`decode_extra`]).
     pub extra: u32,
     /// Grids of the decode kernels of [`DECODE_ROWS`]: multiprocessors times resident CTAs; 0 without a kernel.
     pub decode_ctas: [u32; DECODE_ROWS.len()],
@@ -62,8 +63,8 @@ impl SplitShape {
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
         let decoded = if self.top > 0 { DecodeFilter::new(1, false) } else { self.decoded(width) };
-        // If the step reads spans once, the extend kernel takes rows that are too long for a tail and have no own
-        // items, such as padding.
+        // A kernel that reads spans once gives each of its rows a tail or items of its own (`RowAssignment`). The
+        // extend kernel takes longer rows without such items, such as padding.
         let longest = match plan.shared.spans.is_empty() {
             true => decoded.longest,
             false => decoded.longest.min(self.decoded(self.narrowest()).longest),
@@ -147,7 +148,7 @@ impl Split {
 
     /// Splits a step for a decode kernel of a [width](SplitShape::width), without allocation. The step's trees are
     /// marked ([`TREE_ROW`]). `decode`, for `AttendParams::plan` of `attend_decode_*`, has
-    /// [`SplitShape::decode_words`] words. The function writes the first of them, as many as this kernel's plan has.
+    /// [`SplitShape::decode_words`] words, enough for any width. The function writes only the words of this width.
     pub fn plan(&mut self, rows: &[BatchRow], width: usize, decode: &mut [u32]) -> SplitCount {
         assert!(
             rows.len() <= self.shape.batch_max as usize,
@@ -272,7 +273,8 @@ mod tests {
                 let (first, last) = (begin / work[0], (begin + some - 1) / work[0]);
                 if at < some && first < last {
                     let first_cta = first * stripes + cta % stripes;
-                    // `finish` stores a part in a slot that belongs to the start of its work chunk.
+                    // A part that ends before its work chunk does is the last of its sum, so it is not the first.
+                    // `finish` stores it in the CTA's first slot.
                     assert!(unit + stop - at == end || cta > first_cta);
                     let join = joins.entry(first_cta).or_insert((begin, last - first + 1, vec![]));
                     assert_eq!(join.0, begin, "C4: a counter serves one sum");

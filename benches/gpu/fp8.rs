@@ -235,8 +235,8 @@ fn extend(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
     Ok(())
 }
 
-/// Measures decode over shared prefixes, in turn: each row read separately, and with spans that the split may read
-/// once.
+/// Measures decode over shared prefixes, and over rows that share no tokens. Each case runs twice: with each row read
+/// separately, then with spans that the backend may read once.
 fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
     let plain = [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf())];
     let plain = plain.map(|(name, own)| (name, Forest::alone(own)));

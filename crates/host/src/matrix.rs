@@ -224,8 +224,8 @@ fn gemm(w: &[f32], x: &[f32], cols: usize, tokens: usize, out: &mut [f32]) {
     let rows = w.len() / cols;
     assert!(w.len() == rows * cols && x.len() == tokens * cols && out.len() == rows * tokens);
     let (c, t) = (cols as isize, tokens as isize);
-    // SAFETY: the assert above checks the three slices against the sizes of these strides, and `out` is borrowed
-    // mutably, so it overlaps neither input.
+    // SAFETY: the assert above checks that each slice has exactly the elements that its size and strides address. `out`
+    // is borrowed mutably, so it overlaps neither input.
     #[allow(unsafe_code)]
     unsafe {
         gemm::gemm(

@@ -18,7 +18,8 @@ pub struct Tally {
     pub steps: u64,
     /// Steps that failed or were planned after one that failed.
     pub aborted_steps: u64,
-    /// Streams that were preempted because pages ran out, and streams that gave way to another group.
+    /// Streams that were preempted because pages ran out, or went back to the queue in favour of another group of
+    /// requests.
     pub preemptions: u64,
     /// Samples that share their parent's pages.
     pub forks: u64,
@@ -39,7 +40,7 @@ pub struct Tally {
     pub checks: u64,
     /// Wall-clock time of serving, in seconds.
     pub seconds: f64,
-    /// Time from the end of the previous step, or from the start of a step after an idle time, to a step's end.
+    /// Time until a step ends, from the end of the previous step. After an idle time, it begins at the step's start.
     pub step_time: Histogram,
     /// Time from the submission of a request to each stream's first token.
     pub first_token: Histogram,

@@ -21,8 +21,8 @@
  * If the process has a function fake_NAME, it replaces the kernel NAME. The function gets the kernel's parameters, of
  * fake_NAME_bytes bytes, and the grid. fake_ask queues work that is not a kernel (crates/host/tests/fake_cublaslt).
  *
- * Work, waits and memory need the primary context of a device, retained and current in the thread, as the backend binds
- * it.
+ * Calls that queue work, wait for it, or allocate or free memory need a bound context. That is the primary context of a
+ * device, retained, and current in the thread. The backend binds such a context.
  *
  * To run one kernel, run a test that launches it over this driver:
  *     .ci/cuda-stub.sh; tests/cuda/fake_driver/build.sh
@@ -43,8 +43,8 @@
  * that depend on the order of CTAs.
  * FAKE_DRIVER_STREAMS=1: of the streams with work that can run, the one created first runs; 2: the one created last.
  * This shows missing waits between streams.
- * FAKE_DRIVER_PINS (no limit): maximum bytes that cuMemHostRegister pins. FAKE_DRIVER_PIN_MS (0): milliseconds of each
- * of its calls.
+ * FAKE_DRIVER_PINS (no limit): maximum bytes that cuMemHostRegister pins.
+ * FAKE_DRIVER_PIN_MS (0): milliseconds that each call of cuMemHostRegister sleeps.
  * FAKE_DRIVER_PEERS=0: no device can access the memory of another.
  * FAKE_DRIVER_REFUSES=DEVICE:KERNEL: the device refuses launches of the kernel.
  * FAKE_DRIVER_VERSION (12040), FAKE_DRIVER_DEVICES (2), FAKE_DRIVER_MULTIPROCESSORS (4): what the driver reports.
@@ -455,7 +455,7 @@ API int cuMemsetD8_v2(u64 address, u8 byte, size_t bytes) { return wait() ? CAPT
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* Targets of the handles of modules and functions. Equal texts share one decoded module, also in several contexts. */
+/* The types to which CUmodule and CUfunction point. Equal texts share one decoded module, also in several contexts. */
 struct Module { std::string text; std::shared_ptr<ptx::Module> decoded; };
 struct Function { std::string name; const ptx::Entry* entry; std::shared_ptr<ptx::Module> module; u32 dynamic_most = 48 << 10; };
 
@@ -597,7 +597,8 @@ API int cuLaunchKernelEx(const LaunchConfig* config, const Function* function, v
     }
     return launch(*function, *config, arguments);
 }
-/* Launches a kernel with one argument for each parameter, as other programs do. */
+/* Launches a kernel of any number of parameters. cuLaunchKernelEx reads only the first argument, because a kernel of
+   the backend has one parameter. Therefore this call packs all arguments into one. */
 API int cuLaunchKernel(const Function* function, u32 grid_x, u32 grid_y, u32 grid_z, u32 block_x, u32 block_y, u32 block_z, u32 shared, Stream* stream,
                        void** arguments, void**) {
     u64 packed[512] = {};

@@ -138,7 +138,7 @@ pub(super) fn ctas(gpu: &Gpu, kernel: &'static Kernel) -> Result<u32, CudaError>
 }
 
 impl ListBuffers {
-    /// Allocates the slots of a variant for the rows of the largest step.
+    /// Allocates the buffers of a variant's lists, for the rows of the largest step.
     pub(super) fn new(gpu: &Gpu, shape: &SplitShape) -> Result<Self, CudaError> {
         let lists = u64::from(shape.batch_max) * u64::from(shape.kv_heads);
         let listed = DeviceBuffer::lasting(gpu, 4 * lists * u64::from(shape.top))?;
@@ -157,7 +157,7 @@ impl ListBuffers {
 }
 
 impl Variant {
-    /// Returns the code of the staged step's kernels. `trees` is set if some rows are trees.
+    /// Returns the number that identifies the staged step's kernels. `trees` is set if some rows are trees.
     pub(super) fn key_of(&self, trees: bool) -> u8 {
         let taken = self.shared.as_ref().and_then(SharedDecode::taken);
         let tails = taken.map_or(0, |taken| taken.tails as u8 + 1);

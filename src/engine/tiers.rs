@@ -48,22 +48,11 @@ impl<B: Backend> Engine<B> {
             let id = prefixes.begin_move(&buffers.loads);
             loaded = self.backend.load_pages(id, &buffers.loads);
             if loaded.is_ok() {
-                self.set_load(seqs.clone(), id);
+                seqs.clone().for_each(|seq| self.world.sequences.set_load(seq, id));
             }
         }
         end_load(Load::of(&mut self.world), seqs, loaded.is_err());
         loaded.map_err(EngineError::Backend)
-    }
-
-    /// Records the load for those of the sequences that waited for pages.
-    fn set_load(&mut self, seqs: impl Iterator<Item = SeqKey>, id: MoveId) {
-        let sequences = &mut self.world.sequences;
-        for seq in seqs {
-            let sequence = sequences.running(seq).expect("checked before the load");
-            if sequences.pending(sequence) > 0 {
-                sequences.set_load(seq, id);
-            }
-        }
     }
 
     /// Returns whether the device is still loading pages of a sequence. On the device, a plan of the sequence waits for

@@ -123,10 +123,12 @@ impl SequenceTable {
         Ok(())
     }
 
-    /// Records the last load of a sequence's pages.
+    /// Records the load of a sequence's pending pages. Without such pages, the sequence waits for no load.
     pub(crate) fn set_load(&mut self, seq: SeqKey, id: MoveId) {
-        let row = self.rows[seq].row.index();
-        self.stores.waits[row].load = id;
+        let sequence = &self.rows[seq];
+        if self.stores.pending(sequence) > 0 {
+            self.stores.waits[sequence.row.index()].load = id;
+        }
     }
 
     /// Returns the last load of a sequence's pages; 0 if there is none.

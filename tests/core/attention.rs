@@ -5,7 +5,7 @@ use std::env;
 use std::process::Command;
 
 use super::small_cpu::{self, Arrays, all_bytes, opened};
-use super::{is_range, seeds};
+use super::seeds;
 use half::f16;
 use kvarena::backend::{Backend, CpuError, CpuPath, CpuRows, CpuRowsMut, Elements, PATH_VARIABLE};
 use kvarena::testkit::contract::{
@@ -25,7 +25,7 @@ fn cpu_keeps_the_contract_on_every_path_of_the_machine() {
     for path in CpuPath::available() {
         let report = check_backend(options(path), seeds(65, 260));
         println!("CPU path {}: {report}", path.name());
-        assert!(is_range() || report.rows > 380 * report.runs, "{report}");
+        assert!(report.rows > 380 * report.runs, "{report}");
     }
 }
 
@@ -47,10 +47,10 @@ fn cpu_keeps_the_contract_in_groups() {
     for path in CpuPath::available() {
         let report = check_cases(&Filter::ALL.in_groups(), options(path), seeds(25, 100));
         println!("CPU path {}: {report}", path.name());
-        assert!(is_range() || report.rows > 380 * report.runs, "{report}");
+        assert!(report.rows > 380 * report.runs, "{report}");
         let report = check_served(true, options(path), seeds(4, 12), |_| {});
         println!("{report}");
-        assert!(is_range() || report.rows > 800 * report.runs, "{report}");
+        assert!(report.rows > 800 * report.runs, "{report}");
         for (full, limited) in [(64, 128), (256, 64), (20, 96)] {
             check_cases(&Filter::head_dims(full, limited), options(path), seeds(3, 20));
         }
@@ -75,7 +75,7 @@ fn an_engine_serves_texts_over_the_cpu() {
     for path in CpuPath::available() {
         let report = check_served(false, options(path), seeds(4, 12), |_| {});
         println!("{report}");
-        assert!(is_range() || report.rows > 800 * report.runs, "{report}");
+        assert!(report.rows > 800 * report.runs, "{report}");
     }
 }
 
@@ -84,7 +84,7 @@ fn cpu_reads_the_positions_of_a_selection() {
     for path in CpuPath::available() {
         let report = check_sparse_backend(&Filter::LABELS, options(path), seeds(30, 120));
         println!("{report}");
-        assert!(is_range() || report.rows > 400 * report.runs, "{report}");
+        assert!(report.rows > 400 * report.runs, "{report}");
     }
 }
 

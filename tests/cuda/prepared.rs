@@ -170,6 +170,7 @@ fn unprepared_kernels_are_counted() {
     cuda.prepare(&decodes).expect("a served shape");
     assert_eq!(cuda.modules_after_prepare(), 0);
     let before = gpu.module_count();
+    assert!(before > 0);
     let mut other = open(&gpu, KvDtype::Bf16, KvShape::heads(2, 128), 0);
     other.prepare(&Prepare::new(&attend)).expect("a served shape");
     let more = gpu.module_count() - before;

@@ -20,8 +20,8 @@ const DOT_ROWS: usize = 64;
 const TASK_NUMBERS: usize = 1 << 17;
 /// Minimum number of elements of a task of a transposition.
 const TRANSPOSED: usize = 1 << 15;
-/// Minimum and maximum number of rows of a panel. Within these bounds, each core has one panel, because `gemm` packs
-/// all of x again for each panel.
+/// Minimum and maximum number of rows of a panel. Within these bounds and that of a task, each core has one panel,
+/// because `gemm` packs all of x again for each panel.
 const PANEL_ROWS: RangeInclusive<usize> = 64..=1024;
 /// Number of matrix rows, and of rows of x, whose products are computed together.
 const TILE: usize = 4;

@@ -159,7 +159,6 @@ fn both_forms_of_a_config_are_read() {
     );
 }
 
-/// The patch contains the lines that README and guide show.
 /// An id of more than 32 bits is no token.
 #[test]
 fn end_tokens_are_those_of_the_config() {
@@ -170,6 +169,7 @@ fn end_tokens_are_those_of_the_config() {
     }
 }
 
+/// The patch contains the lines that README and guide show.
 #[test]
 fn the_patch_contains_documented_lines() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -43,8 +43,8 @@ impl Model {
 const ATTEND: Forward<Model> = |model, step| {
     let [q, k, v] = &model.qkv;
     model.passes.set(model.passes.get() + 1);
-    for layer in 1..LAYERS {
-        step.attend(layer - 1, &attention(), q, k, v)?;
+    for layer in 0..LAYERS - 1 {
+        step.attend(layer, &attention(), q, k, v)?;
     }
     Ok(step.attend(LAYERS - 1, &attention(), q, k, v)?)
 };

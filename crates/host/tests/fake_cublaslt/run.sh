@@ -19,8 +19,8 @@ export LD_LIBRARY_PATH=$driver:$lt:$nccl
 cargo test $all --test 'gpu*' --no-run
 
 # All tests; failing ranks; sums on one device and over more ranks, interleaved finely; devices without peer access; and
-# the errors without a driver, a device, cublasLt or NCCL, and with an NCCL that fails. Jobs that run only kernels of the
-# core, of gpu_sums and of gpu_kernels do not look for races again.
+# the errors without a driver, a device, cublasLt or NCCL, and with an NCCL that fails. Jobs with $again run only kernels
+# of the core, of gpu_sums and of gpu_kernels, and do not look for races again.
 again=FAKE_DRIVER_RACES=0
 check=the_gpu_generates_the_cpus_text
 ../tests/cuda/fake_driver/jobs.sh <<END

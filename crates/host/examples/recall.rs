@@ -7,7 +7,7 @@
 //! A few channels of a head contribute most to its dot products, and in some channels K has a mean far from 0. Tokens
 //! form runs of one topic, and the query heads of a kv head match the tokens of one or two topics. The prompt
 //! determines the label channels; the program measures recall on the queries after the prompt. To measure a model,
-//! run `generate --sparse K,CHANNELS --recall`.
+//! run `kvarena-server --sparse K,CHANNELS --recall`.
 
 use std::error::Error;
 

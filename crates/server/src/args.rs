@@ -16,7 +16,7 @@ use kvarena_host::sparse::Sparse;
 /// Without arguments a small model explains words of kvarena. Exit codes: 0 done, 1 the run failed, 2 the command line
 /// or a request cannot be served, 3 the model or the GPU cannot be used.
 #[derive(Parser, Clone, Debug)]
-#[command(name = "generate", version)]
+#[command(name = "kvarena-server", version)]
 pub struct Args {
     /// A model directory in the Hugging Face format.
     #[arg(long, value_name = "DIR", conflicts_with = "random_model")]

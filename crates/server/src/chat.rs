@@ -68,7 +68,7 @@ pub fn chat<R: Runner>(
         match prompt.and_then(|prompt| server.submit(defaults.request(prompt))) {
             Ok(_) => {}
             Err(error) => {
-                eprintln!("generate: {error}");
+                eprintln!("kvarena-server: {error}");
                 refusal = Err(error);
                 messages.pop();
                 continue;

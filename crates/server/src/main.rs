@@ -1,4 +1,4 @@
-//! `generate`: reads the command line, serves, and reports errors.
+//! `kvarena-server`: reads the command line, serves, and reports errors.
 
 use std::io::{IsTerminal, StdoutLock, stdin, stdout};
 use std::process::ExitCode;
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("generate: {error}");
+            eprintln!("kvarena-server: {error}");
             ExitCode::from(error.fault as u8)
         }
     }

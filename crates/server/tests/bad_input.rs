@@ -6,13 +6,13 @@ mod common;
 use std::fs;
 
 use common::files::Dir;
-use common::generate;
+use common::run_server;
 use serde_json::{Value, json};
 
 const REQUEST: i32 = 2;
 const MODEL: i32 = 3;
 
-/// Runs `generate` on a model directory and expects an error.
+/// Runs `kvarena-server` on a model directory and expects an error.
 #[track_caller]
 fn refuses(dir: &Dir, code: i32, words: &[&str]) {
     refuses_arguments(
@@ -24,7 +24,7 @@ fn refuses(dir: &Dir, code: i32, words: &[&str]) {
 
 #[track_caller]
 fn refuses_arguments(arguments: &[&str], code: i32, words: &[&str]) {
-    let ran = generate(arguments, "");
+    let ran = run_server(arguments, "");
     assert_eq!(ran.code, Some(code), "{}", ran.err);
     assert_eq!(ran.out, "", "the program prints nothing before the error");
     for word in words {

@@ -4,7 +4,7 @@ mod common;
 
 use common::byte_tokenizer::byte_tokenizer;
 use common::files::Dir;
-use common::{generate, tiny};
+use common::{run_server, tiny};
 use serde_json::{Value, json};
 
 fn lines(out: &str) -> Vec<Value> {
@@ -14,7 +14,7 @@ fn lines(out: &str) -> Vec<Value> {
 /// Without arguments the program prints answers and the savings of the cache.
 #[test]
 fn the_command_of_the_readme_explains_words() {
-    let ran = generate(&[], "");
+    let ran = run_server(&[], "");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     for (question, answer) in [
         (
@@ -33,14 +33,14 @@ fn the_command_of_the_readme_explains_words() {
     for word in ["tokens/s", "time to first token", "reuse"] {
         assert!(ran.err.contains(word), "{word} is not in: {}", ran.err);
     }
-    let json = generate(&["--json"], "");
+    let json = run_server(&["--json"], "");
     assert!(lines(&json.out).iter().all(|line| line["text"].is_string()), "{}", json.out);
     assert_eq!(lines(&json.out).len(), 8);
 }
 
 #[test]
 fn a_chat_with_the_glossary_explains_its_words() {
-    let ran = generate(&["--chat"], "what is a slot?\nand what is a zebra?\n");
+    let ran = run_server(&["--chat"], "what is a slot?\nand what is a zebra?\n");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let slot = "a slot is the place of one token in the pool: page times page size plus offset.";
     let lines: Vec<&str> = ran.out.lines().map(str::trim).collect();
@@ -55,7 +55,7 @@ fn a_chat_with_the_glossary_explains_its_words() {
 fn ctrl_c_at_the_prompt_ends_a_chat() {
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
-    let mut child = Command::new(env!("CARGO_BIN_EXE_generate"))
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kvarena-server"))
         .args(["--chat", "--quiet"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -82,7 +82,7 @@ fn ctrl_c_at_the_prompt_ends_a_chat() {
     drop(input);
 }
 
-/// The JSON interface: `generate --model DIR --requests FILE --json` and its options.
+/// The JSON interface: `kvarena-server --model DIR --requests FILE --json` and its options.
 #[test]
 fn requests_and_answers_are_json_lines() {
     let options: [&[&str]; 7] = [
@@ -106,7 +106,7 @@ fn requests_and_answers_are_json_lines() {
         for options in options {
             let arguments =
                 [&["--model", paths[0], "--requests", paths[1], "--json"], options].concat();
-            let ran = generate(&arguments, "");
+            let ran = run_server(&arguments, "");
             assert_eq!(ran.code, Some(0), "{}", ran.err);
             let lines = lines(&ran.out);
             assert_eq!(lines.len(), cases.len());
@@ -185,7 +185,7 @@ fn host_memory_keeps_the_pages_of_all_groups() {
         let model = common::dir("gemma3-tiny");
         let path = model.to_str().expect("a path");
         let plain = ["--model", path, "--json", "--requests", "-", "--concurrency", "1"];
-        let ran = generate(&[&plain[..], &["--pages", "24"], cache].concat(), &requests);
+        let ran = run_server(&[&plain[..], &["--pages", "24"], cache].concat(), &requests);
         assert_eq!(ran.code, Some(0), "{}", ran.err);
         let words: Vec<Value> = lines(&ran.out).iter().map(|line| line["tokens"].clone()).collect();
         assert_eq!(words.len(), 8, "{}", ran.out);
@@ -251,7 +251,7 @@ fn stop_tokens_and_cancelled_clients_end_a_stream() {
         &["--draft", "7", "--draft-tree"],
     ] {
         let fixed = ["--model", dir.to_str().expect("UTF-8"), "--requests", "-", "--json"];
-        let ran = generate(&[&fixed[..], options].concat(), &input);
+        let ran = run_server(&[&fixed[..], options].concat(), &input);
         assert_eq!(ran.code, Some(0), "{}", ran.err);
         let (lines, lengths) = (lines(&ran.out), [3, 5, 0, 0, 20]);
         assert_eq!(lines.len(), lengths.len(), "{options:?}");
@@ -328,7 +328,7 @@ fn text_uses_the_models_own_tokenizer() {
     let path = dir.path().to_str().expect("UTF-8");
     let common = ["--max-new-tokens", "9", "--json"];
     let run = |more: &[&str]| {
-        let ran = generate(&[&common[..], more].concat(), "");
+        let ran = run_server(&[&common[..], more].concat(), "");
         assert_eq!(ran.code, Some(0), "{}", ran.err);
         lines(&ran.out).swap_remove(0)
     };
@@ -348,7 +348,7 @@ fn text_uses_the_models_own_tokenizer() {
 fn a_tokenizer_past_the_vocabulary_is_refused() {
     let dir = with_tokenizer(513);
     let path = dir.path().to_str().expect("UTF-8");
-    let ran = generate(&["--model", path, "--prompt", "A"], "");
+    let ran = run_server(&["--model", path, "--prompt", "A"], "");
     assert_eq!(ran.code, Some(3), "{}", ran.err);
     assert!(ran.err.contains("id 512") && ran.err.contains("512 tokens"), "{}", ran.err);
 }
@@ -365,26 +365,26 @@ fn a_chat_is_written_by_the_models_own_template() {
     dir.write("tokenizer_config.json", config.to_string());
     let arguments = ["--model", path, "--max-new-tokens", "1", "--page-size", "1"];
     let chat = [&arguments[..], &["--chat", "--system", "be kind"]].concat();
-    let ran = generate(&chat, " hello \n");
+    let ran = run_server(&chat, " hello \n");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let written = "^[system] be kind\n[user] hello\n>";
-    let plain = generate(&[&arguments[..], &["--prompt", written]].concat(), "");
+    let plain = run_server(&[&arguments[..], &["--prompt", written]].concat(), "");
     assert_eq!(ran.out, plain.out, "the template's text is the prompt");
 
     let refusing = json!({ "chat_template": "{{ raise_exception('no system message') }}" });
     dir.write("tokenizer_config.json", refusing.to_string());
-    let ran = generate(&chat, "hello\n");
+    let ran = run_server(&chat, "hello\n");
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("no system message"), "{}", ran.err);
     dir.write("tokenizer_config.json", json!({ "chat_template": "{% for %}" }).to_string());
-    let ran = generate(&chat, "hello\n");
+    let ran = run_server(&chat, "hello\n");
     assert_eq!(ran.code, Some(3), "{}", ran.err);
 }
 
 /// The README has a row for each option of `--serve`; the row of a limit has its default and its tests.
 #[test]
 fn the_readme_lists_the_options_of_the_server() {
-    let help = generate(&["--help"], "").out;
+    let help = run_server(&["--help"], "").out;
     let (_, options) = help.split_once("Options of --serve:").expect("the heading");
     let readme = include_str!("../README.md");
     let mut limits = 0;
@@ -426,7 +426,7 @@ fn names_its_tests(cell: &str) {
 #[test]
 fn a_key_that_is_too_long_is_refused() {
     let key = "k".repeat(513);
-    let ran = generate(&["--serve", "127.0.0.1:0", "--api-key", &key], "");
+    let ran = run_server(&["--serve", "127.0.0.1:0", "--api-key", &key], "");
     assert_eq!(ran.code, Some(2), "{}", ran.err);
     assert!(ran.err.contains("512") && !ran.err.contains("kkkk"), "{}", ran.err);
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs client libraries and load generators against `generate --serve` with the shipped model. Prints a line for each.
+# Runs client libraries and load generators against `kvarena-server --serve` with the shipped model. Prints a line for
+# each.
 # Needs a release build. The script downloads the clients from PyPI into a venv (CLIENTS_VENV), so .ci/run omits it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,7 +10,7 @@ if ! [ -x "$venv/bin/aiperf" ]; then
     "$venv/bin/pip" install --quiet openai litellm langchain-openai guidellm aiperf
 fi
 scratch=$(mktemp -d)
-../target/release/generate --serve 127.0.0.1:0 --quiet >"$scratch/server" &
+../target/release/kvarena-server --serve 127.0.0.1:0 --quiet >"$scratch/server" &
 server=$!
 trap 'kill $server 2>/dev/null || true; rm -rf "$scratch"' EXIT
 until grep -q '^serving ' "$scratch/server"; do sleep 0.1; done

@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 
 use common::files::Dir;
-use common::generate;
+use common::run_server;
 use common::serving::CollectedStreams;
 use half::{bf16, f16};
 use kvarena::{Capacity, CpuOptions, Dtype, Engine, EngineConfig, KvDtype, PoolConfig};
@@ -31,7 +31,7 @@ fn generates_the_golden_tokens(dir: &Dir, model: &str) {
     };
     let input: String = cases.iter().map(request).collect();
     let path = dir.path().to_str().expect("UTF-8");
-    let ran = generate(&["--model", path, "--requests", "-", "--json"], &input);
+    let ran = run_server(&["--model", path, "--requests", "-", "--json"], &input);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert_eq!(ran.out.lines().count(), cases.len());
     for (line, case) in ran.out.lines().zip(&cases) {

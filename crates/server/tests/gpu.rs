@@ -9,8 +9,8 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use common::generate;
 use common::gpu::{device, lock_gpus};
+use common::run_server;
 use common::serving::CollectedStreams;
 use cudarc::driver::sys;
 use kvarena::backend::cuda::{Cuda, CudaError, PinnedBuffer};
@@ -175,12 +175,12 @@ fn two_gpus_are_as_close_as_one() {
 #[test]
 fn several_gpus_are_refused_by_name() {
     let _lock = lock_gpus();
-    let ran = generate(&["--tp", "2"], "");
+    let ran = run_server(&["--tp", "2"], "");
     assert_eq!(ran.code, Some(2), "{}", ran.err);
     if device().is_none() {
         return;
     }
-    let ran = generate(&["--backend", "cuda", "--tp", "2"], "");
+    let ran = run_server(&["--backend", "cuda", "--tp", "2"], "");
     assert_eq!(ran.code, Some(3), "{}", ran.err);
     assert!(ran.err.contains("its heads of K and V"), "the glossary's model has one: {}", ran.err);
     let (code, words) = match Comm::version() {
@@ -192,7 +192,7 @@ fn several_gpus_are_refused_by_name() {
         Ok(_) => return,
     };
     let shape = ["--random-model", "llama-tiny-64", "--random-requests", "1:9"];
-    let ran = generate(&[&["--backend", "cuda", "--tp", "2"], &shape[..]].concat(), "");
+    let ran = run_server(&[&["--backend", "cuda", "--tp", "2"], &shape[..]].concat(), "");
     assert_eq!(ran.code, Some(code), "{}", ran.err);
     assert!(ran.err.contains(words), "{}", ran.err);
 }
@@ -345,7 +345,7 @@ impl Runner for GatedRunner {
 #[test]
 fn the_program_names_why_it_cannot_run() {
     let refuse = |arguments: &[&str], words: &[&str]| {
-        let ran = generate(arguments, "");
+        let ran = run_server(arguments, "");
         assert_eq!(ran.code, Some(3), "{arguments:?}: {}", ran.err);
         assert!(words.iter().all(|word| ran.err.contains(word)), "{arguments:?}: {}", ran.err);
     };

@@ -7,7 +7,7 @@ mod common;
 
 use std::time::Instant;
 
-use common::generate_with;
+use common::run_server_with;
 use kvarena_host::gpu::device::Device;
 use libloading::os::unix::{Library, Symbol};
 
@@ -31,7 +31,7 @@ fn has_stand_in() -> bool {
 fn fails(arguments: &[&str], fault: (&str, &str), code: i32, words: &[&str]) {
     let start = Instant::now();
     let all = [&["--backend", "cuda", "--tp", "2", "--concurrency", "1"], arguments].concat();
-    let ran = generate_with(&[fault], &all, "");
+    let ran = run_server_with(&[fault], &all, "");
     println!("{fault:?}: code {:?} after {:.1?}", ran.code, start.elapsed());
     assert_eq!(ran.code, Some(code), "{fault:?}: {}", ran.err);
     assert!(words.iter().all(|word| ran.err.contains(word)), "{fault:?}: {}", ran.err);
@@ -93,7 +93,7 @@ fn hosted(host_cache: Option<&str>, faults: &[(&str, &str)]) -> (String, String)
     arguments.extend(["--random-model", "llama-tiny-64", "--chunk", "64", "--pages", "6"]);
     arguments.extend(["--requests", "-"]);
     arguments.extend(host_cache.iter().flat_map(|gib| ["--host-cache", gib]));
-    let ran = generate_with(faults, &arguments, &requests);
+    let ran = run_server_with(faults, &arguments, &requests);
     assert_eq!(ran.code, Some(0), "{faults:?}: {}", ran.err);
     let words: Vec<_> = ran
         .out

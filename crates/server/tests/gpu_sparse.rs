@@ -1,13 +1,13 @@
 //! Tests sparse reads by running the program, on a GPU or on the stand-in driver: output, reports, files of channels,
-//! and options that the program rejects before it opens a GPU. `generate --check` compares the GPU's tokens with
+//! and options that the program rejects before it opens a GPU. `kvarena-server --check` compares the GPU's tokens with
 //! the CPU's.
 #![cfg(feature = "cuda")]
 
 mod common;
 
 use common::files::Dir;
-use common::generate;
 use common::gpu::{device, lock_gpus};
+use common::run_server;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::nccl::Comm;
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ fn served(options: &[&str]) -> (Vec<Value>, Value) {
     let dir = common::dir("qwen3-tiny");
     let paths = [dir.to_str().expect("UTF-8"), requests.to_str().expect("UTF-8")];
     let fixed = ["--model", paths[0], "--requests", paths[1], "--json", "--quiet"];
-    let ran = generate(&[&fixed[..], &["--chunk", "512"], options].concat(), "");
+    let ran = run_server(&[&fixed[..], &["--chunk", "512"], options].concat(), "");
     assert_eq!(ran.code, Some(0), "{options:?}: {}", ran.err);
     let lines = ran.out.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
     let (reports, streams): (Vec<_>, Vec<_>) = lines.partition(|line| line["report"].is_object());
@@ -88,7 +88,7 @@ fn channels_are_measured_and_changes_counted() {
     let chat = ["--backend", "cuda", "--chat", "--quiet", "--sparse", "24", "--labels", own];
     let dir = common::dir("qwen3-tiny");
     let model = ["--model", dir.to_str().expect("UTF-8"), "--max-new-tokens", "3"];
-    let ran = generate(&[&chat[..], &model].concat(), "344 506 214\n");
+    let ran = run_server(&[&chat[..], &model].concat(), "344 506 214\n");
     assert_eq!((ran.code, ran.out.split_whitespace().count()), (Some(0), 3), "{}", ran.err);
 }
 
@@ -102,7 +102,7 @@ fn a_bench_reads_sparsely() {
     }
     let shape = ["--bench", "decode", "--random-model", "llama-tiny-64", "--json", "--quiet"];
     let sizes = ["--batch", "2", "--context", "40", "--sparse", "16,4"];
-    let ran = generate(&[&shape[..], &sizes].concat(), "");
+    let ran = run_server(&[&shape[..], &sizes].concat(), "");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let row: Value = serde_json::from_str(ran.out.trim()).expect("a row");
     let named = ["batch", "context", "sparse"].map(|name| row[name].clone());
@@ -121,7 +121,7 @@ fn unsupported_sparse_reads_on_a_gpu_are_refused() {
     let labels = labels.to_str().expect("UTF-8");
     let fixed = ["--backend", "cuda", "--model", tiny];
     let refuse = |options: &[&str], words: &str| {
-        let ran = generate(&[&fixed[..], options].concat(), "");
+        let ran = run_server(&[&fixed[..], options].concat(), "");
         assert_eq!((ran.code, &ran.out[..]), (Some(2), ""), "{options:?}: {}", ran.err);
         assert!(ran.err.contains(words), "{options:?}: {}", ran.err);
     };

@@ -8,8 +8,8 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use common::generate;
 use common::gpu::{Numbers, buffer, device, lock_gpus, read};
+use common::run_server;
 use half::bf16;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::nccl::Comm;
@@ -226,7 +226,7 @@ fn the_bench_names_the_transport_of_sums() {
     let bench = |more: &[&str]| {
         let all =
             ["--bench", "sums", "--random-model", "llama-tiny-64", "--batch", "1,16", "--json"];
-        generate(&[&all[..], more].concat(), "")
+        run_server(&[&all[..], more].concat(), "")
     };
     if device().is_none() {
         return;

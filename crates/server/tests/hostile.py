@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plays hostile clients against `generate --serve`, each in bounded time, and prints the outcomes.
+"""Plays hostile clients against `kvarena-server --serve`, each in bounded time, and prints the outcomes.
 
     hostile.py PROGRAM [NAME ..]        NAME: cases to play; the default is all
 
@@ -232,7 +232,7 @@ def readers_that_stop(server):
     begun = time.monotonic()
     while time.monotonic() - begun < 40:
         now = server.metrics()
-        if streams(server) == 0 and now["generate_new_tokens_total"]:
+        if streams(server) == 0 and now["kvarena_server_new_tokens_total"]:
             break
         time.sleep(0.2)
     seconds = time.monotonic() - begun
@@ -308,13 +308,13 @@ def ignored_fields(server):
 
 def streams(server):
     now = server.metrics()
-    return sum(now[f'generate_streams{{state="{state}"}}'] for state in ("running", "waiting"))
+    return sum(now[f'kvarena_server_streams{{state="{state}"}}'] for state in ("running", "waiting"))
 
 
 def steps(server):
     """Returns the number of steps, and the seconds of all steps together."""
     now = server.metrics()
-    return now["generate_step_seconds_count"], now["generate_step_seconds_sum"]
+    return now["kvarena_server_step_seconds_count"], now["kvarena_server_step_seconds_sum"]
 
 
 def many_choices():
@@ -337,7 +337,7 @@ def many_choices():
             yield f"ms to another's token after {length}", row, bound, loaded <= 2 * alone + more * step
             while streams(server):
                 time.sleep(0.05)
-        cached = server.metrics()["generate_cached_tokens_total"]
+        cached = server.metrics()["kvarena_server_cached_tokens_total"]
         yield "cached tokens of all prompts", round(cached), "0", cached == 0
     with Server(PROGRAM, "--quiet") as server:
         status, *_ = complete(server, n=17, max_tokens=1)

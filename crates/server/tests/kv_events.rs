@@ -64,7 +64,7 @@ struct Serving {
 
 impl Serving {
     fn start() -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_generate"))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kvarena-server"))
             .args(["--serve", "127.0.0.1:0", "--kv-events", "tcp://127.0.0.1:0", "--quiet"])
             .stdout(Stdio::piped())
             .spawn()

@@ -4,7 +4,7 @@
 mod common;
 
 use common::files::Dir;
-use common::{Ran, generate};
+use common::{Ran, run_server};
 use serde_json::{Value, json};
 
 /// Models with a `head_dim` of 64, of 32, and of 64 with sinks and windows of 32 tokens in every other layer.
@@ -19,7 +19,7 @@ fn run(model: &str, options: &[&str]) -> Ran {
     let dir = common::dir(model);
     let paths = [dir.to_str().expect("UTF-8"), file.to_str().expect("UTF-8")];
     let fixed = ["--model", paths[0], "--requests", paths[1], "--json", "--threads", "1"];
-    generate(&[&fixed[..], options].concat(), "")
+    run_server(&[&fixed[..], options].concat(), "")
 }
 
 /// Returns the tokens of the streams, and the report.

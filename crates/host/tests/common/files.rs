@@ -14,7 +14,7 @@ impl Dir {
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("kvarena-generate-{}-{number}", std::process::id());
+        let name = format!("kvarena-server-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         fs::create_dir_all(&path).expect("a temporary directory");
         Self(path)

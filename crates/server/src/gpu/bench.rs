@@ -1,4 +1,4 @@
-//! Speed measurements: the rows of `generate --bench`.
+//! Speed measurements: the rows of `kvarena-server --bench`.
 //!
 //! The workload is that of a published engine's benchmark, so the numbers are comparable. Prompts are random tokens
 //! below 10,000, and requests ignore stop tokens. `offline` samples at temperature 0.6, `prefill` is greedy, and

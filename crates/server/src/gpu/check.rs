@@ -1,4 +1,4 @@
-//! Compares the tokens of the GPU with those of the CPU: `generate --check`.
+//! Compares the tokens of the GPU with those of the CPU: `kvarena-server --check`.
 //!
 //! ```text
 //! settings     how requests are served and sampled

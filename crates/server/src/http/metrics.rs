@@ -70,23 +70,40 @@ impl Metrics {
 
     fn write(&self, out: &mut String, waiting: usize) -> fmt::Result {
         let help = "Answers to completions and chats, by path and status.";
-        head(out, "generate_answers_total", "counter", help)?;
+        head(out, "kvarena_server_answers_total", "counter", help)?;
         for ((path, status), count) in &*lock(&self.answers) {
-            writeln!(out, "generate_answers_total{{path=\"{path}\",status=\"{status}\"}} {count}")?;
+            writeln!(
+                out,
+                "kvarena_server_answers_total{{path=\"{path}\",status=\"{status}\"}} {count}"
+            )?;
         }
         let Snapshot { stats, tally, load, ended, parts, page_bytes } = &*lock(&self.snapshot);
-        head(out, "generate_streams_ended_total", "counter", "Streams that ended, by reason.")?;
+        head(
+            out,
+            "kvarena_server_streams_ended_total",
+            "counter",
+            "Streams that ended, by reason.",
+        )?;
         let Ended { stopped, at_length, cancelled } = ended;
         for (why, count) in [("stop", stopped), ("length", at_length), ("cancelled", cancelled)] {
-            writeln!(out, "generate_streams_ended_total{{why=\"{why}\"}} {count}")?;
+            writeln!(out, "kvarena_server_streams_ended_total{{why=\"{why}\"}} {count}")?;
         }
-        head(out, "generate_streams", "gauge", "Streams that wait to be admitted, or run.")?;
+        head(out, "kvarena_server_streams", "gauge", "Streams that wait to be admitted, or run.")?;
         for (state, count) in [("waiting", waiting), ("running", load.running)] {
-            writeln!(out, "generate_streams{{state=\"{state}\"}} {count}")?;
+            writeln!(out, "kvarena_server_streams{{state=\"{state}\"}} {count}")?;
         }
-        head(out, "generate_host_bytes_total", "counter", "Bytes copied to and from host memory.")?;
+        head(
+            out,
+            "kvarena_server_host_bytes_total",
+            "counter",
+            "Bytes copied to and from host memory.",
+        )?;
         for (way, pages) in [("save", stats.saved_pages), ("load", stats.loaded_pages)] {
-            writeln!(out, "generate_host_bytes_total{{way=\"{way}\"}} {}", pages * page_bytes)?;
+            writeln!(
+                out,
+                "kvarena_server_host_bytes_total{{way=\"{way}\"}} {}",
+                pages * page_bytes
+            )?;
         }
         for (name, help, count) in [
             ("load_waits", "Times a step left out a stream that loads pages.", tally.load_waits),
@@ -102,25 +119,25 @@ impl Metrics {
                 tally.aborted_steps,
             ),
         ] {
-            head(out, &format!("generate_{name}_total"), "counter", help)?;
-            writeln!(out, "generate_{name}_total {count}")?;
+            head(out, &format!("kvarena_server_{name}_total"), "counter", help)?;
+            writeln!(out, "kvarena_server_{name}_total {count}")?;
         }
         head(
             out,
-            "generate_busy_seconds_total",
+            "kvarena_server_busy_seconds_total",
             "counter",
             "Time of the engine's thread, by part.",
         )?;
         for (part, spent) in Part::ALL.iter().zip(parts) {
             let (part, seconds) = (part.name(), spent.as_secs_f64());
-            writeln!(out, "generate_busy_seconds_total{{part=\"{part}\"}} {seconds}")?;
+            writeln!(out, "kvarena_server_busy_seconds_total{{part=\"{part}\"}} {seconds}")?;
         }
         let help = "Time from the end of the previous step to a step's end, or from its own start if no step ran.";
-        tally.step_time.prometheus(out, "generate_step_seconds", help)?;
+        tally.step_time.prometheus(out, "kvarena_server_step_seconds", help)?;
         let help = "Time from the end of a request's checks to each stream's first token.";
-        tally.first_token.prometheus(out, "generate_first_token_seconds", help)?;
+        tally.first_token.prometheus(out, "kvarena_server_first_token_seconds", help)?;
         let help = "Time that steps left a stream out because its pages were loading.";
-        tally.load_time.prometheus(out, "generate_load_seconds", help)?;
+        tally.load_time.prometheus(out, "kvarena_server_load_seconds", help)?;
         write!(out, "{}", stats.prometheus())
     }
 }
@@ -168,10 +185,10 @@ mod tests {
         metrics.count("/v1/completions", 429);
         let text = metrics.text(3);
         for line in [
-            "generate_answers_total{path=\"/v1/completions\",status=\"200\"} 2",
-            "generate_answers_total{path=\"/v1/completions\",status=\"429\"} 1",
-            "generate_streams{state=\"waiting\"} 3",
-            "# TYPE generate_step_seconds histogram",
+            "kvarena_server_answers_total{path=\"/v1/completions\",status=\"200\"} 2",
+            "kvarena_server_answers_total{path=\"/v1/completions\",status=\"429\"} 1",
+            "kvarena_server_streams{state=\"waiting\"} 3",
+            "# TYPE kvarena_server_step_seconds histogram",
             "kvarena_free_pages 0",
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is not in:\n{text}");
@@ -189,7 +206,7 @@ mod tests {
         }
         let open = open_metrics(&text);
         assert!(
-            open.ends_with("# EOF\n") && open.contains("# TYPE generate_answers counter\n"),
+            open.ends_with("# EOF\n") && open.contains("# TYPE kvarena_server_answers counter\n"),
             "{open}"
         );
         for name in

@@ -200,7 +200,7 @@ async fn listen(
     });
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
-        Err(error) => return eprintln!("generate: cannot listen: {error}"),
+        Err(error) => return eprintln!("kvarena-server: cannot listen: {error}"),
     };
     let end = async {
         // A dropped sender also ends the wait.

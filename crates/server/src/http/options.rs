@@ -187,7 +187,7 @@ mod tests {
     use crate::args::Args;
 
     fn options(more: &[&str]) -> HttpOptions {
-        let words = ["generate", "--serve", "127.0.0.1:0"].iter().chain(more);
+        let words = ["kvarena-server", "--serve", "127.0.0.1:0"].iter().chain(more);
         Args::try_parse_from(words).expect("options").http
     }
 

@@ -17,19 +17,19 @@ pub struct Ran {
 /// Runs the program on the tiny Qwen3 model.
 pub fn tiny(arguments: &[&str], input: &str) -> Ran {
     let dir = dir("qwen3-tiny");
-    generate(&[&["--model", dir.to_str().expect("UTF-8")], arguments].concat(), input)
+    run_server(&[&["--model", dir.to_str().expect("UTF-8")], arguments].concat(), input)
 }
 
 /// Runs the program with these arguments and this standard input.
-pub fn generate(arguments: &[&str], input: &str) -> Ran {
-    generate_with(&[], arguments, input)
+pub fn run_server(arguments: &[&str], input: &str) -> Ran {
+    run_server_with(&[], arguments, input)
 }
 
 /// Runs the program with environment variables.
-pub fn generate_with(variables: &[(&str, &str)], arguments: &[&str], input: &str) -> Ran {
+pub fn run_server_with(variables: &[(&str, &str)], arguments: &[&str], input: &str) -> Ran {
     use std::io::Write;
     use std::process::{Command, Stdio};
-    let mut child = Command::new(env!("CARGO_BIN_EXE_generate"))
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kvarena-server"))
         .args(arguments)
         .envs(variables.iter().copied())
         .stdin(Stdio::piped())

@@ -1,4 +1,4 @@
-"""Tests `generate --serve` with OpenAI's own client. run.sh runs the tests, which have no time limit."""
+"""Tests `kvarena-server --serve` with OpenAI's own client. run.sh runs the tests, which have no time limit."""
 
 import asyncio
 import json
@@ -267,11 +267,11 @@ def test_models_and_monitors(server):
     usage = ai.completions.create(model=server.model, prompt="a page", max_tokens=7, temperature=0).usage
     after = server.metrics()
     gain = {name: after[name] - before.get(name, 0) for name in after}
-    assert gain['generate_answers_total{path="/v1/completions",status="200"}'] == 1
-    assert gain["generate_prompt_tokens_total"] == usage.prompt_tokens
-    assert gain["generate_new_tokens_total"] == usage.completion_tokens
-    assert gain["generate_first_token_seconds_count"] == 1
-    assert gain["generate_step_seconds_count"] >= usage.completion_tokens
+    assert gain['kvarena_server_answers_total{path="/v1/completions",status="200"}'] == 1
+    assert gain["kvarena_server_prompt_tokens_total"] == usage.prompt_tokens
+    assert gain["kvarena_server_new_tokens_total"] == usage.completion_tokens
+    assert gain["kvarena_server_first_token_seconds_count"] == 1
+    assert gain["kvarena_server_step_seconds_count"] >= usage.completion_tokens
     pages = after["kvarena_free_pages"] + after["kvarena_cached_pages"]
     assert at_rest(server) and pages == before["kvarena_free_pages"] + before["kvarena_cached_pages"]
 
@@ -399,8 +399,8 @@ def test_clients_that_go_away(server):
     until(lambda: at_rest(server))
     after = server.metrics()
     gain = lambda name: after[name] - before.get(name, 0)
-    cancelled = gain('generate_streams_ended_total{why="cancelled"}')
-    assert cancelled >= 24 and gain("generate_new_tokens_total") < 24 * LONG, cancelled
+    cancelled = gain('kvarena_server_streams_ended_total{why="cancelled"}')
+    assert cancelled >= 24 and gain("kvarena_server_new_tokens_total") < 24 * LONG, cancelled
 
 
 def test_load_of_2000_requests(server):
@@ -437,9 +437,9 @@ def test_load_of_2000_requests(server):
     assert (answers.count("refused"), answers.count("gone"), answers.count("streamed")) == (200, 200, 200)
     until(lambda: at_rest(server))
     after = server.metrics()
-    ended = sum(after[name] - before.get(name, 0) for name in after if name.startswith("generate_streams_ended"))
+    ended = sum(after[name] - before.get(name, 0) for name in after if name.startswith("kvarena_server_streams_ended"))
     assert ended == 1800 + 2 * 200, ended
-    tokens = after["generate_new_tokens_total"] - before["generate_new_tokens_total"]
+    tokens = after["kvarena_server_new_tokens_total"] - before["kvarena_server_new_tokens_total"]
     print(f"  {count} requests in {seconds:.1f} s, {tokens / seconds:.0f} tokens/s, 32 at a time;", end=" ")
 
 
@@ -448,7 +448,7 @@ def test_a_full_queue():
     with Server(PROGRAM, "--concurrency", "1", "--queue", "2") as server:
         ai = client(server)
         endless = dict(model=server.model, prompt="a page", max_tokens=LONG, stream=True, extra_body={"ignore_eos": True})
-        state = lambda: [server.metrics()[f'generate_streams{{state="{name}"}}'] for name in ("running", "waiting")]
+        state = lambda: [server.metrics()[f'kvarena_server_streams{{state="{name}"}}'] for name in ("running", "waiting")]
         streams = []
         for expected in ([1, 0], [1, 1], [1, 2]):
             # The headers arrive at once, before the first token.
@@ -501,7 +501,7 @@ def test_a_pool_too_small_for_all():
 
         assert asyncio.run(many(server, 8, 8, one)) == alone
         now = server.metrics()
-        assert now["kvarena_preemptions_total"] > 0 and now["generate_aborted_steps_total"] > 0
+        assert now["kvarena_preemptions_total"] > 0 and now["kvarena_server_aborted_steps_total"] > 0
 
 
 def test_drafts_change_no_answer():
@@ -517,7 +517,7 @@ def test_drafts_change_no_answer():
             outputs.append([[(c.message.content, c.finish_reason) for c in answer.choices] for answer in answers])
             until(lambda: at_rest(server))
             now = server.metrics()
-            drafted, accepted = (now[f"generate_{name}_tokens_total"] for name in ("drafted", "accepted"))
+            drafted, accepted = (now[f"kvarena_server_{name}_tokens_total"] for name in ("drafted", "accepted"))
             assert (0 < accepted <= drafted) == bool(arguments), (arguments, drafted, accepted)
             assert accepted <= now["kvarena_accepted_tokens_total"] <= now["kvarena_draft_tokens_total"], now
     assert outputs[0] == outputs[1] == outputs[2]

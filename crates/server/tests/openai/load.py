@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Measures tokens per second and time to first token of `generate --serve` under load, and of the same work offline.
+"""Measures tokens per second and time to first token of `kvarena-server --serve` under load, and of the same work
+offline.
 
-    load.py PROGRAM [options] [-- options of generate]
+    load.py PROGRAM [options] [-- options of kvarena-server]
 
 Needs only Python's standard library. Each client is a process that keeps its share of requests open as streams and
 sends the next request when one has ended. The script prints one line of JSON for the served run and one for the
 offline run. A warm-up of the same shape, with other prompts, comes first. On a GPU, the warm-up captures CUDA graphs
-and selects an implementation for each matrix product. The offline run needs no separate warm-up: on a GPU, `generate
---bench offline` includes one; on the CPU, `generate --requests` needs none.
+and selects an implementation for each matrix product. The offline run needs no separate warm-up: on a GPU,
+`kvarena-server --bench offline` includes one; on the CPU, `kvarena-server --requests` needs none.
 
-    load.py target/release/generate                                                     # the shipped model, on the CPU
-    load.py ./generate --list offline.json --at-a-time 256 --temperature 0.6 --bench \\
+    load.py target/release/kvarena-server                                           # the shipped model, on the CPU
+    load.py ./kvarena-server --list offline.json --at-a-time 256 --temperature 0.6 --bench \\
         -- --backend cuda --random-model qwen3-0.6b --concurrency 256                   # as --bench offline, but over HTTP
 """
 
@@ -39,17 +40,17 @@ def options():
     parser.add_argument("--processes", type=int, default=None, help="client processes [default: one for 32 open requests]")
     parser.add_argument("--vocab", type=int, default=200, help="prompts contain tokens below this number")
     parser.add_argument("--temperature", type=float, default=0.6)
-    parser.add_argument("--bench", action="store_true", help="measure offline by `generate --bench offline`, on a GPU")
+    parser.add_argument("--bench", action="store_true", help="measure offline by `kvarena-server --bench offline`, on a GPU")
     parser.add_argument("--no-offline", action="store_true")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     chosen = parser.parse_args(sys.argv[1:split])
-    chosen.generate = sys.argv[split + 1 :]
+    chosen.server_options = sys.argv[split + 1 :]
     chosen.processes = chosen.processes or max(1, chosen.at_a_time // 32)
     return chosen
 
 
 def work(chosen, seed):
-    """Returns requests in the format of `generate --requests`."""
+    """Returns requests in the format of `kvarena-server --requests`."""
     if chosen.list:
         with open(chosen.list) as file:
             sizes = [(item["prompt_tokens"], item["output_tokens"]) for item in json.load(file)]
@@ -131,16 +132,16 @@ def quantiles(values):
 
 
 def served(chosen):
-    with Server(chosen.program, "--quiet", *chosen.generate) as server:
+    with Server(chosen.program, "--quiet", *chosen.server_options) as server:
         load(server, work(chosen, 1), chosen)
         before = server.metrics()
         rows, seconds = load(server, work(chosen, 2), chosen)
         after = server.metrics()
     gain = lambda name: after[name] - before[name]
     tokens = sum(row[2] for row in rows)
-    steps = gain("generate_step_seconds_count")
+    steps = gain("kvarena_server_step_seconds_count")
     parts = {
-        part: round(1e6 * gain(f'generate_busy_seconds_total{{part="{part}"}}') / steps, 1)
+        part: round(1e6 * gain(f'kvarena_server_busy_seconds_total{{part="{part}"}}') / steps, 1)
         for part in ("engine", "launching", "waiting")
     }
     return {
@@ -148,13 +149,13 @@ def served(chosen):
         "tokens_s": round(tokens / seconds, 1), "seconds": round(seconds, 3),
         "first_token_ms": quantiles([row[0] for row in rows]),
         "token_ms": quantiles([(row[1] - row[0]) / max(row[2] - 1, 1) for row in rows]),
-        "steps": int(steps), "step_ms": round(1e3 * gain("generate_step_seconds_sum") / steps, 3), "us_a_step": parts,
+        "steps": int(steps), "step_ms": round(1e3 * gain("kvarena_server_step_seconds_sum") / steps, 3), "us_a_step": parts,
         "audit": server.audit,
     }
 
 
 def offline(chosen):
-    command = [chosen.program, *chosen.generate]
+    command = [chosen.program, *chosen.server_options]
     if chosen.bench:
         run = subprocess.run([*command, "--bench", "offline", "--json"], capture_output=True, text=True, check=True)
         return json.loads(run.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Starts and ends `generate --serve`, and reads its metrics. Needs only Python's standard library."""
+"""Starts and ends `kvarena-server --serve`, and reads its metrics. Needs only Python's standard library."""
 
 import signal
 import subprocess

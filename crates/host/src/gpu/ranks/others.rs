@@ -159,11 +159,11 @@ pub fn or_end<T>(rank: usize, part: impl FnOnce() -> Result<T>) -> T {
     let code = match catch_unwind(AssertUnwindSafe(part)) {
         Ok(Ok(done)) => return done,
         Ok(Err(error)) => {
-            eprintln!("generate: rank {rank}: {error}");
+            eprintln!("kvarena-server: rank {rank}: {error}");
             error.fault as c_int
         }
         Err(_) => {
-            eprintln!("generate: rank {rank} panicked; the message is above");
+            eprintln!("kvarena-server: rank {rank} panicked; the message is above");
             PANICKED
         }
     };

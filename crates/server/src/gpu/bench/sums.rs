@@ -54,7 +54,7 @@ pub fn run(args: &Args, shape: Shape, batches: &[usize], out: &mut impl Write) -
 fn rank_times(link: &Link, width: usize, batches: &[usize]) -> Vec<[Option<f32>; 2]> {
     let end = |error: GpuError| -> ! {
         let error = Error::from(error);
-        eprintln!("generate: rank {}: {error}", link.rank());
+        eprintln!("kvarena-server: rank {}: {error}", link.rank());
         std::process::exit(error.fault as i32)
     };
     let most = width * batches.iter().copied().max().unwrap_or(1);

@@ -1,4 +1,4 @@
-//! All checks of `generate --check`, with a line for each setting, fault and sampling.
+//! All checks of `kvarena-server --check`, with a line for each setting, fault and sampling.
 
 use std::io::Write;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! The settings in which `generate --check` serves, and the draws that it compares.
+//! The settings in which `kvarena-server --check` serves, and the draws that it compares.
 
 use kvarena::Layout;
 

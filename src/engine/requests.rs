@@ -7,7 +7,7 @@ use crate::plan::{Admission, Admitted, Extend, Forked, Keep, Leader, Prompt};
 use crate::system::admit::{Admit, Estimate, admission, admit, admit_batch, resume};
 use crate::system::append::{Append, append};
 use crate::system::finish::{Finish, finish, preempt};
-use crate::system::fork::{Fork, fork};
+use crate::system::fork::{Fork, begin_fork, end_fork};
 use crate::system::leader::{IsLeading, is_leading};
 use crate::system::mark::{Mark, mark};
 use crate::system::promise::{Promise, promise};
@@ -145,11 +145,12 @@ impl<B: Backend> Engine<B> {
         if self.world.prefixes.has_hosts() {
             self.prepare(&[Extend { seq, len: 0 }])?;
         }
-        let step = fork(Fork::of(&mut self.world), seq, count, promise);
-        let step = self.world.counters.count_refusal(step)?;
+        let begun = begin_fork(Fork::of(&mut self.world), seq, count, promise);
+        let parts = self.world.counters.count_refusal(begun)?;
         if self.world.prefixes.has_hosts() {
             self.flush_saves();
         }
+        let step = parts.and_then(|parts| end_fork(Fork::of(&mut self.world), seq, &parts));
         if step.is_some()
             && let Err(error) = self.backend.copy_pages(&self.world.buffers.copies)
         {

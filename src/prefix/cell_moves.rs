@@ -241,6 +241,7 @@ impl PrefixTree {
 
     /// Records that a used cell, which was in host memory alone, is on the device. Its pages are already attached.
     fn cell_restored(&mut self, cell: CellId) {
+        assert!(self.hosts_ref().saves.is_empty(), "the backend has received the saves");
         self.drop_cell_copy(cell);
         self.cell_mut(cell).sides = DEVICE;
         self.protected += self.cells_ref().tracks(cell);

@@ -24,7 +24,7 @@ impl PrefixTree {
         self.epoch += 1;
         self.generation = self.next_generation();
         self.emit_cleared();
-        self.hosts.iter_mut().for_each(|hosts| hosts.puts.clear());
+        self.hosts.iter_mut().for_each(|hosts| hosts.puts.end_generation());
         while let Some(node) = self.order.next() {
             self.evictable -= self.device_pages(node, self.link[node].span.pages());
             match self.hosts.is_some() {

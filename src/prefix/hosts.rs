@@ -21,20 +21,18 @@
 //!
 //! Not here: moves to host memory (`offload.rs`) and back (`restore.rs`), the contents of pages.
 
-use bytemuck::Zeroable;
-
 use crate::event::Medium;
 use crate::host::HostPool;
 use crate::id::{HostPageId, MoveId, NodeKey, PageId, PrefixLock};
 use crate::memory::{OutOfMemory, filled, reserved, touch_reserved};
-use crate::plan::PageMove;
 
 use super::PrefixTree;
 use super::ages::Ages;
 use super::column::RareColumn;
 use super::fetches::Fetches;
 use super::puts::Puts;
-use super::residency::{NO_HOST_PAGE, NO_PAGE, Residency, Seek};
+use super::residency::{NO_HOST_PAGE, Residency, Seek};
+use super::save_batch::SaveBatch;
 use super::span::SpanStore;
 use super::walk::Cursor;
 
@@ -65,14 +63,10 @@ pub(super) struct Hosts {
     pub cursors: [Option<NodeKey>; 3],
     /// Clean entries of idle nodes, and pages of clean cells.
     pub clean: u32,
-    /// Saves that the engine has not yet passed to the backend. A cancelled save has the device page [`NO_PAGE`].
-    pub saves: Vec<PageMove>,
-    /// All saves before this index are cancelled.
-    pub live: usize,
-    /// Nodes whose entries the batch of saves or the load moves, each with the number of these entries.
-    pub saving: Vec<(NodeKey, u32)>,
-    /// Whether the batch of saves was made ahead of evictions, so that its entries keep their device pages.
-    pub ahead: bool,
+    /// The saves that the engine has not yet passed to the backend.
+    pub saves: SaveBatch,
+    /// Nodes whose entries a load or a sequence has just restored, each with the number of these entries.
+    pub restored: Vec<(NodeKey, u32)>,
     /// Number of the last batch of saves or loads for the backend.
     pub last_move: MoveId,
     pub puts: Puts,
@@ -97,10 +91,8 @@ impl Hosts {
             residency: RareColumn::new(nodes)?,
             cursors: [None; 3],
             clean: 0,
-            saves: reserved(page_count.into())?,
-            live: 0,
-            saving: reserved(page_count.into())?,
-            ahead: false,
+            saves: SaveBatch::new(page_count)?,
+            restored: reserved(page_count.into())?,
             last_move: MoveId::default(),
             puts: Puts::new(SpanStore::entry_count(nodes), stage_pages)?,
             fetches: Fetches::new(host_pages, page_size)?,
@@ -113,8 +105,8 @@ impl Hosts {
     pub fn prefault(&mut self) {
         self.pool.prefault();
         self.residency.prefault();
-        touch_reserved(&mut self.saves, PageMove::zeroed());
-        touch_reserved(&mut self.saving, (NodeKey::default(), 0));
+        self.saves.prefault();
+        touch_reserved(&mut self.restored, (NodeKey::default(), 0));
         self.puts.prefault();
         self.fetches.prefault();
     }
@@ -131,24 +123,13 @@ impl Hosts {
     }
 
     /// Frees the host page of an entry or a cell. Cancels the save to the page, if the engine has not yet passed the
-    /// save to the backend.
+    /// save to the backend. A cancelled batch leaves its number to the next one, so the number alone does not identify
+    /// a save.
     pub fn free_host_page(&mut self, page: HostPageId) {
         self.pool.drop_page(page);
         if !self.saves.is_empty() && self.pool.last_save(page) == self.next_move() {
-            self.cancel(page);
+            self.saves.cancel(page);
         }
-    }
-
-    /// Cancels the save to a page. Entries are dropped in the order in which they were saved, so this save is mostly
-    /// the first one.
-    fn cancel(&mut self, page: HostPageId) {
-        let saves = self.saves[self.live..].iter_mut();
-        let mut waiting = saves.filter(|save| save.device != NO_PAGE);
-        if let Some(save) = waiting.find(|save| save.host == page) {
-            save.device = NO_PAGE;
-        }
-        let cancelled = self.saves[self.live..].iter().take_while(|save| save.device == NO_PAGE);
-        self.live += cancelled.count();
     }
 }
 
@@ -174,11 +155,12 @@ impl PrefixTree {
         page_size: u32,
     ) -> u64 {
         let nodes = page_count + host_pages;
-        let save = size_of::<PageMove>() + size_of::<(NodeKey, u32)>();
+        let restored = size_of::<(NodeKey, u32)>() as u64;
         HostPool::bytes(host_pages)
             + u64::from(SpanStore::entry_count(nodes)) * size_of::<HostPageId>() as u64
             + u64::from(nodes) * size_of::<Residency>() as u64
-            + u64::from(page_count) * save as u64
+            + SaveBatch::bytes(page_count)
+            + u64::from(page_count) * restored
             + Ages::bytes(nodes)
             + Puts::bytes(SpanStore::entry_count(nodes), stage_pages)
             + Fetches::bytes(host_pages, page_size)

@@ -53,6 +53,7 @@ mod order;
 mod puts;
 mod residency;
 mod restore;
+mod save_batch;
 mod shared_spans;
 mod span;
 mod split;

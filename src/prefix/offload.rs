@@ -92,10 +92,7 @@ impl PrefixTree {
         hosts.of_entry[entry as usize] = host_page;
         hosts.pool.set_save(host_page, id);
         hosts.saves.push(PageMove { device, host: host_page });
-        match hosts.saving.last_mut() {
-            Some((last, count)) if *last == node => *count += 1,
-            _ => hosts.saving.push((node, 1)),
-        }
+        hosts.saves.push_node(node);
         self.emit_copied(node, Medium::Host, place..place + 1);
     }
 
@@ -151,7 +148,7 @@ impl PrefixTree {
     /// dropped for its host page are appended to `freed`.
     /// O(pages saved).
     pub(crate) fn save_ahead(&mut self, ahead: u32, freed: &mut Vec<PageId>) {
-        self.hosts_mut().ahead = true;
+        self.hosts_mut().saves.is_ahead = true;
         while self.hosts_ref().clean < ahead
             && let Some(oldest) = self.oldest(Seek::Dirty)
             && let Some(saved) = self.save_oldest(oldest, freed)
@@ -179,18 +176,13 @@ impl PrefixTree {
 
     /// Returns the saves that wait for the backend, and the number of their batch; `None` if there are none.
     pub(crate) fn saves(&mut self) -> Option<(MoveId, &[PageMove])> {
-        let hosts = self.hosts.as_mut()?;
-        if hosts.live > 0 {
-            hosts.saves.retain(|save| save.device != NO_PAGE);
-            hosts.live = 0;
-        }
-        if hosts.saves.is_empty() {
+        if self.hosts.as_ref()?.saves.is_empty() {
             self.end_saves(false, &mut Vec::new());
             return None;
         }
         let hosts = self.hosts_mut();
         hosts.last_move = hosts.next_move();
-        Some((hosts.last_move, &hosts.saves))
+        Some((hosts.last_move, hosts.saves.moves()))
     }
 
     /// Ends the batch of saves. If it failed, entries that were saved ahead are dirty again. Entries that were saved by
@@ -198,24 +190,22 @@ impl PrefixTree {
     /// to `freed`. O(cells saved), after a failure O(idle nodes, times the nodes of the batch and below).
     pub(crate) fn end_saves(&mut self, failed: bool, freed: &mut Vec<PageId>) {
         if failed {
-            self.hosts_mut().counts.failed += self.hosts_ref().saves.len() as u64;
-            match self.hosts_ref().ahead {
+            let hosts = self.hosts_mut();
+            hosts.counts.failed += hosts.saves.moves().len() as u64;
+            match hosts.saves.is_ahead {
                 true => self.undo_saves(),
                 false => self.drop_failed(freed),
             }
             self.fail_cell_saves(freed);
         }
         self.end_cell_saves();
-        let hosts = self.hosts_mut();
-        hosts.saves.clear();
-        hosts.saving.clear();
-        hosts.ahead = false;
+        self.hosts_mut().saves.clear();
     }
 
     /// Makes the entries of a batch dirty again.
     fn undo_saves(&mut self) {
-        for index in 0..self.hosts_ref().saving.len() {
-            let (node, count) = self.hosts_ref().saving[index];
+        for index in 0..self.hosts_ref().saves.nodes().len() {
+            let (node, count) = self.hosts_ref().saves.nodes()[index];
             let host = self.hosts_ref().residency[node].host;
             self.emit_removed(node, Medium::Host, host..host + count);
             let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
@@ -231,7 +221,7 @@ impl PrefixTree {
     fn drop_failed(&mut self, freed: &mut Vec<PageId>) {
         let mut failed: Vec<NodeKey> = Vec::new();
         let mut youngest = None;
-        for &(node, _) in &self.hosts_ref().saving {
+        for &(node, _) in self.hosts_ref().saves.nodes() {
             // The node may have been dropped since the save, so that another entry could use its host page.
             if self.link.contains_key(node) && !failed.contains(&node) {
                 failed.push(node);

@@ -41,7 +41,8 @@ struct Version {
 #[derive(Clone, Copy, Debug)]
 struct OpenPut {
     id: PutId,
-    of: Version,
+    /// The entry; `None` once its generation has ended.
+    of: Option<Version>,
     key: PageHash,
     page: HostPageId,
     /// The save to the page.
@@ -146,9 +147,15 @@ impl Puts {
         self.versions[of.entry as usize] == of.count
     }
 
-    /// Empties the queue, because its pages are of a generation that has ended.
-    pub fn clear(&mut self) {
+    /// Returns the entry of an open put, if it still has the put's page and its generation has not ended.
+    fn entry_of(&self, put: &OpenPut) -> Option<u32> {
+        put.of.filter(|&of| self.is_present(of)).map(|of| of.entry)
+    }
+
+    /// Ends the generation of all pages. No store receives them from now on, and no page is queued again.
+    pub fn end_generation(&mut self) {
         self.queue.clear();
+        self.open.iter_mut().for_each(|put| put.of = None);
     }
 
     /// Checks a part of M1, for the pages that puts read, and a part of M3. O(entries and open puts).
@@ -167,8 +174,7 @@ impl Puts {
         if !apart || !read.iter().all(unwritten) {
             return Err("M1: no writer touches a page that a put reads");
         }
-        let keeps =
-            |put: &OpenPut| !self.is_present(put.of) || key_of(put.of.entry) == Some(put.key);
+        let keeps = |put| self.entry_of(put).is_none_or(|entry| key_of(entry) == Some(put.key));
         if !self.open.iter().all(keeps) {
             return Err("M3: an entry has the hash that its put has");
         }
@@ -209,7 +215,7 @@ impl PrefixTree {
             let id = PutId(puts.last);
             puts.open.push_back(OpenPut {
                 id,
-                of,
+                of: Some(of),
                 key: chain.of(of.entry),
                 page,
                 save,
@@ -236,7 +242,7 @@ impl PrefixTree {
         let failed = |put: &OpenPut| put.is_staged && put.save == hosts.last_move;
         for put in puts.open.iter().rev().filter(|put| failed(put)) {
             puts.stage.push(put.page);
-            puts.queue.push_front(put.of);
+            put.of.into_iter().for_each(|of| puts.queue.push_front(of));
         }
         puts.open.retain(|put| !failed(put));
         puts.staged.clear();
@@ -246,33 +252,31 @@ impl PrefixTree {
     /// of calls.
     pub(crate) fn give_puts(&mut self, saved: MoveId, mut sink: impl FnMut(Put<'_>)) -> usize {
         let Self { hosts: Some(hosts), spans, chain: Some(chain), .. } = self else { return 0 };
-        let mut given = 0;
-        for put in hosts.puts.open.iter_mut().filter(|put| !put.is_given) {
-            if put.save > saved {
-                continue;
-            }
-            let entry = put.of.entry;
+        let (puts, mut given) = (&mut hosts.puts, 0);
+        for index in 0..puts.open.len() {
+            let put = puts.open[index];
             // If the entry has been freed, the put's bytes are still valid, but the entry may have other tokens.
-            if hosts.puts.versions[entry as usize] != put.of.count {
+            let Some(entry) = puts.entry_of(&put).filter(|_| !put.is_given && put.save <= saved)
+            else {
                 continue;
-            }
-            put.is_given = true;
+            };
+            puts.open[index].is_given = true;
             given += 1;
-            let before = hosts.puts.before[entry as usize];
+            let before = puts.before[entry as usize];
             let parent = (before != NONE).then(|| chain.of(before));
-            let OpenPut { id, key, page, .. } = *put;
+            let OpenPut { id, key, page, .. } = put;
             sink(Put { id, key, parent, tokens: spans.tokens_of(entry), page });
         }
         self.drop_gone_puts();
         given
     }
 
-    /// Ends the puts that the store has not received and whose entries were freed.
+    /// Ends the puts that the store has not received and whose entries were freed or are of an earlier generation.
     fn drop_gone_puts(&mut self) {
         while let Some(hosts) = &self.hosts
             && let puts = &hosts.puts
             && let Some(gone) =
-                puts.open.iter().find(|put| !put.is_given && !puts.is_present(put.of))
+                puts.open.iter().find(|put| !put.is_given && puts.entry_of(put).is_none())
         {
             self.end_put(gone.id, false);
         }
@@ -288,10 +292,10 @@ impl PrefixTree {
             true => puts.stage.push(put.page),
             false => pool.end_read(put.page),
         }
-        if puts.is_present(put.of) {
+        if let Some(of) = put.of.filter(|&of| puts.is_present(of)) {
             match ok {
-                true => puts.set_stored(put.of.entry),
-                false => puts.push(put.of),
+                true => puts.set_stored(of.entry),
+                false => puts.push(of),
             }
         }
         puts.done += u64::from(ok);

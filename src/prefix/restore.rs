@@ -89,7 +89,7 @@ impl PrefixTree {
     /// Emits that the entries of the restored nodes have moved to the device, and clears the list of these nodes. The
     /// list begins with the deepest node.
     fn emit_loaded(&mut self, lock: &PrefixLock) {
-        let mut nodes = std::mem::take(&mut self.hosts_mut().saving);
+        let mut nodes = std::mem::take(&mut self.hosts_mut().restored);
         if lock.scope().generation == self.generation && self.events.is_some() {
             let places = |tree: &Self, (node, count): (NodeKey, u32)| {
                 let end = tree.link[node].span.pages();
@@ -105,20 +105,21 @@ impl PrefixTree {
             }
         }
         nodes.clear();
-        self.hosts_mut().saving = nodes;
+        self.hosts_mut().restored = nodes;
     }
 
     /// Records that the last `count` entries of a node in use, which were host-only, are on the device. Their device
     /// pages are already attached.
     fn restored(&mut self, node: NodeKey, count: u32) {
         let Self { hosts: Some(hosts), spans, link, protected, .. } = self else { return };
+        assert!(hosts.saves.is_empty(), "the backend has received the saves");
         let span = &link[node].span;
         let entries = span.pages();
         hosts.residency[node] = Residency { device: entries, host: entries };
         spans.each_entry_back(span, entries - count..entries, |entry, _| {
             hosts.drop_host_page(entry)
         });
-        hosts.saving.push((node, count));
+        hosts.restored.push((node, count));
         *protected += count;
         self.epoch += 1;
     }

@@ -19,7 +19,7 @@ use crate::system::reclaim::reclaim;
 use crate::world::{Buffers, World};
 
 access! {
-    /// Tables of [`fork`].
+    /// Tables of [`begin_fork`] and [`end_fork`].
     struct Fork of &mut World {
         shape: &EngineShape,
         pages: &mut PagePool,
@@ -32,9 +32,10 @@ access! {
     }
 }
 
-/// The parts of a parent that each child gets.
+/// The number of children, and the parts of the parent that each child gets.
 #[derive(Clone, Copy)]
-struct Parts {
+pub(crate) struct Parts {
+    count: u32,
     token_len: u32,
     cached_len: u32,
     /// Number of whole computed pages, which the children share.
@@ -48,69 +49,76 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(parent: &Sequence, shape: &EngineShape, promise: u32) -> Self {
+    fn of(parent: &Sequence, shape: &EngineShape, promise: u32, count: u32) -> Self {
         let (token_len, cached_len) = (parent.token_len, parent.cached_len.min(parent.token_len));
         let page_size = shape.layout.page_size();
         let (shared, page_len) = (cached_len / page_size, cached_len.div_ceil(page_size));
         let copied = (page_len - shared) * shape.table.tracks;
         let promised = promise.div_ceil(page_size);
-        Self { token_len, cached_len, shared, page_len, copied, promised }
+        Self { count, token_len, cached_len, shared, page_len, copied, promised }
     }
 }
 
-/// Implements [`Engine::fork`](crate::Engine::fork): writes the children and their copies into the buffers, and returns
-/// the step of the copies. O(tokens) for each child.
-///
-/// Publishes the parent's whole computed pages. Without prefix reuse no prompt matches these pages, but the children
-/// share them.
+/// Begins [`Engine::fork`](crate::Engine::fork): checks the call and takes the targets of its copies. The backend then
+/// receives the saves of evicted pages, before [`end_fork`] publishes pages that the tree may have in host memory
+/// alone. Returns `None` without children. O(pages evicted, and copies).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
 /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`], [`Error::OutOfPages`]. Nothing changes
 /// then.
-pub(crate) fn fork(
+pub(crate) fn begin_fork(
     mut world: Fork<'_>,
     seq: SeqKey,
     count: u32,
     promise: u32,
-) -> Result<Option<StepId>, Error> {
+) -> Result<Option<Parts>, Error> {
     let parent = world.sequences.running(seq)?;
     world.sequences.check_accepted(seq)?;
     check_promise(world.shape, promise)?;
-    let parts = Parts::of(parent, world.shape, promise);
+    let parts = Parts::of(parent, world.shape, promise, count);
     world.sequences.check_room(count, parts.token_len)?;
     world.buffers.children.clear();
     world.buffers.copies.clear();
     if count == 0 {
         return Ok(None);
     }
-    let has_copies = parts.copied > 0;
-    if has_copies {
+    if parts.copied > 0 {
         world.steps.check_room()?;
     }
-    check_pages(&mut world, seq, count, &parts)?;
+    check_pages(&mut world, seq, &parts)?;
     // Publishing may turn evictable pages into protected ones, so eviction comes first. Nothing fails after this.
     take_targets(&mut world, u64::from(count) * u64::from(parts.copied));
+    Ok(Some(parts))
+}
+
+/// Ends a fork: writes the children and their copies into the buffers, and returns the step of the copies. O(tokens)
+/// for each child.
+///
+/// Publishes the parent's whole computed pages. Without prefix reuse no prompt matches these pages, but the children
+/// share them.
+pub(crate) fn end_fork(mut world: Fork<'_>, seq: SeqKey, parts: &Parts) -> Option<StepId> {
     let Fork { pages, prefixes, sequences, fence, buffers, .. } = &mut world;
     publish(pages, prefixes, sequences, fence, buffers, seq);
     keep(pages, prefixes, sequences, fence, buffers, seq);
+    let has_copies = parts.copied > 0;
     if has_copies {
-        name_sources(&mut world, seq, &parts);
+        name_sources(&mut world, seq, parts);
     }
-    let parent = world.sequences.running(seq)?;
+    let parent = world.sequences.running(seq).expect("the caller checked it");
     let sent = world.steps.sent_for_good(parent.last_item, parent.dirty_from).max(parent.inherited);
-    for _ in 0..count {
-        let child = make_child(&mut world, seq, &parts, sent);
+    for _ in 0..parts.count {
+        let child = make_child(&mut world, seq, parts, sent);
         world.buffers.children.push(child);
     }
-    Ok(has_copies.then(|| begin_copies(&mut world, seq)))
+    has_copies.then(|| begin_copies(&mut world, seq))
 }
 
 /// Checks that there are pages for the copies, for the promises of the children, and for the tails that the parent
 /// keeps.
-fn check_pages(world: &mut Fork<'_>, seq: SeqKey, count: u32, parts: &Parts) -> Result<(), Error> {
+fn check_pages(world: &mut Fork<'_>, seq: SeqKey, parts: &Parts) -> Result<(), Error> {
     let Fork { pages, prefixes, sequences, fence, .. } = world;
-    let &Parts { shared, page_len, copied, promised, .. } = parts;
+    let &Parts { count, shared, page_len, copied, promised, .. } = parts;
     let outstanding = sequences.limits().outstanding(promised, page_len, shared, shared);
     let of_children = u64::from(count) * (u64::from(copied) + u64::from(outstanding));
     let of_parent = u64::from(sequences.row_mut(seq)?.keep_cost(shared, shared));

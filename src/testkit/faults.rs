@@ -1,5 +1,6 @@
 //! A backend that fails on demand, to check that errors leave the engine consistent.
 
+use std::collections::BTreeSet;
 use std::error::Error as StdError;
 use std::fmt;
 
@@ -31,12 +32,15 @@ pub struct Failing<B> {
     failures: u64,
     /// For each save and load since the last call of `take_moves`, whether it failed.
     moves: Vec<bool>,
+    /// Host pages whose last save succeeded, or that a fetch has written since.
+    host_pages: BTreeSet<HostPageId>,
 }
 
 impl<B> Failing<B> {
     /// Creates a backend whose call `n` fails, counted from 0 among the calls that can fail.
     pub fn at(inner: B, fault: Fault, n: u64) -> Self {
-        Self { inner, fault, first: n, every: None, calls: 0, failures: 0, moves: Vec::new() }
+        let (moves, host_pages) = (Vec::new(), BTreeSet::new());
+        Self { inner, fault, first: n, every: None, calls: 0, failures: 0, moves, host_pages }
     }
 
     /// Creates a backend whose call `n`, counted as in [`Failing::at`], and every `every`th later call fail.
@@ -113,9 +117,9 @@ impl<O: OpenBackend> OpenBackend for Failing<O> {
         table: &TableShape,
         bounds: impl Into<StepBounds>,
     ) -> Result<Self::Backend, Failed<<O::Backend as Backend>::Error>> {
-        let Self { inner, fault, first, every, calls, failures, moves } = self;
+        let Self { inner, fault, first, every, calls, failures, moves, host_pages } = self;
         let inner = inner.open(layout, table, bounds).map_err(Failed::Inner)?;
-        Ok(Failing { inner, fault, first, every, calls, failures, moves })
+        Ok(Failing { inner, fault, first, every, calls, failures, moves, host_pages })
     }
 }
 
@@ -138,6 +142,12 @@ impl<B: Backend> Backend for Failing<B> {
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
         let saved = self.call(|inner| inner.save_pages(id, moves));
         self.moves.push(saved.is_err());
+        for PageMove { host, .. } in moves {
+            match saved {
+                Ok(()) => self.host_pages.insert(*host),
+                Err(_) => self.host_pages.remove(host),
+            };
+        }
         saved
     }
 
@@ -192,7 +202,12 @@ impl<B: Inspect> Inspect for Failing<B> {
         self.inner.read_host(page)
     }
 
+    fn has_host_page(&self, page: HostPageId) -> bool {
+        self.host_pages.contains(&page)
+    }
+
     fn write_host(&mut self, page: HostPageId, bytes: &[u8]) {
+        self.host_pages.insert(page);
         self.inner.write_host(page, bytes);
     }
 

@@ -238,6 +238,8 @@ pub struct SmallConfig {
     pub event_pages: u8,
     /// Number of ops between drains of events; 0 counts as 1.
     pub drain_every: u8,
+    /// Number of different tokens; 0 counts as 1. With few, prompts and samples share prefixes by chance.
+    pub vocabulary: u8,
 }
 
 impl Default for SmallConfig {
@@ -260,6 +262,7 @@ impl Default for SmallConfig {
             hashing: 0,
             event_pages: 0,
             drain_every: 1,
+            vocabulary: 3,
         }
     }
 }
@@ -378,6 +381,7 @@ impl<'a> Arbitrary<'a> for SmallConfig {
             hashing: u.int_in_range(0..=5)?,
             event_pages: *u.choose(&[0, 1, 4, 12, 200])?,
             drain_every: u.int_in_range(1..=8)?,
+            vocabulary: u.int_in_range(1..=4)?,
         })
     }
 }

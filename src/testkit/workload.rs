@@ -99,6 +99,20 @@ impl Workload {
         workload
     }
 
+    /// Creates a workload with host memory, with many forks of sequences whose steps run ahead of their tokens. Odd
+    /// seeds have groups of layers.
+    pub fn with_forks(seed: u64) -> Self {
+        let groups = seed % 2 == 1;
+        let mut workload =
+            if groups { Self::with_host_groups(seed) } else { Self::with_hosts(seed) };
+        let Self { config, weights, .. } = &mut workload;
+        config.vocabulary = 1 + (seed / 2 % 2) as u8;
+        (config.page_size, config.sequences) = (2, 6);
+        (weights[FORK], weights[APPEND], weights[FINISH]) = (30, 40, 20);
+        workload.repeats = true;
+        workload
+    }
+
     /// Creates a workload with host memory and groups of layers. Consecutive seeds take all settings in turn.
     pub fn with_host_groups(seed: u64) -> Self {
         let mut workload = Self::with_hosts(seed);
@@ -294,5 +308,6 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         hashing: 0,
         event_pages: 0,
         drain_every: 1,
+        vocabulary: 3,
     }
 }

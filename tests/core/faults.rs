@@ -20,6 +20,12 @@ fn groups(seed: u64) -> (SmallConfig, Vec<Op>) {
     (workload.config(), workload.take_ops(200))
 }
 
+/// A workload whose forks evict pages.
+fn forks(seed: u64) -> (SmallConfig, Vec<Op>) {
+    let mut workload = Workload::with_forks(seed);
+    (workload.config(), workload.take_ops(200))
+}
+
 fn failures(summary: &Summary) -> u64 {
     let of = |answer| summary.answers.get(answer).copied().unwrap_or(0);
     of("backend failures")
@@ -29,8 +35,12 @@ fn failures(summary: &Summary) -> u64 {
 #[test]
 fn any_one_call_fails() {
     let mut failed = 0;
-    for seed in 0..50 {
-        let (config, ops) = if seed < 40 { workload(seed) } else { groups(seed) };
+    for seed in 0..60 {
+        let (config, ops) = match seed {
+            0..40 => workload(seed),
+            40..50 => groups(seed),
+            _ => forks(seed),
+        };
         for fault in [Fault::Before, Fault::After] {
             for n in 0.. {
                 let backend = Failing::at(Null, fault, n);

@@ -204,6 +204,22 @@ fn host_memory_with_groups() {
     );
 }
 
+/// Forks evict, publish and restore pages in one call.
+#[test]
+fn forks_with_host_memory() {
+    let mut all = Summary::default();
+    for seed in seeds(300, 600) {
+        let mut workload = Workload::with_forks(seed);
+        let config = workload.config();
+        let ops = workload.take_ops(op_count(250));
+        all.add(&check(seed, &config, &ops));
+    }
+    check_counts(
+        &all,
+        &[("fork Ok", 500), ("pages saved as they were evicted", 500), ("pages loaded", 20)],
+    );
+}
+
 /// The backend makes moves as late as the contract allows, and no call relies on an earlier effect.
 #[test]
 fn late_host_memory_with_groups() {
@@ -216,6 +232,21 @@ fn late_host_memory_with_groups() {
         all.add(&check_on(&options, seed, &config, &ops));
     }
     check_counts(&all, &[("pages loaded", 21)]);
+}
+
+/// A store reads and writes host pages while moves are late: it gets a page only after the save to it, and writes only
+/// pages without an unfinished move.
+#[test]
+fn late_stores() {
+    let mut all = Summary::default();
+    let options = LateOptions(CpuOptions::with_threads(1));
+    for seed in seeds(300, 600) {
+        let mut workload = Workload::with_stores(seed);
+        let config = workload.config();
+        let ops = workload.take_ops(op_count(200));
+        all.add(&check_on(&options, seed, &config, &ops));
+    }
+    check_counts(&all, &[("fetch of pages", 100), ("pages fetched", 5), ("pages put", 100)]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use kvarena::testkit::late::LateOptions;
 use kvarena::*;
 
 const NAMESPACE: Namespace = Namespace::new(0);
@@ -14,18 +15,21 @@ struct Host {
     scratch: StepScratch,
 }
 
+fn config() -> EngineConfig {
+    let pool = PoolConfig {
+        shape: KvShape::heads(1, 8),
+        page_size: PAGE_SIZE as u32,
+        capacity: Capacity::Pages(8),
+        host_pages: 8,
+        stage_pages: 2,
+        ..Default::default()
+    };
+    EngineConfig { hashing: Some(HASHING), max_tokens: 64, ..pool.into() }
+}
+
 impl Host {
     fn new() -> Self {
-        let pool = PoolConfig {
-            shape: KvShape::heads(1, 8),
-            page_size: PAGE_SIZE as u32,
-            capacity: Capacity::Pages(8),
-            host_pages: 8,
-            stage_pages: 2,
-            ..Default::default()
-        };
-        let config = EngineConfig { hashing: Some(HASHING), max_tokens: 64, ..pool.into() };
-        let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("a valid config");
+        let engine = Engine::new(config(), CpuOptions::with_threads(1)).expect("a valid config");
         Self { engine, scratch: StepScratch::new() }
     }
 
@@ -189,4 +193,40 @@ fn pages_that_come_in_during_a_fetch_stay() {
     let found = other.engine.match_prefix(NAMESPACE, &prompt);
     assert_eq!((found.pages(), found.host_pages()), (5, 2));
     assert_eq!(other.compute(&prompt), 20);
+}
+
+/// After a reset, a store receives no page of the earlier generation: neither one whose copy to the stage was not done,
+/// nor one that the store has refused. A sequence in use keeps both pages.
+#[test]
+fn a_reset_drops_puts() {
+    let mut engine =
+        Engine::new(config(), LateOptions(CpuOptions::with_threads(1))).expect("a valid config");
+    let seq = engine.admit(NAMESPACE, &text(0..9), 0).expect("there is room");
+    let mut scratch = StepScratch::new();
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 9 }]).expect("there is room");
+    engine.commit(plan.step()).expect("it is open");
+    engine.complete(engine.newest_step()).expect("it is committed");
+    // The backend finishes one batch of copies after each call.
+    assert_eq!(engine.puts(1, |_| panic!("the copy is not done")), Ok(0));
+    let mut given = Vec::new();
+    assert_eq!(engine.puts(1, |put| given.push(put.id)), Ok(1));
+    engine.reset();
+    for id in given {
+        assert!(engine.put_done(id, false));
+        engine.verify().expect("all invariants hold");
+    }
+    for _ in 0..4 {
+        assert_eq!(
+            engine.puts(8, |put| panic!("{:?} is of an earlier generation", put.key)),
+            Ok(0)
+        );
+        engine.verify().expect("all invariants hold");
+    }
+    // Pages that are computed after the reset are put.
+    engine.finish(seq).expect("it is live");
+    let seq = engine.admit(NAMESPACE, &text(0..5), 0).expect("there is room");
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 5 }]).expect("there is room");
+    engine.commit(plan.step()).expect("it is open");
+    assert_eq!((0..3).map(|_| engine.puts(8, |_| {}).expect("no fault")).sum::<usize>(), 1);
+    engine.verify().expect("all invariants hold");
 }

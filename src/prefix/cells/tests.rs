@@ -173,3 +173,18 @@ fn freed_cells_are_used_again() {
         (&[PageId::new(20)][..], sound.cells[0])
     );
 }
+
+#[test]
+fn an_eviction_counts_the_cells_of_its_entries() {
+    let Sound { mut tree, mut fence, cells, _lock: lock, .. } = Sound::new();
+    tree.complete_cells(LATER, &mut fence);
+    fence.complete(LATER);
+    [3, 4].map(|at: usize| tree.release_cell(cells[at], StepId::default(), &mut fence));
+    tree.unlock(lock, &mut fence, &mut Vec::new());
+    // Make the cells younger than the pages, as if the cells had become idle later.
+    cells.iter().for_each(|cell| tree.cells_mut().cells[cell.index()].stamp += 100);
+    let mut freed = Vec::new();
+    assert_eq!(tree.evict_groups(2, &mut freed), 1);
+    freed.sort_unstable();
+    assert_eq!(freed, [4, 14].map(PageId::new), "the last page and its cell suffice");
+}

@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 
 use super::{Broken, PrefixTree};
+#[cfg(any(test, feature = "testkit"))]
+use crate::id::HostPageId;
 use crate::prefix::residency::{NO_PAGE, Residency, Seek};
 
 impl PrefixTree {
@@ -55,6 +57,12 @@ impl PrefixTree {
             return Err(("H3: clean entries of idle nodes are counted", None));
         }
         self.check_cursors()
+    }
+
+    /// Returns whether a host page belongs to an entry or a cell.
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) fn is_host_page_cached(&self, page: HostPageId) -> bool {
+        self.hosts.as_ref().is_some_and(|hosts| hosts.pool.is_cached(page))
     }
 
     fn check_cursors(&self) -> Result<(), Broken> {

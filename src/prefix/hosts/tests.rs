@@ -177,3 +177,16 @@ fn h4_cursors_find_the_oldest() {
     };
     assert_eq!(broken(astray), "H4: a cursor is at an idle node");
 }
+
+#[test]
+fn the_stage_is_used_once_all_its_pages_are_ready() {
+    let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
+    tree.keep_hosts(10, 10, 2).expect("it is small");
+    tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
+    let _lock = insert(&mut tree, &mut Fence::new(0, 1, 0).expect("memory"), &[1, 2, 3]);
+    for (ready, staged) in [(9, 0), (10, 0), (11, 0), (12, 2), (12, 0)] {
+        tree.set_host_ready(ready);
+        tree.begin_puts(8);
+        assert_eq!(tree.staged().map_or(0, |(_, moves)| moves.len()), staged, "{ready} ready");
+    }
+}

@@ -17,7 +17,8 @@ pub(super) struct PageVersion {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Put {
     pub number: u64,
-    pub of: PageVersion,
+    /// The page; `None` once its generation has ended.
+    pub of: Option<PageVersion>,
     /// The host page that the store reads; `None` for a page of the stage.
     pub host: Option<HostPageId>,
     /// Number of the last save to the page; the store reads the page after this save.
@@ -55,8 +56,9 @@ impl Stores {
         Self { stage_free: stage_pages as usize, ..Self::default() }
     }
 
-    /// Empties the queue, because its pages are of a generation that has ended.
-    pub fn clear(&mut self) {
+    /// Ends the generation of all pages.
+    pub fn end_generation(&mut self) {
         self.queue.clear();
+        self.puts.iter_mut().for_each(|put| put.of = None);
     }
 }

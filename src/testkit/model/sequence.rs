@@ -312,9 +312,9 @@ impl Model {
         self.check_pages(keys.len() * (copied + outstanding) + more, 0)?;
         // The pages for the copies are taken first, because publishing may lock idle pages.
         let targets = self.take_pages(keys.len() * copied);
+        self.flush_saves();
         self.publish(seq);
         self.keep_now(seq);
-        self.flush_saves();
         let step = (copied > 0).then(|| self.new_step(Step::copy()));
         let parent = self.sequences.get_mut(&seq).expect("seen above");
         parent.last_step = step.unwrap_or(parent.last_step);

@@ -25,6 +25,11 @@ pub struct PutWant {
 }
 
 impl Tree {
+    /// Returns the page of an open put, if a prompt could still match it.
+    fn page_of(&self, put: &Put) -> Option<PageVersion> {
+        put.of.clone().filter(|of| self.is_present(of))
+    }
+
     fn is_present(&self, of: &PageVersion) -> bool {
         self.pages.get(&of.path).is_some_and(|held| held.version == of.version)
     }
@@ -68,7 +73,7 @@ impl Tree {
             };
             self.stores.last_put += 1;
             let number = self.stores.last_put;
-            self.stores.puts.push(Put { number, of, host, save, is_given: false });
+            self.stores.puts.push(Put { number, of: Some(of), host, save, is_given: false });
         }
         staged
     }
@@ -78,7 +83,7 @@ impl Tree {
         let last = self.hosts.moves;
         let failed = |put: &Put| put.host.is_none() && put.save == last;
         for put in self.stores.puts.clone().iter().rev().filter(|put| failed(put)) {
-            self.stores.queue.push_front(put.of.clone());
+            put.of.iter().for_each(|of| self.stores.queue.push_front(of.clone()));
             self.stores.stage_free += 1;
         }
         self.stores.puts.retain(|put| !failed(put));
@@ -90,13 +95,14 @@ impl Tree {
         let mut given = Vec::new();
         for at in 0..self.stores.puts.len() {
             let put = &self.stores.puts[at];
-            if !put.is_given && put.save <= saved && self.is_present(&put.of) {
+            if let Some(of) = self.page_of(put).filter(|_| !put.is_given && put.save <= saved) {
                 let Put { number, host, .. } = *put;
-                given.push(PutWant { number, path: put.of.path.clone(), host });
+                given.push(PutWant { number, path: of.path, host });
                 self.stores.puts[at].is_given = true;
             }
         }
-        let gone = self.stores.puts.iter().filter(|put| !put.is_given && !self.is_present(&put.of));
+        let gone = |put: &&Put| !put.is_given && self.page_of(put).is_none();
+        let gone = self.stores.puts.iter().filter(gone);
         for number in gone.map(|put| put.number).collect::<Vec<_>>() {
             self.end_put(number, false);
         }
@@ -107,12 +113,13 @@ impl Tree {
         let Some(at) = self.stores.puts.iter().position(|put| put.number == number) else {
             return false;
         };
-        let Put { of, host, .. } = self.stores.puts.remove(at);
+        let put = self.stores.puts.remove(at);
+        let (of, host) = (self.page_of(&put), put.host);
         match host {
             Some(page) => self.hosts.end_read(page),
             None => self.stores.stage_free += 1,
         }
-        if self.is_present(&of) {
+        if let Some(of) = of {
             match ok {
                 true => self.pages.get_mut(&of.path).expect("it is cached").stored = true,
                 false => self.push_put(of),

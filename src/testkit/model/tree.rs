@@ -333,7 +333,7 @@ impl Tree {
     pub fn reset(&mut self, kept_generation: Option<u64>) -> Vec<PageId> {
         self.changes += 1;
         self.kept_generation = kept_generation;
-        self.stores.clear();
+        self.stores.end_generation();
         let idle = self.pages.iter().filter(|(_, held)| held.users == 0);
         let idle: Vec<_> = idle.map(|(path, _)| path.clone()).collect();
         let mut gone = Vec::new();

@@ -46,6 +46,11 @@ pub trait Inspect: Backend {
     /// Writes a host page for a fetch.
     fn write_host(&mut self, _: HostPageId, _: &[u8]) {}
 
+    /// Returns whether the last save to a host page succeeded, or a fetch wrote the page since.
+    fn has_host_page(&self, _: HostPageId) -> bool {
+        true
+    }
+
     /// Returns the number of failed calls.
     fn failures(&self) -> u64 {
         0

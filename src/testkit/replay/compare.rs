@@ -5,7 +5,7 @@ use super::bytes::{self, Inspect};
 use super::host::{Host, OTHER, names};
 use crate::error::Error;
 use crate::event::Event;
-use crate::id::{LayerId, Namespace, PageId, SeqKey, TokenId};
+use crate::id::{HostPageId, LayerId, Namespace, PageId, SeqKey, TokenId};
 
 impl<B: Inspect> Host<B> {
     /// Compares the engine's state with the model's, and the match of one earlier text. Verifies the engine.
@@ -28,6 +28,7 @@ impl<B: Inspect> Host<B> {
             }
         }
         self.compare_touched()?;
+        self.check_host_pages()?;
         self.compare_matches()?;
         for &seq in self.gone.iter().rev().take(2) {
             let unknown = Err(Error::UnknownSequence { seq });
@@ -100,6 +101,19 @@ impl<B: Inspect> Host<B> {
             }
         }
         Ok(())
+    }
+
+    /// Checks H6: a host page of the tree has the bytes of a save that did not fail, or of a fetch.
+    fn check_host_pages(&self) -> Result<(), String> {
+        let prefixes = &self.engine.world().prefixes;
+        let mut pages = (0..self.engine.shape().layout.host_pages()).map(HostPageId::new);
+        let unsaved = |page: &HostPageId| {
+            prefixes.is_host_page_cached(*page) && !self.engine.backend().has_host_page(*page)
+        };
+        match pages.find(unsaved) {
+            Some(page) => Err(format!("H6: {page:?} has bytes of no save and no fetch")),
+            None => Ok(()),
+        }
     }
 
     /// Checks that no unfinished step may access a page that was just taken.

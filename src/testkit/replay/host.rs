@@ -13,11 +13,9 @@ use crate::moves::{FetchId, PutId};
 use crate::plan::{Leader, StepScratch};
 use crate::testkit::index::Index;
 use crate::testkit::model::Model;
-use crate::testkit::op::{Promise, Prompt};
+use crate::testkit::op::{Promise, Prompt, SmallConfig};
 use crate::testkit::rng::mix;
 
-/// Tokens are below this number, so low that prompts also share prefixes by chance.
-const VOCABULARY: u64 = 3;
 /// Number of earlier texts whose prefixes new prompts may share.
 const TEXTS: usize = 12;
 /// The second namespace.
@@ -80,12 +78,14 @@ pub(super) struct Host<B> {
     pub(super) index: Index,
     /// Number of ops between drains of events.
     pub(super) drain_every: u8,
+    /// Number of different tokens.
+    vocabulary: u64,
     pub(super) ops: u64,
     pub(super) summary: Summary,
 }
 
 impl<B: Inspect> Host<B> {
-    pub(super) fn new(mut engine: Engine<B>, model: Model, drain_every: u8) -> Self {
+    pub(super) fn new(mut engine: Engine<B>, model: Model, config: &SmallConfig) -> Self {
         // The call fails if hashes use no names; prompts of the namespace are then rejected.
         _ = engine.name_namespace(OTHER, names(OTHER));
         let index = Index::new(engine.shape().layout.page_size());
@@ -103,7 +103,8 @@ impl<B: Inspect> Host<B> {
             leaders: VecDeque::new(),
             store: Store::default(),
             index,
-            drain_every: drain_every.max(1),
+            drain_every: config.drain_every.max(1),
+            vocabulary: config.vocabulary.max(1).into(),
             ops: 0,
             summary: Summary::default(),
         }
@@ -186,7 +187,7 @@ impl<B: Inspect> Host<B> {
     }
 
     pub(super) fn token(&self, seed: u64, i: usize) -> TokenId {
-        TokenId::new((mix(seed.wrapping_mul(0x1_0001) ^ i as u64) % VOCABULARY) as u32)
+        TokenId::new((mix(seed.wrapping_mul(0x1_0001) ^ i as u64) % self.vocabulary) as u32)
     }
 
     pub(super) fn prompt(&self, spec: &Prompt) -> (Namespace, Vec<TokenId>) {

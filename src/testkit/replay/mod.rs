@@ -86,12 +86,11 @@ pub fn replay_on<B: Inspect>(
     ops: &[Op],
 ) -> Result<Summary, Mismatch> {
     let nowhere = |what: String| Mismatch { index: None, op: None, what };
-    let (hash_bits, drain_every) = (config.hash_bits, config.drain_every);
-    let config = config.engine();
-    let shape = config.shape().map_err(|error| nowhere(format!("the config: {error}")))?;
-    let engine = Engine::with_hash_bits(config, backend, hash_bits);
+    let shape = config.engine().shape();
+    let shape = shape.map_err(|error| nowhere(format!("the config: {error}")))?;
+    let engine = Engine::with_hash_bits(config.engine(), backend, config.hash_bits);
     let engine = engine.map_err(|error| nowhere(error.to_string()))?;
-    let mut host = Host::new(engine, Model::new(shape), drain_every);
+    let mut host = Host::new(engine, Model::new(shape), config);
     for (index, &op) in ops.iter().enumerate() {
         host.apply(op)
             .and_then(|()| host.listen())

@@ -106,9 +106,8 @@ impl<B: Inspect> Host<B> {
         let mut arrived = 0;
         for (&page, &key) in pages.iter().zip(&chain[cached as usize..]) {
             let Some(bytes) = self.store.pages.get(&(self.store.generation, key)) else { break };
-            if let Some(bytes) = bytes {
-                self.engine.backend_mut().write_host(page, bytes);
-            }
+            let bytes = bytes.as_deref().unwrap_or_default();
+            self.engine.backend_mut().write_host(page, bytes);
             arrived += 1;
         }
         self.store.fetch_count += 1;

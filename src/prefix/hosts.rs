@@ -11,6 +11,8 @@
 //! * H2. Every entry has a page. A node has device pages only if its parent is entirely on the device.
 //! * H3. A node in use has no clean entries. Clean entries of idle nodes are counted.
 //! * H4. No node older than a cursor has what the cursor looks for: device pages, host-only entries, dirty entries.
+//! * H6. No save waits for the backend between calls, and a Cached host page has the bytes of a save that did not fail,
+//!   or of a fetch.
 //!
 //! By H2, all entries deeper than a host-only entry are host-only, and by T4 they are older. So the oldest host-only
 //! entry is the last entry of a leaf.

@@ -179,7 +179,7 @@ fn an_eviction_counts_the_cells_of_its_entries() {
     let Sound { mut tree, mut fence, cells, _lock: lock, .. } = Sound::new();
     tree.complete_cells(LATER, &mut fence);
     fence.complete(LATER);
-    [3, 4].map(|at: usize| tree.release_cell(cells[at], StepId::default(), &mut fence));
+    cells[3..].iter().for_each(|&cell| tree.release_cell(cell, StepId::default(), &mut fence));
     tree.unlock(lock, &mut fence, &mut Vec::new());
     // Make the cells younger than the pages, as if the cells had become idle later.
     cells.iter().for_each(|cell| tree.cells_mut().cells[cell.index()].stamp += 100);

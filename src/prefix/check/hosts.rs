@@ -12,6 +12,9 @@ impl PrefixTree {
     pub(crate) fn check_hosts(&self) -> Result<(), Broken> {
         let Some(hosts) = &self.hosts else { return Ok(()) };
         hosts.pool.check().map_err(|what| (what, None))?;
+        if !hosts.saves.is_empty() {
+            return Err(("H6: no save waits between calls", None));
+        }
         let (mut pages, mut clean) = (HashSet::new(), 0);
         for (node, link) in &self.link {
             let Residency { device, host } = hosts.residency[node];

@@ -22,6 +22,10 @@ impl Moved {
 ///
 /// A lease is the right to read or write a page (B16). It may outlive the backend, and ends when it is dropped. No
 /// unfinished save writes a leased page, and no unfinished load reads a page with a write lease.
+///
+/// A store drops its leases before [`Engine::put_done`](crate::Engine::put_done) and
+/// [`Engine::fetched`](crate::Engine::fetched). Later saves and loads use the pages; a backend rejects those of a
+/// leased page with [`PlanError::Leased`](crate::PlanError::Leased).
 pub trait HostMemory: Backend {
     /// A lease to read a host page.
     type Read: AsRef<[u8]> + Send + 'static;

@@ -39,6 +39,8 @@ pub(super) struct Fetch {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Stores {
     pub queue: VecDeque<PageVersion>,
+    /// Pages that a store refused, and later ones. They are put after a call that selects no page.
+    pub refused: VecDeque<PageVersion>,
     pub puts: Vec<Put>,
     pub last_put: u64,
     pub stage_free: usize,
@@ -58,5 +60,6 @@ impl Stores {
     /// Empties the queue, because its pages are of a generation that has ended.
     pub fn clear(&mut self) {
         self.queue.clear();
+        self.refused.clear();
     }
 }

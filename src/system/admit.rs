@@ -6,6 +6,7 @@ use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::{Namespace, PageId, PrefixLock, SeqKey, StepId, TokenId};
+use crate::layout::saturated;
 use crate::page::PagePool;
 use crate::plan::{Admission, Admitted, Leader, Prompt};
 use crate::prefix::{PrefixMatch, PrefixTree};
@@ -283,7 +284,7 @@ fn matchable(tokens: &[TokenId]) -> &[TokenId] {
 }
 
 /// Returns the number of pages that a sequence of `len` tokens lacks after its match, including the pages to load; at
-/// least the outstanding pages of its promise.
+/// least the outstanding pages of its promise. At most `u32::MAX`, which is more than any pool has.
 #[inline]
 fn pages_lacking(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, promise: u32) -> u32 {
     let (page_size, limits) = (world.shape.layout.page_size(), world.sequences.limits());
@@ -294,8 +295,9 @@ fn pages_lacking(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, pr
     let [len, promised] = [len, promise].map(|tokens| tokens.div_ceil(page_size));
     let (pages, cells) = found.map_or((0, 0), |found| (found.pages(), found.host_cell_pages()));
     let held = limits.held(0, pages, pages) - (pages - matched) - cells;
-    let outstanding = limits.outstanding(promised, matched, matched, matched);
-    (limits.most(len) - held).max(outstanding + if promised > 0 { cells } else { 0 })
+    let outstanding = u64::from(limits.outstanding(promised, matched, matched, matched));
+    let promised = outstanding + u64::from(if promised > 0 { cells } else { 0 });
+    saturated((limits.most(len) - u64::from(held)).max(promised))
 }
 
 /// Returns the cost of a sequence of `len` tokens once its match is locked. The cost is the pages that the sequence

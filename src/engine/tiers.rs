@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::{EngineError, Error};
-use crate::id::{MoveId, Namespace, SeqKey, TokenId};
+use crate::id::{Namespace, SeqKey, TokenId};
 use crate::moves::{Fetch, FetchId, Put, PutId};
 use crate::plan::Extend;
 use crate::system::load::{Load, begin_load, end_load};
@@ -48,26 +48,34 @@ impl<B: Backend> Engine<B> {
             let id = prefixes.begin_move(&buffers.loads);
             loaded = self.backend.load_pages(id, &buffers.loads);
             if loaded.is_ok() {
-                seqs.clone().for_each(|seq| self.world.sequences.set_load(seq, id));
+                prefixes.set_loads(&buffers.loads);
             }
         }
         end_load(Load::of(&mut self.world), seqs, loaded.is_err());
         loaded.map_err(EngineError::Backend)
     }
 
-    /// Returns whether the device is still loading pages of a sequence. On the device, a plan of the sequence waits for
-    /// the load, so the host may plan other sequences first.
+    /// Returns whether the device is still loading pages of a sequence, for this or for another sequence. On the
+    /// device, a plan of the sequence waits for the load, so the host may plan other sequences first. O(pages of the
+    /// sequence), or O(1) if an earlier call has found all loads done.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`]; [`EngineError::Backend`].
     pub fn is_loading(&mut self, seq: SeqKey) -> Result<bool, EngineError<B::Error>> {
-        let sequence = self.world.sequences.get(seq)?;
-        let load = self.world.sequences.load_of(sequence);
-        if load == MoveId::default() {
+        let World { prefixes, sequences, shape, .. } = &self.world;
+        let sequence = sequences.get(seq)?;
+        let Some(lock) = sequence.lock.as_ref().filter(|_| prefixes.may_load()) else {
             return Ok(false);
-        }
+        };
+        // The path of the lock has the pages of group 0. The row names the cells that it uses, unless it waits.
+        let tracks = 1..shape.table.tracks;
+        let cells = tracks.flat_map(|track| sequences.track_pages(sequence, track, 0));
+        let Some(last) = prefixes.last_load(lock, sequences.prefix_pages(sequence), cells) else {
+            return Ok(false);
+        };
         let moved = self.backend.moved().map_err(EngineError::Backend)?;
-        Ok(moved.loaded < load)
+        self.world.prefixes.set_loaded(moved.loaded);
+        Ok(moved.loaded < last)
     }
 
     /// Saves the oldest evictable pages until the `pages` oldest ones have copies in host memory, so that evicting them

@@ -26,7 +26,7 @@ use bytemuck::Zeroable;
 use crate::event::Medium;
 use crate::host::HostPool;
 use crate::id::{HostPageId, MoveId, NodeKey, PageId, PrefixLock};
-use crate::memory::{OutOfMemory, filled, reserved, touch_reserved};
+use crate::memory::{OutOfMemory, filled, reserved, touch, touch_reserved, zeroed};
 use crate::plan::PageMove;
 
 use super::PrefixTree;
@@ -75,6 +75,10 @@ pub(super) struct Hosts {
     pub ahead: bool,
     /// Number of the last batch of saves or loads for the backend.
     pub last_move: MoveId,
+    /// The last load to each device page, the last load of all, and the last load that is known to be done.
+    loads: Vec<MoveId>,
+    last_load: MoveId,
+    loaded: MoveId,
     pub puts: Puts,
     pub fetches: Fetches,
     /// Number of host pages; the pages of the stage follow them.
@@ -102,6 +106,9 @@ impl Hosts {
             saving: reserved(page_count.into())?,
             ahead: false,
             last_move: MoveId::default(),
+            loads: zeroed(page_count.into())?,
+            last_load: MoveId::default(),
+            loaded: MoveId::default(),
             puts: Puts::new(SpanStore::entry_count(nodes), stage_pages)?,
             fetches: Fetches::new(host_pages, page_size)?,
             host_pages,
@@ -113,6 +120,7 @@ impl Hosts {
     pub fn prefault(&mut self) {
         self.pool.prefault();
         self.residency.prefault();
+        touch(&mut self.loads);
         touch_reserved(&mut self.saves, PageMove::zeroed());
         touch_reserved(&mut self.saving, (NodeKey::default(), 0));
         self.puts.prefault();
@@ -174,11 +182,11 @@ impl PrefixTree {
         page_size: u32,
     ) -> u64 {
         let nodes = page_count + host_pages;
-        let save = size_of::<PageMove>() + size_of::<(NodeKey, u32)>();
+        let page = size_of::<PageMove>() + size_of::<(NodeKey, u32)>() + size_of::<MoveId>();
         HostPool::bytes(host_pages)
             + u64::from(SpanStore::entry_count(nodes)) * size_of::<HostPageId>() as u64
             + u64::from(nodes) * size_of::<Residency>() as u64
-            + u64::from(page_count) * save as u64
+            + u64::from(page_count) * page as u64
             + Ages::bytes(nodes)
             + Puts::bytes(SpanStore::entry_count(nodes), stage_pages)
             + Fetches::bytes(host_pages, page_size)
@@ -262,6 +270,59 @@ impl PrefixTree {
                 before = Some(entry);
             }
         }
+    }
+
+    /// Records that the backend has accepted the last batch of moves, which are loads.
+    pub(crate) fn set_loads(&mut self, moves: &[PageMove]) {
+        let hosts = self.hosts_mut();
+        hosts.last_load = hosts.last_move;
+        moves.iter().for_each(|load| hosts.loads[load.device.index()] = hosts.last_load);
+    }
+
+    /// Returns whether a load may be unfinished.
+    pub(crate) fn may_load(&self) -> bool {
+        self.hosts.as_ref().is_some_and(|hosts| hosts.loaded < hosts.last_load)
+    }
+
+    /// Records that all loads up to `loaded` are done.
+    pub(crate) fn set_loaded(&mut self, loaded: MoveId) {
+        let hosts = self.hosts_mut();
+        hosts.loaded = hosts.loaded.max(loaded);
+    }
+
+    /// Returns the last load of these pages, of the pages of a lock's path of `pages` pages, and of the cells in its
+    /// tails; `None` if all these loads are known to be done. O(pages).
+    pub(crate) fn last_load(
+        &self,
+        lock: &PrefixLock,
+        pages: u32,
+        others: impl Iterator<Item = PageId>,
+    ) -> Option<MoveId> {
+        let hosts = self.hosts_ref();
+        let mut last = MoveId::default();
+        let mut see = |page: PageId| {
+            if page != NO_PAGE {
+                last = last.max(hosts.loads[page.index()]);
+            }
+        };
+        others.for_each(&mut see);
+        let mut at = lock.node();
+        while let Some(node) = at {
+            self.node_pages(node).for_each(|(_, list)| list.iter().copied().for_each(&mut see));
+            at = self.link[node].parent;
+        }
+        if let Some(cells) = &self.cells {
+            for held in cells.limits.held_groups(pages) {
+                let mut path = self.path_of(lock, pages);
+                for place in (held.first..pages).rev() {
+                    let cell = cells.at(held.group, self.entry_at(&mut path, place));
+                    if cell.is_some() {
+                        cells.pages(cell).iter().copied().for_each(&mut see);
+                    }
+                }
+            }
+        }
+        (last > hosts.loaded).then_some(last)
     }
 
     /// Returns the locks of fetches, for audits.

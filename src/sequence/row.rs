@@ -7,7 +7,7 @@ use super::page_table::PageTable;
 use super::record::Sequence;
 use super::token_store::TokenStore;
 use crate::error::Error;
-use crate::id::{CellId, MoveId, PageId, SeqKey, TokenId};
+use crate::id::{CellId, PageId, SeqKey, TokenId};
 use crate::layout::{HeldGroup, Limits};
 use crate::plan::TableWrite;
 
@@ -31,8 +31,6 @@ pub(super) struct Waits {
     pub(super) on_device: u32,
     /// Number of pages of the tails' cells that were in host memory alone at the admission. A promise covers them.
     pub(super) cell_pages: u32,
-    /// The last load of the row's pages; 0 for none.
-    pub(super) load: MoveId,
 }
 
 /// The chunked stores of all sequences.

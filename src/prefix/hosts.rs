@@ -85,6 +85,9 @@ pub(super) struct Hosts {
     host_pages: u32,
     stage_pages: u32,
     pub counts: HostCounts,
+    /// Number of nodes and cells that seeks have visited.
+    #[cfg(test)]
+    pub visits: u64,
 }
 
 impl Hosts {
@@ -114,6 +117,8 @@ impl Hosts {
             host_pages,
             stage_pages,
             counts: HostCounts::default(),
+            #[cfg(test)]
+            visits: 0,
         })
     }
 
@@ -392,9 +397,16 @@ impl PrefixTree {
 
     /// Returns the oldest node that has what a cursor looks for, and moves the cursor there.
     pub(super) fn seek(&mut self, seek: Seek) -> Option<NodeKey> {
-        let hosts = self.hosts_mut();
-        let mut at = hosts.cursors[seek as usize];
+        let (cursors, ages) = (self.hosts_ref().cursors, self.ages_ref());
+        let mut at = cursors[seek as usize];
+        if seek == Seek::Dirty {
+            // Dirty entries are on the device, so nodes that evictions have passed have none.
+            let younger = |(a, b)| if ages.of(a) < ages.of(b) { b } else { a };
+            at = at.zip(cursors[Seek::DevicePages as usize]).map(younger);
+        }
         while let Some(node) = at {
+            #[cfg(test)]
+            self.count_visit();
             let entries = self.link[node].span.pages();
             if seek.finds(self.hosts_ref().residency[node], entries) {
                 break;
@@ -403,6 +415,11 @@ impl PrefixTree {
         }
         self.hosts_mut().cursors[seek as usize] = at;
         at
+    }
+
+    #[cfg(test)]
+    pub(super) fn count_visit(&mut self) {
+        self.hosts_mut().visits += 1;
     }
 
     /// Moves a cursor back to `node` if the cursor is at a younger node or at none. `node` is idle and has what the

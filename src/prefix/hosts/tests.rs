@@ -177,3 +177,33 @@ fn h4_cursors_find_the_oldest() {
     };
     assert_eq!(broken(astray), "H4: a cursor is at an idle node");
 }
+
+/// A save ahead visits no node that forced evictions have passed.
+#[test]
+fn saves_ahead_cost_as_much_as_their_pages() {
+    const NODES: u32 = 900;
+    let mut tree = PrefixTree::new(2 * NODES, 1, 31).expect("memory");
+    tree.keep_hosts(NODES, NODES, 0).expect("it is small");
+    tree.set_host_ready(NODES);
+    let mut fence = Fence::new(0, 1, 0).expect("memory");
+    for page in 0..NODES {
+        let lock = insert(&mut tree, &mut fence, &[page]);
+        tree.unlock(lock, &mut fence, &mut Vec::new());
+    }
+    let visits = |tree: &mut PrefixTree, evicted: u32, ahead: u32| {
+        let before = tree.hosts_ref().visits;
+        assert_eq!(tree.evict_to_host(evicted, &mut Vec::new()), evicted);
+        let evicting = tree.hosts_ref().visits - before;
+        tree.save_ahead(ahead, &mut Vec::new());
+        assert!(tree.saves().is_some());
+        tree.end_saves(false, &mut Vec::new());
+        [evicting, tree.hosts_ref().visits - before - evicting]
+    };
+    // A page costs the visit of its node, and one more visit if the node before it has become clean.
+    let [evicting, saving] = visits(&mut tree, NODES / 2, 1);
+    assert!(evicting <= u64::from(NODES) && saving <= 2, "{evicting} {saving}");
+    for round in 0..50 {
+        let [evicting, saving] = visits(&mut tree, 4, 3);
+        assert!(evicting <= 12 && saving <= 8, "round {round}: {evicting} {saving}");
+    }
+}

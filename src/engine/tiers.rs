@@ -201,7 +201,8 @@ impl<B: Backend> Engine<B> {
     ///
     /// Returns `None` without host memory or hashes, if `most` is 0, for a prompt that contains [`TokenId::PENDING`],
     /// or while 256 fetches are open. Also returns `None` if no whole page without the last token follows the prefix,
-    /// no host page can be taken, or promises need the pages of the prefix.
+    /// no host page without unfinished moves can be taken, or promises need the pages of the prefix. `None` changes
+    /// nothing, not even recency.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::StoreGroups`] or [`Error::UnnamedNamespace`]; [`EngineError::Backend`].
@@ -250,7 +251,7 @@ impl<B: Backend> Engine<B> {
         }
         let World { prefixes, fence, pages, buffers, .. } = &mut self.world;
         buffers.freed.clear();
-        let open = prefixes.end_fetch(id, count, fence, &mut buffers.freed);
+        let open = prefixes.end_fetch(id, count, fence, &mut buffers.freed, &mut buffers.tokens);
         pages.free_cached(&buffers.freed);
         open
     }

@@ -91,13 +91,9 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    fn new(
-        page_count: u32,
-        host_pages: u32,
-        stage_pages: u32,
-        page_size: u32,
-    ) -> Result<Self, OutOfMemory> {
+    fn new(page_count: u32, host_pages: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
         let nodes = page_count + host_pages;
+        // `keep_stores` creates the records of puts and fetches.
         Ok(Self {
             pool: HostPool::new(host_pages)?,
             of_entry: filled(SpanStore::entry_count(nodes).into(), NO_HOST_PAGE)?,
@@ -112,8 +108,8 @@ impl Hosts {
             loads: zeroed(page_count.into())?,
             last_load: MoveId::default(),
             loaded: MoveId::default(),
-            puts: Puts::new(SpanStore::entry_count(nodes), stage_pages)?,
-            fetches: Fetches::new(host_pages, page_size)?,
+            puts: Puts::new(0, 0)?,
+            fetches: Fetches::new(0)?,
             host_pages,
             stage_pages,
             counts: HostCounts::default(),
@@ -152,6 +148,12 @@ impl Hosts {
         }
     }
 
+    /// Returns whether dropping an entry frees its host page, without unfinished moves.
+    pub fn is_droppable(&self, entry: u32, saved: MoveId, loaded: MoveId) -> bool {
+        let page = self.of_entry[entry as usize];
+        !self.pool.is_read(page) && self.pool.is_idle(page, saved, loaded)
+    }
+
     /// Cancels the save to a page. Entries are dropped in the order in which they were saved, so this save is mostly
     /// the first one.
     fn cancel(&mut self, page: HostPageId) {
@@ -173,19 +175,21 @@ impl PrefixTree {
         host_pages: u32,
         stage_pages: u32,
     ) -> Result<(), OutOfMemory> {
-        let hosts = Hosts::new(page_count, host_pages, stage_pages, self.page_size)?;
-        self.hosts = Some(Box::new(hosts));
+        self.hosts = Some(Box::new(Hosts::new(page_count, host_pages, stage_pages)?));
         self.keep_ages(page_count + host_pages)
+    }
+
+    /// Adds the records of puts and fetches if there is host memory and one group. Stores need hashes.
+    pub(super) fn keep_stores(&mut self) -> Result<(), OutOfMemory> {
+        let Self { hosts: Some(hosts), cells: None, .. } = self else { return Ok(()) };
+        hosts.puts = Puts::new(hosts.of_entry.len() as u32, hosts.stage_pages)?;
+        hosts.fetches = Fetches::new(hosts.host_pages)?;
+        Ok(())
     }
 
     /// Returns the bytes of metadata that host memory adds to a tree. The tree's own bytes are [`PrefixTree::bytes`] of
     /// the sum of device pages and host pages.
-    pub(crate) fn host_bytes(
-        page_count: u32,
-        host_pages: u32,
-        stage_pages: u32,
-        page_size: u32,
-    ) -> u64 {
+    pub(crate) fn host_bytes(page_count: u32, host_pages: u32) -> u64 {
         let nodes = page_count + host_pages;
         let page = size_of::<PageMove>() + size_of::<(NodeKey, u32)>() + size_of::<MoveId>();
         HostPool::bytes(host_pages)
@@ -193,8 +197,12 @@ impl PrefixTree {
             + u64::from(nodes) * size_of::<Residency>() as u64
             + u64::from(page_count) * page as u64
             + Ages::bytes(nodes)
-            + Puts::bytes(SpanStore::entry_count(nodes), stage_pages)
-            + Fetches::bytes(host_pages, page_size)
+    }
+
+    /// Returns the bytes that stores add to host memory.
+    pub(crate) fn store_bytes(page_count: u32, host_pages: u32, stage_pages: u32) -> u64 {
+        Puts::bytes(SpanStore::entry_count(page_count + host_pages), stage_pages)
+            + Fetches::bytes(host_pages)
     }
 
     /// Returns whether evicted pages move to host memory.
@@ -264,14 +272,17 @@ impl PrefixTree {
         }
     }
 
-    /// Records the entry before each of the last `count` entries of a node. Queues these entries to be put if pages
-    /// have hashes and the entries are of the present generation (`is_present`).
+    /// Records the entry before each of the last `count` entries of a node, unless nothing is put. Queues these entries
+    /// if they are of the present generation (`is_present`).
     fn queue_puts(&mut self, node: NodeKey, count: u32, is_present: bool) {
+        if self.hosts_ref().puts.is_off() {
+            return;
+        }
         let mut before = self.entry_before(node, count);
-        let Self { hosts: Some(hosts), spans, link, chain, .. } = self else { return };
+        let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
         for (start, len) in spans.last_runs(&link[node].span, count) {
             for entry in start..start + len {
-                hosts.puts.attach(entry, before, is_present && chain.is_some());
+                hosts.puts.attach(entry, before, is_present);
                 before = Some(entry);
             }
         }

@@ -77,6 +77,7 @@ pub(super) struct Puts {
 }
 
 impl Puts {
+    /// Creates the records of puts; with 0 entries, nothing is put.
     pub fn new(entries: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
             stored: Bitmap::new(entries, false)?,
@@ -84,7 +85,7 @@ impl Puts {
             before: zeroed(entries.into())?,
             queue: reserved_queue(entries.into())?,
             round: 0,
-            open: reserved_queue(PUTS_MAX as u64)?,
+            open: reserved_queue(if entries > 0 { PUTS_MAX as u64 } else { 0 })?,
             last: 0,
             stage: reserved(stage_pages.into())?,
             stage_pages,
@@ -113,16 +114,22 @@ impl Puts {
         self.stage.extend((first..first + pages).rev().map(HostPageId::new));
     }
 
+    /// Returns whether nothing is put, because pages have no hashes or there are groups.
+    pub fn is_off(&self) -> bool {
+        self.versions.is_empty()
+    }
+
     /// Records that an entry was freed, so that an open put of its old page does not concern its next page.
     pub fn forget(&mut self, entry: u32) {
-        self.versions[entry as usize] += 1;
+        let Some(version) = self.versions.get_mut(entry as usize) else { return };
+        *version += 1;
         if self.stored.contains(entry) {
             self.stored.remove(Bits::one(entry as usize));
         }
     }
 
     pub fn is_stored(&self, entry: u32) -> bool {
-        self.stored.contains(entry)
+        !self.is_off() && self.stored.contains(entry)
     }
 
     /// Records that a store has an entry's page.

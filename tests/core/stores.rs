@@ -175,7 +175,7 @@ fn counts_at_their_limits_are_accepted() {
     assert!(other.engine.fetched(id, u32::MAX));
     assert_eq!(other.engine.match_prefix(NAMESPACE, &prompt).pages(), 5);
     assert_eq!(host.engine.save_ahead(u32::MAX), Ok(5));
-    [&host, &other].map(|host| host.engine.verify().expect("all invariants hold"));
+    [host, other].iter().for_each(|host| host.engine.verify().expect("all invariants hold"));
 }
 
 #[test]

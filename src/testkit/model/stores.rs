@@ -231,20 +231,17 @@ impl Model {
         if wanted == 0 || idle > self.available() {
             return Ok(None);
         }
+        let before = self.tree.clone();
         self.tree.lock(scope, tokens, cached);
         let mut pages = Vec::new();
         while pages.len() < wanted
-            && let Some(page) = self.tree.take_host(&mut Vec::new())
+            && let Some(page) = self.tree.take_idle_host(moved)
         {
-            if !self.tree.hosts.is_idle(page, moved) {
-                self.tree.hosts.free(page);
-                break;
-            }
             self.tree.hosts.begin_fill(page);
             pages.push(page);
         }
         if pages.is_empty() {
-            assert!(self.tree.unlock(scope, tokens, cached).is_empty(), "the generation is kept");
+            self.tree = before;
             return Ok(None);
         }
         let tokens = tokens[..(cached + pages.len()) * self.page_size()].to_vec();
@@ -300,7 +297,7 @@ impl Hosts {
     }
 
     /// Returns whether the backend has done all moves of a page.
-    fn is_idle(&self, page: HostPageId, moved: Moved) -> bool {
+    pub(super) fn is_idle(&self, page: HostPageId, moved: Moved) -> bool {
         self.saved_by[page.index()] <= moved.saved.raw()
             && self.loaded_by[page.index()] <= moved.loaded.raw()
     }

@@ -91,6 +91,7 @@ fn the_config_reports_what_the_engine_takes() {
     check_names();
     check_hosts();
     check_groups();
+    check_documented();
     for pages in [1, 1_000, 100_000] {
         for page_size in [1, 3, 16, 1024] {
             let pool =
@@ -189,4 +190,25 @@ fn check_pools() {
             check_reported(&config, reported, measured);
         }
     }
+}
+
+/// ARCHITECTURE.md contains these numbers: the bytes of a host page's tables at pages of 16 and of 64 tokens.
+fn check_documented() {
+    let pages = 1 << 20;
+    let bytes = |page_size: u32, hashing: Option<Hashing>, event_pages: u32| {
+        let total = |host_pages: u32| {
+            // The child table has a power of two of entries: as many as needed both times.
+            let capacity = Capacity::Pages(pages - 1);
+            let pool = PoolConfig { page_size, capacity, host_pages, ..Default::default() };
+            let config = EngineConfig { hashing, event_pages, ..pool.into() };
+            config.bytes().expect("a valid config").host()
+        };
+        // The first host page adds tables of the device's pages.
+        (total(pages) - total(1)) / u64::from(pages - 1)
+    };
+    let of =
+        |hashing: Option<Hashing>, events: u32| [16, 64].map(|size| bytes(size, hashing, events));
+    assert_eq!(of(None, 0), [253, 469]);
+    assert_eq!(of(Some(Hashing::Dynamo), 0), [312, 528]);
+    assert_eq!(of(Some(Hashing::SglangSha256), 1), [363, 579]);
 }

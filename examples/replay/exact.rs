@@ -188,12 +188,17 @@ fn crowding_preempts_and_a_large_pool_does_not() {
     assert_eq!(crowded.output_tokens, roomy.output_tokens);
 }
 
+/// Returns the figures of host memory.
+fn tiers_of(requests: &[Request], args: &Args) -> Tiers {
+    let outcome = crate::serve(args, requests, &ProgressBar::hidden()).expect("it serves");
+    let report = Report::new(outcome, String::new(), String::new(), None, String::new(), 1, 1);
+    report.with_tiers(args.host_pages).tiers.expect("there is host memory").totals
+}
+
 /// Returns the figures of host memory twice: of a replay, and of a naive model made of maps.
 fn tiers(requests: &[Request], line: &str) -> [Tiers; 2] {
     let args = args(line);
-    let outcome = crate::serve(&args, requests, &ProgressBar::hidden()).expect("it serves");
-    let report = Report::new(outcome, String::new(), String::new(), None, String::new(), 1, 1);
-    let engine = report.with_tiers(args.host_pages).tiers.expect("there is host memory").totals;
+    let engine = tiers_of(requests, &args);
     let mut plain = tiers::Tiers::new(tiers::Setting {
         page_size: args.page_size as usize,
         device: args.pages.expect("the test names them") as usize,
@@ -210,6 +215,54 @@ fn tiers(requests: &[Request], line: &str) -> [Tiers; 2] {
         plain.serve(&tokens, prompt);
     }
     [engine, plain.figures()]
+}
+
+/// A program in another language computed these figures. A hit that waits for a load is partly on the device: only its
+/// pages of group 0 that are in host memory alone count as hits in host memory.
+#[test]
+fn host_memory_with_groups_is_exact() {
+    let trace = committed_trace();
+    for (step_tokens, line, hits, moves) in [
+        (
+            8192,
+            "--page-size 512 --groups window:128x1 --pages 20 --host-pages 30 --ahead 2",
+            [19_456, 5_120],
+            [55, 29, 16, 6, 6],
+        ),
+        (
+            2048,
+            "--page-size 512 --groups window:1024x2 --pages 50 --host-pages 60 --ahead 4",
+            [20_992, 4_096],
+            [71, 27, 16, 0, 0],
+        ),
+        (
+            1024,
+            "--page-size 128 --groups chunk:2048x2 --pages 120 --host-pages 300",
+            [20_352, 5_120],
+            [336, 336, 78, 0, 0],
+        ),
+        (
+            1024,
+            "--page-size 128 --groups window:300x2,chunk:1024x1 --pages 120 --host-pages 100 --ahead 5",
+            [17_280, 512],
+            [367, 286, 26, 211, 211],
+        ),
+    ] {
+        let [device_hit_tokens, host_hit_tokens] = hits;
+        let [saved_pages, forced_pages, loaded_pages, host_evicted_pages, lost_pages] = moves;
+        let figures = Tiers {
+            device_hit_tokens,
+            host_hit_tokens,
+            saved_pages,
+            forced_pages,
+            loaded_pages,
+            host_evicted_pages,
+            lost_pages,
+            ..Tiers::default()
+        };
+        let args = args(&format!("--sequential --step-tokens {step_tokens} {line}"));
+        assert_eq!(tiers_of(&trace, &args), figures, "{line}");
+    }
 }
 
 #[test]

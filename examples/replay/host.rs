@@ -212,7 +212,7 @@ impl<'a> Host<'a> {
         let shape = self.engine.shape();
         let len = request.stored_len();
         u64::from(len) <= shape.layout.slot_count()
-            && shape.most_pages(len) <= shape.layout.page_count()
+            && shape.most_pages(len) <= shape.layout.page_count().into()
     }
 
     /// Counts the tokens of a prompt that are cached in group 0, if there are other groups. Call it before admission.

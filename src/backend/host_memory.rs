@@ -22,11 +22,19 @@ impl Moved {
 ///
 /// A lease is the right to read or write a page (B16). It may outlive the backend, and ends when it is dropped. No
 /// unfinished save writes a leased page, and no unfinished load reads a page with a write lease.
+///
+/// A store drops its leases before [`Engine::put_done`](crate::Engine::put_done) and
+/// [`Engine::fetched`](crate::Engine::fetched). Later saves and loads use the pages; a backend rejects those of a
+/// leased page with [`PlanError::Leased`](crate::PlanError::Leased).
+///
+/// The leases of this crate's backends are `AsRef<[u8]>` and `AsMut<[u8]>`. A backend over several ranks has a part of
+/// each page on each rank, so its lease is a list of the ranks' leases. Code for one rank requires
+/// `HostMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>>`.
 pub trait HostMemory: Backend {
     /// A lease to read a host page.
-    type Read: AsRef<[u8]> + Send + 'static;
+    type Read: Send + 'static;
     /// A lease to write a host page.
-    type Write: AsMut<[u8]> + Send + 'static;
+    type Write: Send + 'static;
 
     /// Leases a host page to a reader. A page may have several readers.
     ///

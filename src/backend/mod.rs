@@ -245,10 +245,11 @@ pub trait Backend {
     /// Copies pages of the pool to host pages (B12). Move numbers rise over both directions.
     ///
     /// # Errors
-    /// The backend's error, for example for pages that do not exist.
+    /// The backend's error, for example for pages that do not exist, or if a lease covers a target (B16). A backend
+    /// with leases checks all targets before it writes one: [`PlanError::Leased`].
     ///
     /// # Panics
-    /// If a lease covers a target (B16). The default method, for backends without host memory, always panics.
+    /// The default method, for backends without host memory, always panics.
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
         panic!("{id:?} saves {} pages to a backend without host memory", moves.len())
     }
@@ -256,10 +257,11 @@ pub trait Backend {
     /// Copies host pages to pages of the pool (B12, B13). Move numbers rise over both directions.
     ///
     /// # Errors
-    /// The backend's error, for example for pages that do not exist.
+    /// The backend's error, for example for pages that do not exist, or if a write lease covers a source (B16):
+    /// [`PlanError::Leased`].
     ///
     /// # Panics
-    /// If a write lease covers a source (B16). The default method, for backends without host memory, always panics.
+    /// The default method, for backends without host memory, always panics.
     fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
         panic!("{id:?} loads {} pages from a backend without host memory", moves.len())
     }

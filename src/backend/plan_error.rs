@@ -218,6 +218,11 @@ pub enum PlanError {
         /// Number of pages of host memory.
         pages: u32,
     },
+    /// A move would write a page of host memory with a lease, or read one with a write lease.
+    Leased {
+        /// The page.
+        page: HostPageId,
+    },
     /// The number of a batch of moves is not above the number of the last batch.
     MoveOrder {
         /// Its number.
@@ -373,6 +378,7 @@ impl fmt::Display for PlanError {
             Self::HostPage { page, pages } => {
                 out_of_range(f, "host page", page.raw().into(), pages.into())
             }
+            Self::Leased { page } => write!(f, "host page {} is leased", page.raw()),
             Self::MoveOrder { id, last } => {
                 write!(f, "move {} does not follow move {}", id.raw(), last.raw())
             }

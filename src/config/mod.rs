@@ -159,7 +159,7 @@ impl EngineShape {
     /// assert_eq!(shape.most_pages(1600), 100 + 10);
     /// # Ok::<(), kvarena::ConfigError>(())
     /// ```
-    pub fn most_pages(&self, tokens: u32) -> u32 {
+    pub fn most_pages(&self, tokens: u32) -> u64 {
         let places = tokens.div_ceil(self.layout.page_size());
         Limits::new(&self.layout, self.promise_ahead).most(places)
     }
@@ -206,6 +206,12 @@ impl EngineConfig {
         }
         if self.event_pages > 0 && self.hashing.is_none() {
             return Err(ConfigError::EventsWithoutHashes { event_pages: self.event_pages });
+        }
+        // Cells have 32-bit numbers, and 0 is no cell.
+        let all_pages = u64::from(layout.page_count()) + u64::from(layout.host_pages());
+        let cells = |(group, _)| all_pages / u64::from(layout.tracks_of(group));
+        if layout.groups().limited().map(cells).sum::<u64>() >= u64::from(u32::MAX) {
+            return Err(ConfigError::Overflow { name: "cells" });
         }
         let len_max = layout.slot_count().min(1 << 30);
         let max_sequence_len = u64::from(self.max_sequence_len).min(len_max) as u32;

@@ -130,6 +130,11 @@ impl<B: Backend> Engine<B> {
     /// Returns the arrays of [`packed`](Engine::packed) for another track: for the layers that
     /// [`PoolLayout::place`](crate::PoolLayout::place) puts in it.
     ///
+    /// A sequence keeps only some pages in the track of a window or of chunks. The list of the sequence begins at the
+    /// first kept page, not at position 0, and ends at the same place as the list of track 0. So the two lists differ
+    /// in length by the number of places before the first kept page. A kernel over the shorter list counts the
+    /// positions of keys from the end, or adds `page_size` for each of these places.
+    ///
     /// # Errors
     /// As [`packed`](Engine::packed).
     ///

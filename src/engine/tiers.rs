@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::{EngineError, Error};
-use crate::id::{MoveId, Namespace, SeqKey, TokenId};
+use crate::id::{Namespace, SeqKey, TokenId};
 use crate::moves::{Fetch, FetchId, Put, PutId};
 use crate::plan::Extend;
 use crate::system::load::{Load, begin_load, end_load};
@@ -48,26 +48,34 @@ impl<B: Backend> Engine<B> {
             let id = prefixes.begin_move(&buffers.loads);
             loaded = self.backend.load_pages(id, &buffers.loads);
             if loaded.is_ok() {
-                seqs.clone().for_each(|seq| self.world.sequences.set_load(seq, id));
+                prefixes.set_loads(&buffers.loads);
             }
         }
         end_load(Load::of(&mut self.world), seqs, loaded.is_err());
         loaded.map_err(EngineError::Backend)
     }
 
-    /// Returns whether the device is still loading pages of a sequence. On the device, a plan of the sequence waits for
-    /// the load, so the host may plan other sequences first.
+    /// Returns whether the device is still loading pages of a sequence, for this or for another sequence. On the
+    /// device, a plan of the sequence waits for the load, so the host may plan other sequences first. O(pages of the
+    /// sequence), or O(1) if an earlier call has found all loads done.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`]; [`EngineError::Backend`].
     pub fn is_loading(&mut self, seq: SeqKey) -> Result<bool, EngineError<B::Error>> {
-        let sequence = self.world.sequences.get(seq)?;
-        let load = self.world.sequences.load_of(sequence);
-        if load == MoveId::default() {
+        let World { prefixes, sequences, shape, .. } = &self.world;
+        let sequence = sequences.get(seq)?;
+        let Some(lock) = sequence.lock.as_ref().filter(|_| prefixes.may_load()) else {
             return Ok(false);
-        }
+        };
+        // The path of the lock has the pages of group 0. The row names the cells that it uses, unless it waits.
+        let tracks = 1..shape.table.tracks;
+        let cells = tracks.flat_map(|track| sequences.track_pages(sequence, track, 0));
+        let Some(last) = prefixes.last_load(lock, sequences.prefix_pages(sequence), cells) else {
+            return Ok(false);
+        };
         let moved = self.backend.moved().map_err(EngineError::Backend)?;
-        Ok(moved.loaded < load)
+        self.world.prefixes.set_loaded(moved.loaded);
+        Ok(moved.loaded < last)
     }
 
     /// Saves the oldest evictable pages until the `pages` oldest ones have copies in host memory, so that evicting them
@@ -176,8 +184,14 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.prefixes.give_puts(moved.saved, sink))
     }
 
-    /// Ends a put. `ok` is set if the store has the page; otherwise the page is put again later. Returns whether the
-    /// put was open. O(open puts).
+    /// Ends a put. `ok` is set if the store has the page; otherwise the page is put again, after all others. Returns
+    /// whether the put was open. O(open puts).
+    ///
+    /// A refused page waits for a call of [`puts`](Engine::puts) that selects no page. So a loop over `puts` ends even
+    /// if the store refuses every page.
+    ///
+    /// The store drops the put's [leases](crate::HostMemory) first: the engine may save another page to the host page
+    /// from now on, and backends reject saves to a leased page.
     pub fn put_done(&mut self, id: PutId, ok: bool) -> bool {
         self.world.prefixes.has_hosts() && self.world.prefixes.end_put(id, ok)
     }
@@ -187,7 +201,8 @@ impl<B: Backend> Engine<B> {
     ///
     /// Returns `None` without host memory or hashes, if `most` is 0, for a prompt that contains [`TokenId::PENDING`],
     /// or while 256 fetches are open. Also returns `None` if no whole page without the last token follows the prefix,
-    /// no host page can be taken, or promises need the pages of the prefix.
+    /// no host page without unfinished moves can be taken, or promises need the pages of the prefix. `None` changes
+    /// nothing, not even recency.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::StoreGroups`] or [`Error::UnnamedNamespace`]; [`EngineError::Backend`].
@@ -226,6 +241,9 @@ impl<B: Backend> Engine<B> {
     /// Ends a fetch of which the store has written the first `count` pages: prompts match them from now on. Returns
     /// whether the fetch was open. O(pages).
     ///
+    /// The store drops the fetch's [leases](crate::HostMemory) first: the engine may load the pages, and save others to
+    /// them, from now on. Backends reject loads from a page with a write lease, and saves to a leased page.
+    ///
     /// If [`reset`](Engine::reset) was called after [`fetch`](Engine::fetch), no fetched page is cached.
     pub fn fetched(&mut self, id: FetchId, count: u32) -> bool {
         if !self.world.prefixes.has_hosts() {
@@ -233,7 +251,7 @@ impl<B: Backend> Engine<B> {
         }
         let World { prefixes, fence, pages, buffers, .. } = &mut self.world;
         buffers.freed.clear();
-        let open = prefixes.end_fetch(id, count, fence, &mut buffers.freed);
+        let open = prefixes.end_fetch(id, count, fence, &mut buffers.freed, &mut buffers.tokens);
         pages.free_cached(&buffers.freed);
         open
     }

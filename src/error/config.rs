@@ -16,7 +16,8 @@ pub enum ConfigError {
         /// Name of the number.
         name: &'static str,
     },
-    /// A computed size exceeds 64 bits. The number of page table words and the length of a latent row must fit 32 bits.
+    /// A computed size exceeds 64 bits. The number of page table words, the number of cells and the length of a latent
+    /// row must fit 32 bits.
     Overflow {
         /// Name of the size.
         name: &'static str,

@@ -28,8 +28,9 @@ pub enum Error {
         wanted: u64,
         /// Pages that are available to the call now.
         available: u64,
-        /// First unfinished step whose completion makes enough pages available, if no other call comes first. Always
-        /// present for a plan that takes only promised pages.
+        /// First unfinished step whose completion makes enough pages available, if no other call comes first. `None`
+        /// if the completion of all steps does not suffice. Always present for a plan that takes only promised pages.
+        /// If a plan or a fork lacks pages to [load](crate::Engine::load), the three values concern the load.
         after: Option<StepId>,
     },
     /// The sequence table has too few free rows.

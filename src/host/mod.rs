@@ -5,7 +5,7 @@
 //! Cached  -> Free       drop_page, if no put reads the page
 //! Cached  -> Leaving    drop_page, while a put reads the page
 //! Leaving -> Free       end_read
-//! Cached  -> Filling    begin_fill: a fetch writes the page
+//! Free    -> Filling    begin_fill: a fetch writes the page
 //! Filling -> Cached     end_fill, if the page has arrived
 //! Filling -> Free       end_fill, otherwise
 //! ```
@@ -90,6 +90,29 @@ impl HostPool {
         Some(HostPageId::new(page as u32))
     }
 
+    /// Returns the next free page whose last save and load are done. O(1), and O(free pages before it).
+    pub fn next_idle(&self, saved: MoveId, loaded: MoveId) -> Option<HostPageId> {
+        let (first, mut at) = (self.free.next(self.next as usize)?, self.next as usize);
+        loop {
+            let next = self.free.next(at)?;
+            let page = HostPageId::new(next as u32);
+            if self.is_idle(page, saved, loaded) {
+                return Some(page);
+            }
+            at = next + 1;
+            if self.free.next(at) == Some(first) {
+                return None;
+            }
+        }
+    }
+
+    /// Gives a free page to a fetch: Free to Filling.
+    pub fn begin_fill(&mut self, page: HostPageId) {
+        self.next = page.raw() + 1;
+        self.free.remove(Bits::one(page.index()));
+        self.filling.insert(Bits::one(page.index()));
+    }
+
     /// Gives the page of an entry or a cell back: Cached to Free, or to Leaving while a put reads it.
     #[inline]
     pub fn drop_page(&mut self, page: HostPageId) {
@@ -113,12 +136,6 @@ impl HostPool {
             self.leaving -= 1;
             self.free.insert(Bits::one(page.index()));
         }
-    }
-
-    /// Gives a page that was just taken to a fetch: Cached to Filling.
-    pub fn begin_fill(&mut self, page: HostPageId) {
-        self.cached.remove(Bits::one(page.index()));
-        self.filling.insert(Bits::one(page.index()));
     }
 
     /// Ends the fetch of a page: Filling to Cached if it has arrived, otherwise to Free.
@@ -153,7 +170,7 @@ impl HostPool {
         self.filling.contains(page.raw())
     }
 
-    /// Returns whether a put reads a page, for audits.
+    /// Returns whether a put reads a page.
     pub fn is_read(&self, page: HostPageId) -> bool {
         self.reading.contains(page.raw())
     }

@@ -53,8 +53,8 @@ impl Reach {
     pub const fn first(self, position: u32) -> u32 {
         match self {
             Self::All => 0,
-            Self::Window(size) => (position + 1).saturating_sub(size),
-            Self::Chunk(size) => position & !(size - 1),
+            Self::Window(size) => position.saturating_sub(size.saturating_sub(1)),
+            Self::Chunk(size) => position & !size.wrapping_sub(1),
         }
     }
 

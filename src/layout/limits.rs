@@ -109,31 +109,38 @@ impl Limits {
         tracks.find(|&(of, _)| of == track).map_or(0, |(_, first)| first)
     }
 
-    /// Returns the number of pages of all tracks from place `start` on that a sequence of `page_len` places keeps.
+    /// Returns the number of pages of all tracks from place `start` on that a sequence of `page_len` places keeps; at
+    /// most `u32::MAX`.
     pub fn held(&self, start: u32, page_len: u32, published: u32) -> u32 {
         let from = |first: u32| page_len - start.max(first).min(page_len);
         let limited = self.groups().iter().map(|limit| {
             let first = self.first_of(limit, published);
-            limit.tracks * from(first)
+            u64::from(limit.tracks) * u64::from(from(first))
         });
-        from(0) + limited.sum::<u32>()
+        saturated(u64::from(from(0)) + limited.sum::<u64>())
     }
 
     /// Returns the maximum number of pages in all tracks that a sequence of `places` places keeps.
-    pub fn most(&self, places: u32) -> u32 {
-        let limited = self.groups().iter().map(|limit| limit.tracks * places.min(limit.most));
-        places + limited.sum::<u32>()
+    pub fn most(&self, places: u32) -> u64 {
+        let pages = |limit: &Limit| u64::from(limit.tracks) * u64::from(places.min(limit.most));
+        u64::from(places) + self.groups().iter().map(pages).sum::<u64>()
     }
 
     /// Returns the number of pages that a sequence lacks for `promised` places, over all groups. Places below `kept`
-    /// have cells. Their pages count as lacking, because a cell that the sequence gives back may stay in use.
+    /// have cells. Their pages count as lacking, because a cell that the sequence gives back may stay in use. At most
+    /// `u32::MAX`, which is more than any pool has.
     pub fn outstanding(&self, promised: u32, page_len: u32, published: u32, kept: u32) -> u32 {
         let limited = self.groups().iter().map(|limit| {
             let held = page_len - self.first_of(limit, published).max(kept);
-            limit.tracks * promised.min(limit.most).saturating_sub(held)
+            u64::from(limit.tracks) * u64::from(promised.min(limit.most).saturating_sub(held))
         });
-        promised.saturating_sub(page_len) + limited.sum::<u32>()
+        saturated(u64::from(promised.saturating_sub(page_len)) + limited.sum::<u64>())
     }
+}
+
+/// Returns a number of pages; `u32::MAX` for more.
+pub(crate) fn saturated(pages: u64) -> u32 {
+    u32::try_from(pages).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -166,10 +173,10 @@ mod tests {
                     let first = reach.first(published * page_size) / page_size;
                     let held = page_len + 2 * (page_len - first);
                     assert_eq!(limits.held(0, page_len, published), held);
-                    assert!(held <= limits.most(page_len), "{reach:?} {published} {more}");
-                    assert_eq!(limits.outstanding(page_len, page_len, published, 0), {
-                        limits.most(page_len) - held
-                    });
+                    let most = limits.most(page_len);
+                    assert!(u64::from(held) <= most, "{reach:?} {published} {more}");
+                    let outstanding = limits.outstanding(page_len, page_len, published, 0);
+                    assert_eq!(outstanding, most as u32 - held);
                     assert_eq!(limits.first_place(2, published), first);
                 }
             }

@@ -41,7 +41,7 @@ pub use groups::{GROUPED_LAYERS_MAX, GROUPS_MAX, GroupShape, Groups, LayerPlace,
 #[cfg(feature = "serde")]
 pub use hf::HfError;
 pub use labels::{LabelChannels, LabelError};
-pub(crate) use limits::{HeldGroup, Limits};
+pub(crate) use limits::{HeldGroup, Limits, saturated};
 pub use plane::{Plane, PlaneName, PlaneOrder};
 pub use planes::PLANES_MAX;
 pub use pool::{Layout, PoolLayout, Strides};

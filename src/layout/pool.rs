@@ -173,7 +173,8 @@ impl PoolLayout {
         first..first + self.tracks_of(group)
     }
 
-    /// Returns the number of bytes of the pages that a sequence of `tokens` computed tokens keeps in a group.
+    /// Returns the number of bytes of the pages that a sequence of `tokens` computed tokens keeps in a group; at most
+    /// `u64::MAX`.
     ///
     /// ```
     /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
@@ -191,7 +192,8 @@ impl PoolLayout {
     pub fn sequence_bytes(&self, group: u32, tokens: u32) -> u64 {
         let (places, published) = (tokens.div_ceil(self.page_size), tokens / self.page_size);
         let first = self.groups.reach(group).first(published * self.page_size) / self.page_size;
-        u64::from(places - first) * u64::from(self.tracks_of(group)) * self.page_bytes
+        let pages = u64::from(places - first) * u64::from(self.tracks_of(group));
+        pages.saturating_mul(self.page_bytes)
     }
 
     /// Returns the place of a layer's K and V. O(layers / 64).

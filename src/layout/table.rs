@@ -78,7 +78,7 @@ impl TableShape {
         let chunk_pages = 1 << (chunk_tokens / page_size).max(1).ilog2();
         let chunk_tokens = chunk_pages * page_size;
         // The last chunk of every row may be partly empty.
-        let chunk_count = tokens / u64::from(chunk_tokens) + u64::from(rows);
+        let chunk_count = (tokens / u64::from(chunk_tokens)).saturating_add(rows.into());
         let chunks_per_row = len_max.div_ceil(chunk_tokens);
         let overflow = ConfigError::Overflow { name: "page table words" };
         let shape = Self {

@@ -30,7 +30,7 @@ pub struct Admission {
     /// them unevictable.
     pub idle_pages: u32,
     /// Number of pages that the loads and the tokens after the cached ones need. The tokens are counted to the end of
-    /// the prompt or of the promise, whichever is longer.
+    /// the prompt or of the promise, whichever is longer. At most `u32::MAX`, which is more than any pool has.
     pub lacking_pages: u32,
     /// Number of pages available to the prompt once its idle pages are locked.
     pub available_pages: u32,

@@ -50,12 +50,26 @@ impl PrefixTree {
     }
 
     fn seek_cell(&mut self, seek: Seek) -> Option<CellId> {
-        let cells = self.cells.as_mut()?;
+        let cells = self.cells.as_ref()?;
         let mut at = cells.cursors[seek as usize];
-        while at.is_some() && !seek.finds(cells.cells[at.index()].residency(), 1) {
-            at = cells.younger(at);
+        if seek == Seek::Dirty {
+            // As for nodes: dirty cells are on the device.
+            let stamp = |cell: CellId| match cell.is_some() {
+                true => cells.cells[cell.index()].stamp,
+                false => u64::MAX,
+            };
+            let other = cells.cursors[Seek::DevicePages as usize];
+            at = if stamp(at) < stamp(other) { other } else { at };
         }
-        cells.cursors[seek as usize] = at;
+        while let Some(cells) = self.cells.as_ref()
+            && at.is_some()
+            && !seek.finds(cells.cells[at.index()].residency(), 1)
+        {
+            at = cells.younger(at);
+            #[cfg(test)]
+            self.count_visit();
+        }
+        self.cells_mut().cursors[seek as usize] = at;
         at.is_some().then_some(at)
     }
 

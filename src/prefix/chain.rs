@@ -123,7 +123,7 @@ impl PrefixTree {
         assert!(self.link.is_empty(), "T9: every page has its hash");
         let page_count = self.link.capacity() as u32;
         self.chain = Some(Chain::new(page_count, hash_bits, hashing)?);
-        Ok(())
+        self.keep_stores()
     }
 
     /// Returns whether a namespace has the names that hashing needs; true without hashing.

@@ -205,6 +205,12 @@ impl PrefixTree {
             let counted = pages == link.span.pages() as usize;
             self.ensure(counted, "T6: a span has an entry for each page", node)?;
         }
+        for span in self.hosts.iter().flat_map(|hosts| hosts.fetches.spans()) {
+            extents += self.spans.extents_of(span);
+            if !self.spans.entries(span).all(|entry| entries.insert(entry)) {
+                return Err(("T6: an entry belongs to one span", None));
+            }
+        }
         if entries.len() as u32 != self.spans.taken_count() {
             return Err(("T6: an entry is taken by a span or free", None));
         }

@@ -3,6 +3,9 @@
 //!
 //! * M2. Fetched pages match once all have arrived, up to the first failure.
 //!
+//! The tokens of an open fetch are in a span without a node. Each page that a fetch writes has one entry, so there are
+//! still enough entries for all pages.
+//!
 //! Not here: puts, and the rules for pages that stores touch (`puts.rs`).
 
 use std::mem::take;
@@ -10,12 +13,14 @@ use std::mem::take;
 use crate::event::Medium;
 use crate::fence::Fence;
 use crate::id::{HostPageId, MoveId, Namespace, PageId, PrefixLock, TokenId};
-use crate::memory::{OutOfMemory, filled, reserved, touch_reserved};
+use crate::layout::saturated;
+use crate::memory::{OutOfMemory, reserved, touch_reserved};
 use crate::moves::{Fetch, FetchId};
 
-use super::residency::{NO_HOST_PAGE, NO_PAGE, Residency};
+use super::residency::{NO_HOST_PAGE, NO_PAGE, Residency, Seek};
+use super::span::Span;
 use super::walk::Cursor;
-use super::{Link, PrefixTree};
+use super::{Link, PrefixMatch, PrefixTree};
 
 /// Maximum number of open fetches.
 const FETCHES_MAX: usize = 256;
@@ -23,43 +28,37 @@ const FETCHES_MAX: usize = 256;
 struct OpenFetch {
     id: FetchId,
     lock: PrefixLock,
-    page_count: usize,
+    /// Entries with the tokens of the fetched pages. They become entries of the tree once the pages have arrived.
+    span: Span,
 }
 
 /// The open fetches.
 pub(super) struct Fetches {
     open: Vec<OpenFetch>,
-    /// Pages that the open fetches write, in the order of the fetches, and their tokens.
+    /// Pages that the open fetches write, in the order of the fetches.
     pub pages: Vec<HostPageId>,
-    tokens: Vec<TokenId>,
-    /// [`NO_PAGE`], repeated for each page of the largest fetch. New entries take their device pages from this list.
-    no_pages: Vec<PageId>,
     last: u64,
     pub fetched: u64,
 }
 
 impl Fetches {
-    pub fn new(host_pages: u32, page_size: u32) -> Result<Self, OutOfMemory> {
+    /// Creates the records of fetches; with 0 pages, nothing is fetched.
+    pub fn new(host_pages: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
-            open: reserved(FETCHES_MAX as u64)?,
+            open: reserved(if host_pages > 0 { FETCHES_MAX as u64 } else { 0 })?,
             pages: reserved(host_pages.into())?,
-            tokens: reserved(u64::from(host_pages) * u64::from(page_size))?,
-            no_pages: filled(host_pages.into(), NO_PAGE)?,
             last: 0,
             fetched: 0,
         })
     }
 
-    pub fn bytes(host_pages: u32, page_size: u32) -> u64 {
-        let pages = size_of::<HostPageId>() + size_of::<PageId>();
-        let tokens = page_size as usize * size_of::<TokenId>();
+    pub fn bytes(host_pages: u32) -> u64 {
         (FETCHES_MAX * size_of::<OpenFetch>()) as u64
-            + u64::from(host_pages) * (pages + tokens) as u64
+            + u64::from(host_pages) * size_of::<HostPageId>() as u64
     }
 
     pub fn prefault(&mut self) {
         touch_reserved(&mut self.pages, NO_HOST_PAGE);
-        touch_reserved(&mut self.tokens, TokenId::default());
     }
 
     /// Returns the locks of fetches, for audits.
@@ -67,12 +66,14 @@ impl Fetches {
         self.open.iter().map(|fetch| &fetch.lock)
     }
 
-    /// Checks a part of M2: the lists have the length of the open fetches' pages, and of the tokens of these pages.
-    /// O(open fetches).
-    pub fn check(&self, page_size: u32) -> Result<(), &'static str> {
-        let pages = self.open.iter().map(|fetch| fetch.page_count).sum();
-        let tokens = self.pages.len() * page_size as usize;
-        match (self.pages.len(), self.tokens.len()) == (pages, tokens) {
+    /// Returns the spans of fetches, for audits.
+    pub fn spans(&self) -> impl Iterator<Item = &Span> {
+        self.open.iter().map(|fetch| &fetch.span)
+    }
+
+    /// Checks a part of M2: there are as many pages as entries of the open fetches. O(open fetches).
+    pub fn check(&self) -> Result<(), &'static str> {
+        match self.pages.len() == self.spans().map(|span| span.pages() as usize).sum::<usize>() {
             true => Ok(()),
             false => Err("M2: a fetched page waits with its tokens until all have arrived"),
         }
@@ -81,17 +82,19 @@ impl Fetches {
 
 impl PrefixTree {
     /// Locks the cached prefix of these tokens, and takes at most `most` host pages for the whole pages after it.
-    /// `saved` and `loaded` are the last completed save and load. O(prompt + pages).
+    /// `moved` contains the last completed save and load. O(prompt + pages), and O(nodes that an eviction would visit)
+    /// if only pages of the prefix could make room.
     ///
-    /// Returns `None` in these cases: there is no hashing, too many fetches are open, `most` is 0, no whole page
-    /// follows the prefix, no host page can be taken, or the lock would use more than `available` idle pages (W4).
+    /// Returns `None` without any change in these cases: there is no hashing, too many fetches are open, `most` is 0,
+    /// no whole page follows the prefix, no host page without unfinished moves can be taken, or the lock would use more
+    /// than `available` idle pages (W4).
     pub(crate) fn begin_fetch(
         &mut self,
         namespace: Namespace,
         tokens: &[TokenId],
         most: u32,
         available: u32,
-        [saved, loaded]: [MoveId; 2],
+        moved: [MoveId; 2],
         fence: &mut Fence,
     ) -> Option<Fetch<'_>> {
         // No call below frees device pages: a dropped entry frees only those of its cells, and an unlock only those of
@@ -102,70 +105,120 @@ impl PrefixTree {
         }
         let found = self.match_prefix(namespace, tokens);
         let cached_pages = found.pages();
-        let wanted = most.min(tokens.len() as u32 / self.page_size - cached_pages);
-        if wanted == 0 || self.idle_pages(&found) > available {
+        let page_size = self.page_size as usize;
+        let wanted = most.min(saturated((tokens.len() / page_size) as u64) - cached_pages);
+        if wanted == 0 || self.idle_pages(&found) > available || !self.can_fill(&found, moved) {
             return None;
         }
         let lock = self.lock(&found, fence).expect("nothing changed since the match");
         self.hold_names(namespace);
         let start = self.hosts_ref().fetches.pages.len();
         for _ in 0..wanted {
-            let Some(page) = self.take_host_page(&mut Vec::new()) else { break };
-            let hosts = self.hosts_mut();
-            let (pool, fetches) = (&mut hosts.pool, &mut hosts.fetches);
-            if !pool.is_idle(page, saved, loaded) {
-                pool.drop_page(page);
-                break;
-            }
-            pool.begin_fill(page);
-            fetches.pages.push(page);
+            let Some(page) = self.take_idle_page(moved) else { break };
+            self.hosts_mut().fetches.pages.push(page);
         }
         let page_count = self.hosts_ref().fetches.pages.len() - start;
-        if page_count == 0 {
-            self.unlock(lock, fence, &mut Vec::new());
-            self.release_names(namespace);
-            return None;
-        }
-        let page_size = self.page_size as usize;
         let tokens = &tokens[cached_pages as usize * page_size..][..page_count * page_size];
+        let span = self.spans.create_equal(tokens, NO_PAGE);
         let fetches = &mut self.hosts_mut().fetches;
-        fetches.tokens.extend_from_slice(tokens);
         fetches.last += 1;
         let id = FetchId(fetches.last);
-        fetches.open.push(OpenFetch { id, lock, page_count });
+        fetches.open.push(OpenFetch { id, lock, span });
         Some(Fetch { id, cached_pages, pages: &fetches.pages[start..] })
     }
 
+    /// Returns whether a page is left for a fetch once `found` is locked: a free host page, the page of a clean entry
+    /// that the lock frees, or the page of the oldest host-only entry that is not locked.
+    fn can_fill(&mut self, found: &PrefixMatch, [saved, loaded]: [MoveId; 2]) -> bool {
+        if self.hosts_ref().pool.next_idle(saved, loaded).is_some() {
+            return true;
+        }
+        let (mut at, mut here) = (found.node, found.pages_in_node);
+        while let Some(node) = at.filter(|&node| self.usage[node].lock_count == 0) {
+            let Residency { device, host } = self.hosts_ref().residency[node];
+            let span = self.link[node].span;
+            let mut frees = false;
+            let Self { hosts: Some(hosts), spans, .. } = self else { return false };
+            spans.each_entry_back(&span, host.min(here)..device.min(here), |entry, _| {
+                frees |= hosts.is_droppable(entry, saved, loaded);
+            });
+            if frees {
+                return true;
+            }
+            at = self.link[node].parent;
+            here = at.map_or(0, |parent| self.link[parent].span.pages());
+        }
+        let mut next = self.seek(Seek::HostOnly);
+        while let Some(node) = next {
+            let (entries, is_leaf) =
+                (self.link[node].span.pages(), self.usage[node].child_count == 0);
+            let stays = found.node == Some(node) && found.pages_in_node == entries;
+            let residency = self.hosts_ref().residency[node];
+            if is_leaf && !stays && Seek::HostOnly.finds(residency, entries) {
+                let last = self.spans.last_entry(&self.link[node].span);
+                return self.hosts_ref().is_droppable(last, saved, loaded);
+            }
+            next = self.order.after(&self.usage, node);
+        }
+        false
+    }
+
+    /// Takes a host page without unfinished moves for a fetch: a free one, or that of the oldest host-only entry, which
+    /// is dropped.
+    fn take_idle_page(&mut self, [saved, loaded]: [MoveId; 2]) -> Option<HostPageId> {
+        let page = match self.hosts_ref().pool.next_idle(saved, loaded) {
+            Some(page) => page,
+            None => {
+                let node = self.seek(Seek::HostOnly)?;
+                let last = self.spans.last_entry(&self.link[node].span);
+                let hosts = self.hosts_mut();
+                if !hosts.is_droppable(last, saved, loaded) {
+                    return None;
+                }
+                hosts.counts.evicted += 1;
+                let page = hosts.of_entry[last as usize];
+                self.lose_entries(node, 1, &mut Vec::new());
+                page
+            }
+        };
+        self.hosts_mut().pool.begin_fill(page);
+        Some(page)
+    }
+
     /// Ends a fetch. Its first `count` pages have arrived; they match from now on, unless the tree was reset since the
-    /// fetch began. Returns whether the fetch was open. O(pages of open fetches).
+    /// fetch began. Returns whether the fetch was open. `tokens` is a buffer. O(pages of open fetches).
     pub(crate) fn end_fetch(
         &mut self,
         id: FetchId,
         count: u32,
         fence: &mut Fence,
         freed: &mut Vec<PageId>,
+        tokens: &mut Vec<TokenId>,
     ) -> bool {
-        let page_size = self.page_size as usize;
         let fetches = &mut self.hosts_mut().fetches;
         let Some(index) = fetches.open.iter().position(|fetch| fetch.id == id) else {
             return false;
         };
-        let start: usize = fetches.open[..index].iter().map(|fetch| fetch.page_count).sum();
-        let OpenFetch { mut lock, page_count, .. } = fetches.open.remove(index);
-        let (mut pages, mut tokens) = (take(&mut fetches.pages), take(&mut fetches.tokens));
-        let (own, own_tokens) = (&pages[start..][..page_count], &tokens[start * page_size..]);
-        let mut count = (count as usize).min(page_count);
+        let start: usize = fetches.spans().take(index).map(|span| span.pages() as usize).sum();
+        let OpenFetch { mut lock, mut span, .. } = fetches.open.remove(index);
+        let mut pages = take(&mut fetches.pages);
+        let own = start..start + span.pages() as usize;
+        let mut count = count.min(span.pages());
         if lock.scope().generation != self.generation {
             count = 0;
         }
-        let known = self.insert_fetched(&mut lock, own_tokens, &own[..count], fence);
+        let lacking = span.pages() - count;
+        self.spans.trim(&mut span, lacking, None);
+        tokens.clear();
+        self.spans.pieces(&span).for_each(|(piece, _)| tokens.extend_from_slice(piece));
+        let (arrived, others) = pages[own.clone()].split_at(count as usize);
+        let known = self.insert_fetched(&mut lock, tokens, span, arrived, fence);
         let hosts = self.hosts_mut();
-        let unused = own[..known].iter().chain(&own[count..]);
+        let unused = arrived[..known].iter().chain(others);
         unused.for_each(|page| hosts.pool.end_fill(*page, false));
-        hosts.fetches.fetched += (count - known) as u64;
-        pages.drain(start..start + page_count);
-        tokens.drain(start * page_size..(start + page_count) * page_size);
-        (hosts.fetches.pages, hosts.fetches.tokens) = (pages, tokens);
+        hosts.fetches.fetched += (arrived.len() - known) as u64;
+        pages.drain(own);
+        hosts.fetches.pages = pages;
         let namespace = lock.scope().namespace;
         self.unlock(lock, fence, freed);
         self.release_names(namespace);
@@ -173,32 +226,34 @@ impl PrefixTree {
     }
 
     /// Inserts fetched pages after a lock's prefix. Skips the first ones, if the tree has received them since the fetch
-    /// began. Returns the number of skipped pages.
+    /// began. Returns the number of skipped pages. `span` contains the `tokens`, and has an entry for each page.
     fn insert_fetched(
         &mut self,
         lock: &mut PrefixLock,
         tokens: &[TokenId],
+        mut span: Span,
         pages: &[HostPageId],
         fence: &mut Fence,
     ) -> usize {
-        let tokens = &tokens[..pages.len() * self.page_size as usize];
         let start = Cursor { node: lock.node(), pages_in_node: 0 };
         let (cursor, known) = self.walk_from(start, lock.scope(), tokens);
-        let known = known as usize;
         if known > 0
             && let Some(node) = cursor.node
         {
             let node = self.split(node, cursor.pages_in_node);
             self.move_lock(lock, node, fence);
         }
-        let pages = &pages[known..];
-        if pages.is_empty() {
-            return known;
+        if known == span.pages() {
+            self.spans.trim(&mut span, known, None);
+            return known as usize;
         }
-        let Self { hosts: Some(hosts), spans, .. } = self else { return known };
-        let tokens = &tokens[known * self.page_size as usize..];
-        let span = spans.create(tokens, &hosts.fetches.no_pages[..pages.len()]);
-        let before = lock.node().map(|node| spans.last_entry(&self.link[node].span));
+        if known > 0 {
+            let rest = self.spans.split(&mut span, known);
+            self.spans.trim(&mut span, known, None);
+            span = rest;
+        }
+        let (known, pages) = (known as usize, &pages[known as usize..]);
+        let before = lock.node().map(|node| self.spans.last_entry(&self.link[node].span));
         let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
         self.adopt(lock, node);
         let Self { hosts: Some(hosts), spans, .. } = self else { return known };

@@ -26,14 +26,15 @@
 use crate::event::Medium;
 use crate::host::HostPool;
 use crate::id::{HostPageId, MoveId, NodeKey, PageId, PrefixLock};
-use crate::memory::{OutOfMemory, filled, reserved, touch_reserved};
+use crate::memory::{OutOfMemory, filled, reserved, touch, touch_reserved, zeroed};
+use crate::plan::PageMove;
 
 use super::PrefixTree;
 use super::ages::Ages;
 use super::column::RareColumn;
 use super::fetches::Fetches;
 use super::puts::Puts;
-use super::residency::{NO_HOST_PAGE, Residency, Seek};
+use super::residency::{NO_HOST_PAGE, NO_PAGE, Residency, Seek};
 use super::save_batch::SaveBatch;
 use super::span::SpanStore;
 use super::walk::Cursor;
@@ -71,22 +72,25 @@ pub(super) struct Hosts {
     pub restored: Vec<(NodeKey, u32)>,
     /// Number of the last batch of saves or loads for the backend.
     pub last_move: MoveId,
+    /// The last load to each device page, the last load of all, and the last load that is known to be done.
+    loads: Vec<MoveId>,
+    last_load: MoveId,
+    loaded: MoveId,
     pub puts: Puts,
     pub fetches: Fetches,
     /// Number of host pages; the pages of the stage follow them.
     host_pages: u32,
     stage_pages: u32,
     pub counts: HostCounts,
+    /// Number of nodes and cells that seeks have visited.
+    #[cfg(test)]
+    pub visits: u64,
 }
 
 impl Hosts {
-    fn new(
-        page_count: u32,
-        host_pages: u32,
-        stage_pages: u32,
-        page_size: u32,
-    ) -> Result<Self, OutOfMemory> {
+    fn new(page_count: u32, host_pages: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
         let nodes = page_count + host_pages;
+        // `keep_stores` creates the records of puts and fetches.
         Ok(Self {
             pool: HostPool::new(host_pages)?,
             of_entry: filled(SpanStore::entry_count(nodes).into(), NO_HOST_PAGE)?,
@@ -96,17 +100,23 @@ impl Hosts {
             saves: SaveBatch::new(page_count)?,
             restored: reserved(page_count.into())?,
             last_move: MoveId::default(),
-            puts: Puts::new(SpanStore::entry_count(nodes), stage_pages)?,
-            fetches: Fetches::new(host_pages, page_size)?,
+            loads: zeroed(page_count.into())?,
+            last_load: MoveId::default(),
+            loaded: MoveId::default(),
+            puts: Puts::new(0, 0)?,
+            fetches: Fetches::new(0)?,
             host_pages,
             stage_pages,
             counts: HostCounts::default(),
+            #[cfg(test)]
+            visits: 0,
         })
     }
 
     pub fn prefault(&mut self) {
         self.pool.prefault();
         self.residency.prefault();
+        touch(&mut self.loads);
         self.saves.prefault();
         touch_reserved(&mut self.restored, (NodeKey::default(), 0));
         self.puts.prefault();
@@ -133,6 +143,12 @@ impl Hosts {
             self.saves.cancel(page);
         }
     }
+
+    /// Returns whether dropping an entry frees its host page, without unfinished moves.
+    pub fn is_droppable(&self, entry: u32, saved: MoveId, loaded: MoveId) -> bool {
+        let page = self.of_entry[entry as usize];
+        !self.pool.is_read(page) && self.pool.is_idle(page, saved, loaded)
+    }
 }
 
 impl PrefixTree {
@@ -143,29 +159,35 @@ impl PrefixTree {
         host_pages: u32,
         stage_pages: u32,
     ) -> Result<(), OutOfMemory> {
-        let hosts = Hosts::new(page_count, host_pages, stage_pages, self.page_size)?;
-        self.hosts = Some(Box::new(hosts));
+        self.hosts = Some(Box::new(Hosts::new(page_count, host_pages, stage_pages)?));
         self.keep_ages(page_count + host_pages)
+    }
+
+    /// Adds the records of puts and fetches if there is host memory and one group. Stores need hashes.
+    pub(super) fn keep_stores(&mut self) -> Result<(), OutOfMemory> {
+        let Self { hosts: Some(hosts), cells: None, .. } = self else { return Ok(()) };
+        hosts.puts = Puts::new(hosts.of_entry.len() as u32, hosts.stage_pages)?;
+        hosts.fetches = Fetches::new(hosts.host_pages)?;
+        Ok(())
     }
 
     /// Returns the bytes of metadata that host memory adds to a tree. The tree's own bytes are [`PrefixTree::bytes`] of
     /// the sum of device pages and host pages.
-    pub(crate) fn host_bytes(
-        page_count: u32,
-        host_pages: u32,
-        stage_pages: u32,
-        page_size: u32,
-    ) -> u64 {
+    pub(crate) fn host_bytes(page_count: u32, host_pages: u32) -> u64 {
         let nodes = page_count + host_pages;
-        let restored = size_of::<(NodeKey, u32)>() as u64;
+        let page = size_of::<(NodeKey, u32)>() + size_of::<MoveId>();
         HostPool::bytes(host_pages)
             + u64::from(SpanStore::entry_count(nodes)) * size_of::<HostPageId>() as u64
             + u64::from(nodes) * size_of::<Residency>() as u64
             + SaveBatch::bytes(page_count)
-            + u64::from(page_count) * restored
+            + u64::from(page_count) * page as u64
             + Ages::bytes(nodes)
-            + Puts::bytes(SpanStore::entry_count(nodes), stage_pages)
-            + Fetches::bytes(host_pages, page_size)
+    }
+
+    /// Returns the bytes that stores add to host memory.
+    pub(crate) fn store_bytes(page_count: u32, host_pages: u32, stage_pages: u32) -> u64 {
+        Puts::bytes(SpanStore::entry_count(page_count + host_pages), stage_pages)
+            + Fetches::bytes(host_pages)
     }
 
     /// Returns whether evicted pages move to host memory.
@@ -235,17 +257,73 @@ impl PrefixTree {
         }
     }
 
-    /// Records the entry before each of the last `count` entries of a node. Queues these entries to be put if pages
-    /// have hashes and the entries are of the present generation (`is_present`).
+    /// Records the entry before each of the last `count` entries of a node, unless nothing is put. Queues these entries
+    /// if they are of the present generation (`is_present`).
     fn queue_puts(&mut self, node: NodeKey, count: u32, is_present: bool) {
+        if self.hosts_ref().puts.is_off() {
+            return;
+        }
         let mut before = self.entry_before(node, count);
-        let Self { hosts: Some(hosts), spans, link, chain, .. } = self else { return };
+        let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
         for (start, len) in spans.last_runs(&link[node].span, count) {
             for entry in start..start + len {
-                hosts.puts.attach(entry, before, is_present && chain.is_some());
+                hosts.puts.attach(entry, before, is_present);
                 before = Some(entry);
             }
         }
+    }
+
+    /// Records that the backend has accepted the last batch of moves, which are loads.
+    pub(crate) fn set_loads(&mut self, moves: &[PageMove]) {
+        let hosts = self.hosts_mut();
+        hosts.last_load = hosts.last_move;
+        moves.iter().for_each(|load| hosts.loads[load.device.index()] = hosts.last_load);
+    }
+
+    /// Returns whether a load may be unfinished.
+    pub(crate) fn may_load(&self) -> bool {
+        self.hosts.as_ref().is_some_and(|hosts| hosts.loaded < hosts.last_load)
+    }
+
+    /// Records that all loads up to `loaded` are done.
+    pub(crate) fn set_loaded(&mut self, loaded: MoveId) {
+        let hosts = self.hosts_mut();
+        hosts.loaded = hosts.loaded.max(loaded);
+    }
+
+    /// Returns the last load of these pages, of the pages of a lock's path of `pages` pages, and of the cells in its
+    /// tails; `None` if all these loads are known to be done. O(pages).
+    pub(crate) fn last_load(
+        &self,
+        lock: &PrefixLock,
+        pages: u32,
+        others: impl Iterator<Item = PageId>,
+    ) -> Option<MoveId> {
+        let hosts = self.hosts_ref();
+        let mut last = MoveId::default();
+        let mut see = |page: PageId| {
+            if page != NO_PAGE {
+                last = last.max(hosts.loads[page.index()]);
+            }
+        };
+        others.for_each(&mut see);
+        let mut at = lock.node();
+        while let Some(node) = at {
+            self.node_pages(node).for_each(|(_, list)| list.iter().copied().for_each(&mut see));
+            at = self.link[node].parent;
+        }
+        if let Some(cells) = &self.cells {
+            for held in cells.limits.held_groups(pages) {
+                let mut path = self.path_of(lock, pages);
+                for place in (held.first..pages).rev() {
+                    let cell = cells.at(held.group, self.entry_at(&mut path, place));
+                    if cell.is_some() {
+                        cells.pages(cell).iter().copied().for_each(&mut see);
+                    }
+                }
+            }
+        }
+        (last > hosts.loaded).then_some(last)
     }
 
     /// Returns the locks of fetches, for audits.
@@ -315,9 +393,16 @@ impl PrefixTree {
 
     /// Returns the oldest node that has what a cursor looks for, and moves the cursor there.
     pub(super) fn seek(&mut self, seek: Seek) -> Option<NodeKey> {
-        let hosts = self.hosts_mut();
-        let mut at = hosts.cursors[seek as usize];
+        let (cursors, ages) = (self.hosts_ref().cursors, self.ages_ref());
+        let mut at = cursors[seek as usize];
+        if seek == Seek::Dirty {
+            // Dirty entries are on the device, so nodes that evictions have passed have none.
+            let younger = |(a, b)| if ages.of(a) < ages.of(b) { b } else { a };
+            at = at.zip(cursors[Seek::DevicePages as usize]).map(younger);
+        }
         while let Some(node) = at {
+            #[cfg(test)]
+            self.count_visit();
             let entries = self.link[node].span.pages();
             if seek.finds(self.hosts_ref().residency[node], entries) {
                 break;
@@ -326,6 +411,11 @@ impl PrefixTree {
         }
         self.hosts_mut().cursors[seek as usize] = at;
         at
+    }
+
+    #[cfg(test)]
+    pub(super) fn count_visit(&mut self) {
+        self.hosts_mut().visits += 1;
     }
 
     /// Moves a cursor back to `node` if the cursor is at a younger node or at none. `node` is idle and has what the

@@ -21,7 +21,7 @@
 //! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children. So
 //!   the oldest node is always a leaf.
 //! * T5. evictable + protected = device pages of all nodes and cells; evictable = device pages of idle nodes and cells.
-//! * T6. Every entry of the span store belongs to one span or is free.
+//! * T6. Every entry of the span store belongs to one span, of a node or of an open fetch, or is free.
 //! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
 //!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
 //! * T8. Idle nodes are all of the present generation: a prefix that can no longer match is dropped with its last user.

@@ -123,7 +123,7 @@ impl PrefixTree {
     }
 
     /// Drops the last `count` entries of an idle node. Counts the pages that no store has, and those of cells, as lost.
-    fn lose_entries(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
+    pub(super) fn lose_entries(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
         let entries = self.link[node].span.pages();
         let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
         let (lost, puts) = (&mut hosts.counts.lost, &hosts.puts);

@@ -62,6 +62,10 @@ pub(super) struct Puts {
     before: Vec<u32>,
     /// Entries to put, in the order of publishing. Entries whose put failed are queued again.
     queue: VecDeque<Version>,
+    /// Number of entries at the front of the queue that belong to the present round. An entry that a store refused
+    /// belongs to the next round, which begins after a call that selected nothing. So a loop over a store that refuses
+    /// all pages ends.
+    round: usize,
     /// The open puts, by rising ids.
     open: VecDeque<OpenPut>,
     last: u64,
@@ -74,13 +78,15 @@ pub(super) struct Puts {
 }
 
 impl Puts {
+    /// Creates the records of puts; with 0 entries, nothing is put.
     pub fn new(entries: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
             stored: Bitmap::new(entries, false)?,
             versions: zeroed(entries.into())?,
             before: zeroed(entries.into())?,
             queue: reserved_queue(entries.into())?,
-            open: reserved_queue(PUTS_MAX as u64)?,
+            round: 0,
+            open: reserved_queue(if entries > 0 { PUTS_MAX as u64 } else { 0 })?,
             last: 0,
             stage: reserved(stage_pages.into())?,
             stage_pages,
@@ -109,16 +115,22 @@ impl Puts {
         self.stage.extend((first..first + pages).rev().map(HostPageId::new));
     }
 
+    /// Returns whether nothing is put, because pages have no hashes or there are groups.
+    pub fn is_off(&self) -> bool {
+        self.versions.is_empty()
+    }
+
     /// Records that an entry was freed, so that an open put of its old page does not concern its next page.
     pub fn forget(&mut self, entry: u32) {
-        self.versions[entry as usize] += 1;
+        let Some(version) = self.versions.get_mut(entry as usize) else { return };
+        *version += 1;
         if self.stored.contains(entry) {
             self.stored.remove(Bits::one(entry as usize));
         }
     }
 
     pub fn is_stored(&self, entry: u32) -> bool {
-        self.stored.contains(entry)
+        !self.is_off() && self.stored.contains(entry)
     }
 
     /// Records that a store has an entry's page.
@@ -132,15 +144,27 @@ impl Puts {
     pub fn attach(&mut self, entry: u32, before: Option<u32>, is_new: bool) {
         self.before[entry as usize] = before.unwrap_or(NONE);
         if is_new {
+            let is_last_round = self.round == self.queue.len();
             self.push(Version { entry, count: self.versions[entry as usize] });
+            if is_last_round {
+                self.round = self.queue.len();
+            }
         }
     }
 
+    /// Queues an entry for the next round.
     fn push(&mut self, of: Version) {
         if self.queue.len() == self.versions.len() {
             self.queue.pop_front();
+            self.round = self.round.saturating_sub(1);
         }
         self.queue.push_back(of);
+    }
+
+    /// Returns the next entry of the round, and removes it from the queue.
+    fn pop(&mut self) -> Option<Version> {
+        self.round = self.round.checked_sub(1)?;
+        self.queue.pop_front()
     }
 
     fn is_present(&self, of: Version) -> bool {
@@ -155,6 +179,7 @@ impl Puts {
     /// Ends the generation of all pages. No store receives them from now on, and no page is queued again.
     pub fn end_generation(&mut self) {
         self.queue.clear();
+        self.round = 0;
         self.open.iter_mut().for_each(|put| put.of = None);
     }
 
@@ -187,15 +212,16 @@ impl Puts {
 }
 
 impl PrefixTree {
-    /// Opens puts of the next pages to be put, at most `max`; saves to the stage are collected in `staged`.
+    /// Opens puts of the next pages to be put, at most `max`; saves to the stage are collected in `staged`. If the
+    /// round has no page to put, begins the next round.
     pub(crate) fn begin_puts(&mut self, max: usize) {
         let Self { hosts: Some(hosts), spans, chain: Some(chain), .. } = self else { return };
         let next_move = hosts.next_move();
         let (puts, pool) = (&mut hosts.puts, &mut hosts.pool);
         puts.staged.clear();
-        let end = PUTS_MAX.min(puts.open.len() + max);
+        let (before, end) = (puts.open.len(), PUTS_MAX.min(puts.open.len().saturating_add(max)));
         while puts.open.len() < end {
-            let Some(of) = puts.queue.pop_front() else { return };
+            let Some(of) = puts.pop() else { break };
             if !puts.is_present(of) || puts.is_stored(of.entry) {
                 continue;
             }
@@ -203,7 +229,11 @@ impl PrefixTree {
             let is_staged = page == NO_HOST_PAGE;
             let save;
             if is_staged {
-                let Some(stage) = puts.stage.pop() else { return puts.queue.push_front(of) };
+                let Some(stage) = puts.stage.pop() else {
+                    puts.queue.push_front(of);
+                    puts.round += 1;
+                    return;
+                };
                 puts.staged
                     .push(PageMove { device: spans.pages_of_run(of.entry, 1)[0], host: stage });
                 (page, save) = (stage, next_move);
@@ -222,6 +252,9 @@ impl PrefixTree {
                 is_staged,
                 is_given: false,
             });
+        }
+        if puts.round == 0 && puts.open.len() == before {
+            puts.round = puts.queue.len();
         }
     }
 
@@ -242,7 +275,10 @@ impl PrefixTree {
         let failed = |put: &OpenPut| put.is_staged && put.save == hosts.last_move;
         for put in puts.open.iter().rev().filter(|put| failed(put)) {
             puts.stage.push(put.page);
-            put.of.into_iter().for_each(|of| puts.queue.push_front(of));
+            if let Some(of) = put.of {
+                puts.queue.push_front(of);
+                puts.round += 1;
+            }
         }
         puts.open.retain(|put| !failed(put));
         puts.staged.clear();
@@ -282,7 +318,8 @@ impl PrefixTree {
         }
     }
 
-    /// Ends a put. `ok` is set if the store has the page. Returns whether the put was open.
+    /// Ends a put. `ok` is set if the store has the page; otherwise its
+    /// entry is queued for the next round. Returns whether the put was open.
     pub(crate) fn end_put(&mut self, id: PutId, ok: bool) -> bool {
         let Some(hosts) = &mut self.hosts else { return false };
         let (puts, pool) = (&mut hosts.puts, &mut hosts.pool);

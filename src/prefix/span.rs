@@ -128,6 +128,24 @@ impl SpanStore {
         span
     }
 
+    /// Returns a new span of these tokens, whose entries all have the same page id. O(tokens).
+    ///
+    /// # Panics
+    /// If there are no tokens, or more pages than free entries.
+    pub fn create_equal(&mut self, tokens: &[TokenId], page: PageId) -> Span {
+        assert!(!tokens.is_empty(), "T1: no span is empty");
+        let (mut span, mut rest) = (Span::EMPTY, tokens);
+        let pack = tokens.len() / self.page_size < WORD;
+        while !rest.is_empty() {
+            let (start, len) = self.free.take_run(rest.len() / self.page_size, pack);
+            self.link_extent(&mut span, start, len);
+            let own = rest.split_off(..len * self.page_size).expect("a run is not longer");
+            self.tokens[start * self.page_size..][..own.len()].copy_from_slice(own);
+            self.pages[start..start + len].fill(page);
+        }
+        span
+    }
+
     /// Appends pages to a span. O(pages).
     pub fn grow(&mut self, span: &mut Span, tokens: &[TokenId], pages: &[PageId]) {
         let end = self.end(span);

@@ -46,7 +46,7 @@ mod truncate;
 use slotmap::SlotMap;
 
 use crate::error::Error;
-use crate::id::{CellId, MoveId, Namespace, PrefixLock, RowId, SeqKey, StepId, TokenId};
+use crate::id::{CellId, Namespace, PrefixLock, RowId, SeqKey, StepId, TokenId};
 use crate::layout::{Limits, TableShape};
 use crate::memory::{OutOfMemory, filled, reserved};
 use branches::Branches;
@@ -121,19 +121,6 @@ impl SequenceTable {
     pub(crate) fn keep_loads(&mut self) -> Result<(), OutOfMemory> {
         self.stores.waits = filled(self.max.into(), Waits::default())?;
         Ok(())
-    }
-
-    /// Records the load of a sequence's pending pages. Without such pages, the sequence waits for no load.
-    pub(crate) fn set_load(&mut self, seq: SeqKey, id: MoveId) {
-        let sequence = &self.rows[seq];
-        if self.stores.pending(sequence) > 0 {
-            self.stores.waits[sequence.row.index()].load = id;
-        }
-    }
-
-    /// Returns the last load of a sequence's pages; 0 if there is none.
-    pub(crate) fn load_of(&self, sequence: &Sequence) -> MoveId {
-        self.stores.waits.get(sequence.row.index()).map_or(MoveId::default(), |waits| waits.load)
     }
 
     /// Returns the number of pages after the published ones that a sequence's page table lacks until they are loaded.

@@ -7,7 +7,7 @@ use super::page_table::PageTable;
 use super::record::Sequence;
 use super::token_store::TokenStore;
 use crate::error::Error;
-use crate::id::{CellId, MoveId, PageId, SeqKey, TokenId};
+use crate::id::{CellId, PageId, SeqKey, TokenId};
 use crate::layout::{HeldGroup, Limits};
 use crate::plan::TableWrite;
 
@@ -31,8 +31,6 @@ pub(super) struct Waits {
     pub(super) on_device: u32,
     /// Number of pages of the tails' cells that were in host memory alone at the admission. A promise covers them.
     pub(super) cell_pages: u32,
-    /// The last load of the row's pages; 0 for none.
-    pub(super) load: MoveId,
 }
 
 /// The chunked stores of all sequences.
@@ -69,7 +67,7 @@ impl Stores {
             self.limits.outstanding(promised, page_len, published, self.kept(sequence));
         match self.waits.get(sequence.row.index()) {
             Some(waits) if promised > 0 && waits.pages > 0 => {
-                outstanding - waits.on_device.min(promised) + waits.cell_pages
+                (outstanding - waits.on_device.min(promised)).saturating_add(waits.cell_pages)
             }
             _ => outstanding,
         }
@@ -360,8 +358,8 @@ impl RowMut<'_> {
     }
 
     /// Returns the maximum number of tail pages that one mark publishes.
-    pub fn most_kept(&self) -> u32 {
-        self.sequence.page_len * (self.stores.pages.tracks() - 1)
+    pub fn most_kept(&self) -> u64 {
+        u64::from(self.sequence.page_len) * u64::from(self.stores.pages.tracks() - 1)
     }
 
     pub fn cell(&self, group: u32, place: u32) -> CellId {
@@ -501,5 +499,6 @@ fn lacking(sequence: &Sequence, stores: &Stores, page_len: u32) -> Lacking {
     let chunks = stores.pages.chunks_for(page_len);
     let dirty_chunks = chunks - stores.pages.chunks_for(dirty_from);
     let pages = stores.limits.held(dirty_from.max(inherited), page_len, published);
-    Lacking { chunks: chunks.saturating_sub(own), table_writes: pages + dirty_chunks }
+    let table_writes = pages.saturating_add(dirty_chunks);
+    Lacking { chunks: chunks.saturating_sub(own), table_writes }
 }

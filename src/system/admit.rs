@@ -6,6 +6,7 @@ use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::{Namespace, PageId, PrefixLock, SeqKey, StepId, TokenId};
+use crate::layout::saturated;
 use crate::page::PagePool;
 use crate::plan::{Admission, Admitted, Leader, Prompt};
 use crate::prefix::{PrefixMatch, PrefixTree};
@@ -172,9 +173,10 @@ fn check_fit(
     if fit_without_hits(world, prompts) {
         return Ok(false);
     }
-    let after = budget.after(0, |step| {
+    let after = budget.after(0, |step, available| {
         let (lacking, idle) = estimate_all(world, buffers, prompts, Some(step));
-        lacking + idle
+        lacking + idle <= available
+            || fit_alone(world, lacking_without_hits(world, prompts), available)
     });
     let available = budget.unpromised().saturating_sub(idle);
     Err(Error::OutOfPages { wanted: lacking, available, after })
@@ -183,10 +185,15 @@ fn check_fit(
 /// Returns whether the hits may be ignored, and the prompts then fit together.
 #[cold]
 fn fit_without_hits(world: &Estimate<'_>, prompts: &[Prompt<'_>]) -> bool {
-    let lacking = prompts.iter().map(|prompt| {
+    fit_alone(world, lacking_without_hits(world, prompts), world.budget().unpromised())
+}
+
+/// Returns the number of pages that prompts lack without their hits.
+fn lacking_without_hits(world: &Estimate<'_>, prompts: &[Prompt<'_>]) -> u64 {
+    let lacking = |prompt: &Prompt<'_>| {
         u64::from(pages_lacking(world, None, prompt.tokens.len() as u32, prompt.promise))
-    });
-    may_ignore_hits(world) && lacking.sum::<u64>() <= world.budget().unpromised()
+    };
+    prompts.iter().map(lacking).sum()
 }
 
 /// Returns the number of pages that all prompts lack, and the number of idle pages in their matches, now or as of the
@@ -283,7 +290,7 @@ fn matchable(tokens: &[TokenId]) -> &[TokenId] {
 }
 
 /// Returns the number of pages that a sequence of `len` tokens lacks after its match, including the pages to load; at
-/// least the outstanding pages of its promise.
+/// least the outstanding pages of its promise. At most `u32::MAX`, which is more than any pool has.
 #[inline]
 fn pages_lacking(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, promise: u32) -> u32 {
     let (page_size, limits) = (world.shape.layout.page_size(), world.sequences.limits());
@@ -294,8 +301,9 @@ fn pages_lacking(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, pr
     let [len, promised] = [len, promise].map(|tokens| tokens.div_ceil(page_size));
     let (pages, cells) = found.map_or((0, 0), |found| (found.pages(), found.host_cell_pages()));
     let held = limits.held(0, pages, pages) - (pages - matched) - cells;
-    let outstanding = limits.outstanding(promised, matched, matched, matched);
-    (limits.most(len) - held).max(outstanding + if promised > 0 { cells } else { 0 })
+    let outstanding = u64::from(limits.outstanding(promised, matched, matched, matched));
+    let promised = outstanding + u64::from(if promised > 0 { cells } else { 0 });
+    saturated((limits.most(len) - u64::from(held)).max(promised))
 }
 
 /// Returns the cost of a sequence of `len` tokens once its match is locked. The cost is the pages that the sequence
@@ -321,8 +329,11 @@ fn estimate(
         leader: None,
     };
     if !admission.fits() {
-        let idle_after = |step| found.map_or(0, |m| prefixes.idle_pages_after(m, step));
-        admission.after = budget.after(0, |step| u64::from(lacking) + u64::from(idle_after(step)));
+        let alone = u64::from(pages_lacking(world, None, len, promise));
+        admission.after = budget.after(0, |step, available| {
+            let idle = found.map_or(0, |m| prefixes.idle_pages_after(m, step));
+            u64::from(lacking) + u64::from(idle) <= available || fit_alone(world, alone, available)
+        });
     }
     admission
 }
@@ -352,15 +363,19 @@ fn cost_without_hit(
     len: u32,
     promise: u32,
 ) -> Option<(Option<PrefixMatch>, Admission)> {
-    let found = found.filter(|_| may_ignore_hits(world))?.without_hit();
+    let lacking = u64::from(pages_lacking(world, None, len, promise));
+    let found = found.filter(|_| fit_alone(world, lacking, world.budget().unpromised()))?;
+    let found = found.without_hit();
     let cost = estimate(world, Some(&found), len, promise);
-    cost.fits().then_some((Some(found), cost))
+    Some((Some(found), cost))
 }
 
-/// Returns whether prompts that fit only without their hits are admitted without them: there are groups, and the pool
-/// is idle. While sequences run, such prompts wait instead.
-fn may_ignore_hits(world: &Estimate<'_>) -> bool {
-    !world.sequences.limits().is_none() && world.budget().is_idle(world.shape)
+/// Returns whether prompts that lack `lacking` pages without their hits are admitted without them if they do not fit
+/// otherwise: there are groups, and the pool is idle, because all pages are available. While sequences run, such
+/// prompts wait instead.
+fn fit_alone(world: &Estimate<'_>, lacking: u64, available: u64) -> bool {
+    let pages = u64::from(world.shape.layout.page_count());
+    !world.sequences.limits().is_none() && available == pages && lacking <= pages
 }
 
 /// Returns the leader of a prompt whose cached prefix is `found`, if there is one.

@@ -10,7 +10,6 @@
 //! ARCHITECTURE.md shows the effect of the other calls. Therefore a plan of promised pages fails only while some of
 //! these pages are in the fence. The step in the error returns enough of them.
 
-use crate::config::EngineShape;
 use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::StepId;
@@ -51,17 +50,12 @@ impl<'a> PageBudget<'a> {
         self.available(0, 0)
     }
 
-    /// Returns whether all pages are free or evictable, and none is promised.
-    pub fn is_idle(&self, shape: &EngineShape) -> bool {
-        self.unpromised() == u64::from(shape.layout.page_count())
-    }
-
-    /// Returns the first step whose completion lets a call take its pages, if no other call comes first. `wanted`
-    /// returns the number of pages that the call needs after a step is complete. O(unfinished steps).
-    pub fn after(&self, own: u64, mut wanted: impl FnMut(StepId) -> u64) -> Option<StepId> {
-        let fits =
-            |&(step, returned): &(StepId, u32)| wanted(step) <= self.available(own, returned);
-        self.fence.returns().find(fits).map(|(step, _)| step)
+    /// Returns the first step whose completion lets a call take its pages, if no other call comes first. `fits` returns
+    /// whether the call can take them, given the step and the pages that are available after it. O(unfinished steps).
+    pub fn after(&self, own: u64, mut fits: impl FnMut(StepId, u64) -> bool) -> Option<StepId> {
+        let mut returns = self.fence.returns();
+        let found = returns.find(|&(step, returned)| fits(step, self.available(own, returned)));
+        found.map(|(step, _)| step)
     }
 
     /// Checks that a call can take `wanted` pages, `own` of which are promised to its sequences. O(1), or O(unfinished
@@ -74,6 +68,10 @@ impl<'a> PageBudget<'a> {
         if wanted <= available {
             return Ok(());
         }
-        Err(Error::OutOfPages { wanted, available, after: self.after(own, |_| wanted) })
+        Err(Error::OutOfPages {
+            wanted,
+            available,
+            after: self.after(own, |_, available| wanted <= available),
+        })
     }
 }

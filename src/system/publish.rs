@@ -115,7 +115,7 @@ impl Publisher<'_> {
         let Buffers { pages: kept, freed, .. } = &mut **buffers;
         let before = row.sequence.published;
         while let Some(mark) = row.take_mark(end) {
-            if kept.len() + row.most_kept() as usize > kept.capacity() {
+            if kept.len() as u64 + row.most_kept() > kept.capacity() as u64 {
                 pages.publish(kept);
                 kept.clear();
             }

@@ -92,7 +92,13 @@ impl EngineShape {
             0 => 0,
             _ => {
                 let stage_pages = self.layout.stage_pages();
-                PrefixTree::host_bytes(page_count, host_pages, stage_pages, page_size)
+                let has_stores = self.hashing.is_some() && limits.is_none();
+                let stores = match has_stores {
+                    true => PrefixTree::store_bytes(page_count, host_pages, stage_pages),
+                    false => 0,
+                };
+                PrefixTree::host_bytes(page_count, host_pages)
+                    + stores
                     + load_count(self) * size_of::<PageMove>() as u64
                     + SequenceTable::load_bytes(&self.table)
                     + u64::from(self.table.rows) * size_of::<SeqKey>() as u64

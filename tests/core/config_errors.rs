@@ -2,8 +2,8 @@
 
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, ConfigError, EngineConfig, Groups, KvDtype, KvShape, LayerId, Layout, PageId,
-    PoolConfig, PoolLayout, Scaling, SlotId, TableShape,
+    Capacity, ConfigError, EngineConfig, EngineShape, Groups, KvDtype, KvShape, LayerId, Layout,
+    PageId, PoolConfig, PoolLayout, Reach, Scaling, SlotId, TableShape,
 };
 
 use super::layout::latent;
@@ -218,4 +218,158 @@ fn check_made_scales(by_token: &PoolConfig, given: &PoolLayout) {
         Err(ConfigError::Limit { name: "layers", .. } | ConfigError::PageCount { .. }) => {}
         Err(error) => panic!("{by_token:?}: {error}"),
     }
+}
+
+/// A field of a config: sets it to a number, or to the number's low bits.
+type Field = fn(&mut EngineConfig, u64);
+
+const FIELDS: [Field; 20] = [
+    |config, x| config.pool.layers = x as u32,
+    |config, x| match &mut config.pool.shape {
+        KvShape::Heads { kv_heads: first, .. } | KvShape::Latent { rank: first, .. } => {
+            *first = x as u32;
+        }
+        _ => unreachable!("there are two shapes"),
+    },
+    |config, x| match &mut config.pool.shape {
+        KvShape::Heads { head_dim: second, .. } | KvShape::Latent { rope: second, .. } => {
+            *second = x as u32;
+        }
+        _ => unreachable!("there are two shapes"),
+    },
+    |config, x| config.pool.label_channels = x as u32,
+    |config, x| config.pool.page_size = x as u32,
+    |config, x| config.pool.capacity = Capacity::Pages(x as u32),
+    |config, x| config.pool.capacity = Capacity::Bytes(x),
+    |config, x| config.pool.host_pages = x as u32,
+    |config, x| config.pool.stage_pages = x as u32,
+    |config, x| config.pool.tp_size = x as u32,
+    |config, x| config.pool.tp_rank = x as u32,
+    |config, x| config.pool.groups = chunks(x as u32),
+    |config, x| config.pool.groups = windows(x as u32),
+    |config, x| config.max_sequences = x as u32,
+    |config, x| config.max_sequence_len = x as u32,
+    |config, x| config.max_tokens = x,
+    |config, x| config.max_steps = x as u32,
+    |config, x| config.max_step_tokens = x as u32,
+    |config, x| config.promise_ahead = x as u32,
+    |config, x| config.event_pages = x as u32,
+];
+
+/// Returns three groups of one layer each, with chunks of the largest power of two up to `size`.
+fn chunks(size: u32) -> Groups {
+    let chunk = Reach::Chunk(1 << size.max(1).ilog2());
+    Groups::new(&[Reach::All, chunk, Reach::Window(7)], &[0, 1, 2]).expect("three groups")
+}
+
+/// Returns two groups of one layer and of two layers, with a window of `size`.
+fn windows(size: u32) -> Groups {
+    Groups::new(&[Reach::All, Reach::Window(size.max(1))], &[0, 1, 1]).expect("two groups")
+}
+
+/// Each two fields of a config, at the limits of their types and around powers of two.
+#[test]
+fn any_limits_give_an_engine_or_an_error_and_never_a_panic() {
+    let values =
+        [0, 1, 3, 1 << 16, 1 << 31, u64::from(u32::MAX) - 1, u64::from(u32::MAX), u64::MAX];
+    let grouped = PoolConfig { layers: 3, groups: windows(1 << 30), ..Default::default() };
+    let small = PoolConfig { page_size: 1, shape: KvShape::heads(1, 1), ..Default::default() };
+    let latent = PoolConfig {
+        shape: latent(512, 64),
+        dtype: KvDtype::Fp8E4M3,
+        scaling: Scaling::ByToken,
+        ..Default::default()
+    };
+    let chunked = PoolConfig { layers: 3, groups: chunks(1), ..small };
+    let mut made = 0;
+    for pool in [PoolConfig::default(), small, grouped, chunked, latent] {
+        for (i, first) in FIELDS.iter().enumerate() {
+            for second in &FIELDS[i..] {
+                for (a, b) in values.into_iter().flat_map(|a| values.map(|b| (a, b))) {
+                    let mut config = EngineConfig::from(pool);
+                    first(&mut config, a);
+                    second(&mut config, b);
+                    let Ok(shape) = config.shape() else { continue };
+                    made += 1;
+                    check_shape(&config, &shape);
+                }
+            }
+        }
+    }
+    assert!(made > 10_000, "{made}");
+}
+
+/// Compares the sizes of a shape with sums of 128 bits.
+fn check_shape(config: &EngineConfig, shape: &EngineShape) {
+    let layout = &shape.layout;
+    let bytes = shape.bytes();
+    assert_eq!(config.bytes(), Ok(bytes));
+    assert!(shape.plan_bytes(u32::MAX, u32::MAX) > 0);
+    let _ = EngineShape::from_bytes(&shape.to_bytes());
+    let [page_size, page_bytes] = [u128::from(layout.page_size()), u128::from(layout.page_bytes())];
+    for tokens in [0, 1, shape.max_sequence_len, u32::MAX] {
+        let places = u128::from(tokens).div_ceil(page_size);
+        let mut most = places;
+        for group in 0..layout.groups().count() {
+            let tracks = u128::from(layout.tracks_of(group));
+            let whole = u128::from(tokens) / page_size * page_size;
+            let (first, reads) = match layout.groups().reach(group) {
+                Reach::Window(size) => ((whole + 1).saturating_sub(size.into()), size),
+                Reach::Chunk(size) => (whole / u128::from(size) * u128::from(size), size),
+                _ => (0, 0),
+            };
+            let kept = (places - first / page_size) * tracks * page_bytes;
+            let kept = u64::try_from(kept).unwrap_or(u64::MAX);
+            assert_eq!(layout.sequence_bytes(group, tokens), kept, "{config:?}");
+            if group > 0 {
+                let ahead = u128::from(reads - 1) + u128::from(shape.promise_ahead);
+                most += tracks * places.min(ahead.div_ceil(page_size) + 1);
+            }
+        }
+        assert_eq!(u128::from(shape.most_pages(tokens)), most, "{config:?}");
+    }
+    for view in layout.views() {
+        let last = PageId::new(view.page_count() - 1);
+        let piece = view.piece(last, view.pieces_per_page() - 1);
+        assert!(piece.end <= view.total_bytes());
+        for plane in view.planes() {
+            let strides = view.strides(plane.name).expect("it has the plane");
+            assert!(strides.row(view.lanes() - 1, last, view.page_size() - 1) < view.total_bytes());
+            assert!(view.page_strides(plane.name).is_some());
+        }
+    }
+}
+
+#[test]
+fn sizes_beyond_32_bits_are_exact() {
+    let reaches = [Reach::All, Reach::Window(1), Reach::Window(u32::MAX), Reach::Chunk(1 << 31)];
+    assert_eq!(reaches.map(|reach| reach.first(u32::MAX)), [0, u32::MAX, 1, 1 << 31]);
+    let reaches = [Reach::All, Reach::Window(u32::MAX)];
+    let groups = Groups::new(&reaches, &[0, 1, 1, 1, 1]).expect("two groups");
+    let (shape, capacity) = (KvShape::heads(1, 1), Capacity::Pages(1 << 31));
+    let pool =
+        PoolConfig { layers: 5, groups, shape, page_size: 1, capacity, ..Default::default() };
+    let wide = EngineConfig { max_sequence_len: 1 << 30, max_sequences: 1, ..pool.into() };
+    let wide = wide.shape().expect("a valid config");
+    assert_eq!(wide.layout.tracks(), 5);
+    assert_eq!(wide.most_pages(1 << 30), 5 << 30);
+    let (shape, capacity) = (KvShape::heads(1 << 20, 1 << 20), Capacity::Pages(1));
+    let large = PoolConfig { layers: 1, shape, page_size: 1024, capacity, ..pool };
+    let large = PoolConfig { groups: Groups::ONE, ..large }.layout().expect("a valid pool");
+    assert_eq!(large.page_bytes(), 1 << 53);
+    assert_eq!(
+        [1 << 20, 1 << 31].map(|tokens| large.sequence_bytes(0, tokens)),
+        [1 << 63, u64::MAX]
+    );
+    // Each group has a cell for each page.
+    let reaches = [Reach::All, Reach::Window(8), Reach::Window(9), Reach::Window(10)];
+    let groups = Groups::new(&reaches, &[0, 1, 2, 3]).expect("four groups");
+    let cells = PoolConfig { layers: 4, groups, ..pool };
+    let refused = Err(ConfigError::Overflow { name: "cells" });
+    assert_eq!(EngineConfig::from(cells).shape(), refused);
+    // A chunk of one token, and one token a page.
+    let groups = Groups::new(&[Reach::All, Reach::Chunk(1)], &[0, 1]).expect("two groups");
+    let narrow = PoolConfig { layers: 2, groups, page_size: 1, ..Default::default() };
+    let refused = Err(ConfigError::Overflow { name: "page table words" });
+    assert_eq!(EngineConfig { max_tokens: u64::MAX, ..narrow.into() }.shape(), refused);
 }

@@ -1,6 +1,6 @@
 //! Loads of pages from host memory, over a backend that finishes them late. `puts` and `fetch` reject groups of layers.
 
-use kvarena::testkit::late::LateOptions;
+use kvarena::testkit::late::{Late, LateOptions};
 use kvarena::*;
 
 fn text(own: u32) -> Vec<TokenId> {
@@ -66,4 +66,62 @@ fn others_are_planned_while_a_sequence_loads() {
     engine.finish(loads).expect("it is live");
     let gone = EngineError::Core(Error::UnknownSequence { seq: loads });
     assert_eq!(engine.is_loading(loads), Err(gone));
+}
+
+/// Sequences that use pages of an unfinished load are loading, whichever sequence the load is for.
+#[test]
+fn pages_of_another_sequences_load_are_loading() {
+    type Other = fn(&mut Engine<Late>, SeqKey, bool) -> SeqKey;
+    let admitted: Other =
+        |engine, _, _| engine.admit(Namespace::default(), &text(0), 0).expect("there is room");
+    let before: Other = |engine, loads, is_begun| match is_begun {
+        false => engine.admit(Namespace::default(), &text(0), 0).expect("there is room"),
+        true => loads,
+    };
+    let resumed: Other = |engine, loads, is_begun| {
+        if is_begun {
+            engine.preempt(loads, Keep::Publish).expect("it runs");
+            engine.resume(loads, 0).expect("there is room");
+        }
+        loads
+    };
+    let forked: Other = |engine, loads, is_begun| match is_begun {
+        false => loads,
+        true => engine.fork(loads, 1, 0).expect("there is room").children[0],
+    };
+    let groups = Groups::new(&[Reach::All, Reach::Window(6)], &[0, 1]).expect("two groups");
+    for groups in [Groups::ONE, groups] {
+        for (case, other) in [admitted, before, resumed, forked].into_iter().enumerate() {
+            let layers = groups.layers().max(1);
+            let (capacity, host_pages) = (Capacity::Pages(16 * layers), 40);
+            let pool = PoolConfig {
+                layers,
+                groups,
+                page_size: 4,
+                capacity,
+                host_pages,
+                ..PoolConfig::default()
+            };
+            let config = EngineConfig { max_tokens: 256, ..pool.into() };
+            let options = LateOptions(CpuOptions::with_threads(1));
+            let mut engine = Engine::new(config, options).expect("a valid config");
+            let mut scratch = StepScratch::new();
+            for own in 0..9 {
+                let seq = engine.admit(Namespace::default(), &text(own), 0).expect("room");
+                compute(&mut engine, &mut scratch, seq);
+                engine.finish(seq).expect("it is live");
+            }
+            let loads = engine.admit(Namespace::default(), &text(0), 0).expect("room");
+            assert_eq!(engine.cached_len(loads), Ok(12));
+            // The case `before` admits its sequence before the load begins.
+            let waits = (case == 1).then(|| other(&mut engine, loads, false));
+            engine.load(&[loads]).expect("there is room");
+            let other = waits.unwrap_or_else(|| other(&mut engine, loads, true));
+            let unlike = engine.admit(Namespace::default(), &text(99), 0).expect("room");
+            assert_eq!(engine.is_loading(other), Ok(true), "case {case} of {groups:?}");
+            assert_eq!(engine.is_loading(unlike), Ok(false));
+            assert!((0..99).any(|_| engine.is_loading(other) == Ok(false)), "the load ends");
+            engine.verify().expect("all invariants hold");
+        }
+    }
 }

@@ -4,6 +4,7 @@
 use std::env;
 use std::ops::Range;
 
+mod after;
 mod attention;
 mod bench_work;
 mod config;

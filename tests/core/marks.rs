@@ -133,7 +133,7 @@ fn a_marked_leader_leaves_its_tails() {
 fn a_hit_never_keeps_a_prompt_from_an_idle_pool() {
     let promise = 60;
     let shape = *engine(100, PrefixMode::Radix).shape();
-    let most = shape.most_pages(promise);
+    let most = shape.most_pages(promise) as u32;
     let tails = 2 * 2; // The window covers two pages in each of two tracks.
     for (pages, hit) in [(most, 0), (most + tails - 1, 0), (most + tails, 20)] {
         let run = |batch: bool, busy: bool| {

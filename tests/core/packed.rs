@@ -2,8 +2,8 @@
 
 use kvarena::testkit::padded::padded;
 use kvarena::{
-    BatchPlan, Capacity, Draft, DraftTree, Engine, EngineConfig, Error, Extend, Namespace, Null,
-    OwnedPlan, PackedPlan, PlanSize, PoolConfig, SeqKey, StepScratch, TokenId,
+    BatchPlan, Capacity, Draft, DraftTree, Engine, EngineConfig, Error, Extend, Groups, Namespace,
+    Null, OwnedPlan, PackedPlan, PlanSize, PoolConfig, Reach, SeqKey, StepScratch, TokenId,
 };
 
 fn engine() -> Engine<Null> {
@@ -94,6 +94,40 @@ fn a_tree_is_not_packed() {
     assert_eq!(packed(&engine, &kept), Ok(vec![0, 1]));
     let levels = engine.packed_levels(&mut levels, &plan, &kept).map(|_| ());
     assert_eq!(levels, Err(Error::NotPlanned { seq, len: 1 }), "the plan has all three drafts");
+}
+
+/// The list of a limited track begins at the first page that the sequence keeps. The lists of all tracks end at the
+/// same page.
+#[test]
+fn lists_of_limited_tracks_begin_at_the_first_kept_page() {
+    for (reach, first) in [(Reach::Window(9), 3), (Reach::Chunk(8), 4)] {
+        let groups = Groups::new(&[Reach::All, reach], &[0, 1, 1]).expect("two groups");
+        let capacity = Capacity::Pages(64);
+        let pool =
+            PoolConfig { layers: 3, groups, page_size: 4, capacity, ..PoolConfig::default() };
+        let config = EngineConfig { max_tokens: 4096, ..pool.into() };
+        let mut engine = Engine::new(config, Null).expect("a valid config");
+        let prompt: Vec<TokenId> = (0..30).map(TokenId::new).collect();
+        let seq = engine.admit(Namespace::default(), &prompt, 0).expect("room");
+        let (mut scratch, mut lists) = (StepScratch::new(), StepScratch::new());
+        // The first step publishes 5 whole pages of 4 tokens. The next token is at position 20.
+        for (len, first) in [(21, 0), (9, first)] {
+            let items = [Extend { seq, len }];
+            let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
+            for track in 0..3 {
+                let first = if track == 0 { 0 } else { first };
+                let packed = engine.packed_track(&mut lists, track, &items).expect("planned");
+                let kept = engine.track_table(seq, track).expect("it is live");
+                let kept: Vec<i32> = kept.map(|page| page.raw() as i32).collect();
+                assert_eq!(packed.kv_indices, kept);
+                let all = engine.page_table(seq).expect("it is live").count();
+                assert_eq!(packed.kv_indices.len(), all - first, "{reach:?} {track}");
+                assert_eq!(packed.kv_last_page_len, [if len == 21 { 1 } else { 2 }]);
+            }
+            engine.commit(step).expect("it is open");
+            engine.complete(step).expect("it is committed");
+        }
+    }
 }
 
 /// Packs three branches of one conversation and a sequence without shared pages. Checks the levels, and that a plan of

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use kvarena::backend::CpuError;
 use kvarena::testkit::late::LateOptions;
 use kvarena::*;
 
@@ -129,18 +130,93 @@ fn a_page_that_the_store_did_not_take_is_put_again() {
     let prompt = text(0..21);
     let all = keys(&prompt);
     assert_eq!(host.compute(&prompt), 0);
-    let mut refused = Vec::new();
-    let put = host.put(&mut store, |key| {
-        let takes = *key == all[0] || refused.contains(key);
-        refused.push(*key);
-        takes
-    });
-    for key in &all {
-        let times = put.iter().filter(|put| *put == key).count();
-        assert_eq!(times, if *key == all[0] { 1 } else { 2 }, "{key:?}");
-    }
+    assert_eq!(host.put(&mut store, |key| *key == all[0]), all);
+    assert_eq!(host.put(&mut store, |_| true), all[1..]);
     assert_eq!(store.len(), all.len());
     assert!(host.put(&mut store, |_| true).is_empty(), "the store has all pages");
+}
+
+#[test]
+fn a_loop_over_a_store_that_refuses_all_pages_ends() {
+    let (mut host, mut store) = (Host::new(), HashMap::new());
+    let prompt = text(0..21);
+    host.compute(&prompt);
+    let all = keys(&prompt);
+    for _ in 0..2 {
+        let mut tries = 0..20; // A loop without an end fails here.
+        let put = host.put(&mut store, |_| tries.next().is_none());
+        assert_eq!((put, tries.len()), (all.clone(), 20 - all.len()));
+    }
+    // A refused page is put after new ones, and new pages are put in the order of publishing.
+    let mut refused = None;
+    let put = host.put(&mut store, |key| key != refused.get_or_insert(*key));
+    assert_eq!(put, all);
+    let other = text(100..109);
+    host.compute(&other);
+    assert_eq!(host.put(&mut store, |_| true), [vec![all[0]], keys(&other)].concat());
+}
+
+#[test]
+fn counts_at_their_limits_are_accepted() {
+    let (mut host, mut store) = (Host::new(), HashMap::new());
+    let prompt = text(0..21);
+    host.compute(&prompt);
+    let mut open = Vec::new();
+    // With two pages in the stage, the first call opens two puts.
+    for wanted in [2, 0] {
+        let count = host.engine.puts(usize::MAX, |put| open.push((put.id, put.key)));
+        assert_eq!(count, Ok(wanted));
+    }
+    for (id, key) in open {
+        assert!(host.engine.put_done(id, true));
+        store.insert(key, host.bytes(&key));
+    }
+    host.put(&mut store, |_| true);
+    let mut other = Host::new();
+    let fetch = other.engine.fetch(NAMESPACE, &prompt, u32::MAX).expect("no fault");
+    let (id, len) = fetch.map(|fetch| (fetch.id, fetch.pages.len())).expect("pages are free");
+    assert_eq!(len, 5);
+    assert!(other.engine.fetched(id, u32::MAX));
+    assert_eq!(other.engine.match_prefix(NAMESPACE, &prompt).pages(), 5);
+    assert_eq!(host.engine.save_ahead(u32::MAX), Ok(5));
+    [host, other].iter().for_each(|host| host.engine.verify().expect("all invariants hold"));
+}
+
+#[test]
+fn moves_of_leased_pages_are_refused() {
+    let (mut host, mut store) = (Host::new(), HashMap::new());
+    let prompt = text(0..21);
+    host.compute(&prompt);
+    let is_leased = |error: Option<EngineError<CpuError>>, pages: &[HostPageId]| {
+        let Some(EngineError::Backend(CpuError::Plan(PlanError::Leased { page }))) = error else {
+            return false;
+        };
+        pages.contains(&page)
+    };
+    let mut puts = Vec::new();
+    assert_eq!(host.engine.puts(2, |put| puts.push((put.id, put.page))), Ok(2));
+    let pages: Vec<_> = puts.iter().map(|put| put.1).collect();
+    let leases: Vec<_> = pages.iter().map(|&page| host.engine.backend_mut().lease(page)).collect();
+    puts.iter().for_each(|put| assert!(host.engine.put_done(put.0, true)));
+    // The next copies to the stage would write the leased pages.
+    let refused = host.engine.puts(2, |_| panic!("no page was copied"));
+    assert!(is_leased(refused.err(), &pages));
+    host.engine.verify().expect("all invariants hold");
+    drop(leases);
+    let rest = host.put(&mut store, |_| true);
+    assert_eq!(rest, keys(&prompt)[2..]);
+
+    let mut other = Host::new();
+    let fetch = other.engine.fetch(NAMESPACE, &prompt, 2).expect("no fault").expect("free pages");
+    let (id, pages) = (fetch.id, fetch.pages.to_vec());
+    let lease = other.engine.backend_mut().lease_mut(pages[1]);
+    assert!(other.engine.fetched(id, 2));
+    let seq = other.engine.admit(NAMESPACE, &prompt, 0).expect("there is room");
+    assert!(is_leased(other.engine.load(&[seq]).err(), &pages[1..]));
+    other.engine.verify().expect("all invariants hold");
+    drop(lease);
+    assert_eq!(other.engine.load(&[seq]), Ok(()));
+    other.engine.verify().expect("all invariants hold");
 }
 
 #[test]

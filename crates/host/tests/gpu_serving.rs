@@ -6,14 +6,18 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
+use std::thread::yield_now;
 
 use common::files::Dir;
 use common::gpu::device;
-use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, KvDtype, OpenBackend, PoolConfig};
+use kvarena::{
+    Backend, Capacity, CpuOptions, Engine, EngineConfig, HostMemory, HostPageId, KvDtype, MoveId,
+    OpenBackend, PageId, PageMove, PoolConfig,
+};
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::products::Choice;
-use kvarena_host::gpu::ranks::WeightSource;
+use kvarena_host::gpu::ranks::{RanksRunner, WeightSource};
 use kvarena_host::gpu::runner::{GpuOptions, GpuRunner};
 use kvarena_host::gpu::weights::Share;
 use kvarena_host::model::Model;
@@ -31,6 +35,18 @@ const POLICY: Policy = Policy {
     fail_every: None,
     wait_for_leaders: false,
     drafts: None,
+};
+
+const OPTIONS: GpuOptions = GpuOptions {
+    chunk: POLICY.chunk,
+    concurrency: POLICY.concurrency,
+    drafts: 0,
+    trees: false,
+    graphs: true,
+    choice: Choice::Fastest,
+    sums: None,
+    keep_logits: true,
+    keep_times: false,
 };
 
 /// The logits of prompt tokens and of the first new token, by request and position.
@@ -88,19 +104,8 @@ fn compare(device: &Rc<Device>, dir: &Path, requests: &[Request]) {
     let options = CpuOptions::with_threads(1);
     let expected = serve(CpuRunner::new(&model), options, |_, _| {}, requests);
     let weights = WeightSource::Files(dir.into()).weights(device, &model.config, Share::WHOLE);
-    let options = GpuOptions {
-        chunk: POLICY.chunk,
-        concurrency: POLICY.concurrency,
-        drafts: 0,
-        trees: false,
-        graphs: true,
-        choice: Choice::Fastest,
-        sums: None,
-        keep_logits: true,
-        keep_times: false,
-    };
     let weights = Rc::new(weights.expect("the weights fit"));
-    let runner = GpuRunner::new(device.clone(), model.config.clone(), weights, options);
+    let runner = GpuRunner::new(device.clone(), model.config.clone(), weights, OPTIONS);
     let runner = runner.expect("the GPU can serve");
     let options = runner.backend();
     let warm =
@@ -145,4 +150,51 @@ fn layers_have_the_amplitude_of_their_rope() {
     let requests: Vec<Request> =
         (0..4).map(|i| request((0..60).map(|j| (7 * j + i) % 500))).collect();
     compare(&device, dir.path(), &requests);
+}
+
+/// A host page has a part on each rank. A lease contains the parts in the order of the ranks.
+#[test]
+fn a_lease_over_ranks_has_the_part_of_each_rank() {
+    let Some(_device) = device() else { return };
+    let dir = common::dir("llama-tiny");
+    let config = Model::read(&dir).expect("the model loads").config;
+    let mut runner = match RanksRunner::new(&config, &WeightSource::Files(dir), OPTIONS, 2) {
+        Ok(runner) => runner,
+        Err(error) => return println!("not run on two GPUs: {error}"),
+    };
+    let pool = PoolConfig {
+        layers: config.layers as u32,
+        shape: runner.config().kv_shape(),
+        dtype: KvDtype::Bf16,
+        capacity: Capacity::Pages(200),
+        host_pages: 2,
+        ..PoolConfig::default()
+    };
+    let config = EngineConfig {
+        max_sequences: POLICY.concurrency,
+        max_sequence_len: 2048,
+        max_step_tokens: POLICY.step_tokens(),
+        ..EngineConfig::from(pool)
+    };
+    let mut engine = Engine::new(config, runner.backend()).expect("the config is sound");
+    runner.warm(engine.backend_mut(), &[1]).expect("kernels");
+    let bytes = engine.shape().layout.page_bytes() as usize;
+    let ranks = engine.backend_mut();
+    while ranks.host_pages() < 2 {
+        ranks.moved().expect("nothing failed");
+        yield_now();
+    }
+    let [first, second] = [0, 1].map(HostPageId::new);
+    for (part, lease) in (1..).zip(&mut ranks.lease_mut(first)) {
+        lease.as_mut().fill(part);
+    }
+    let (device, [load, save]) = (PageId::new(3), [1, 2].map(MoveId::new));
+    ranks.load_pages(load, &[PageMove { device, host: first }]).expect("the pages exist");
+    ranks.save_pages(save, &[PageMove { device, host: second }]).expect("the pages exist");
+    while ranks.moved().expect("nothing failed").saved < save {
+        yield_now();
+    }
+    let parts: Vec<Vec<u8>> =
+        ranks.lease(second).iter().map(|lease| lease.as_ref().to_vec()).collect();
+    assert_eq!(parts, [vec![1; bytes], vec![2; bytes]]);
 }

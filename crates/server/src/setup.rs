@@ -168,7 +168,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     let limits = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
     let limits = limits.shape().map_err(unusable)?;
     let usual = || {
-        let longest = u64::from(limits.most_pages(model.max_len as u32));
+        let longest = limits.most_pages(model.max_len as u32);
         let pages = u64::from(args.concurrency).saturating_mul(longest);
         pages.min(pool_bytes / limits.layout.page_bytes()).max(1) as u32
     };

@@ -45,7 +45,7 @@ impl PrefixTree {
         }
         clean += self.check_host_cells(&mut pages)?;
         let what = |what| (what, None);
-        hosts.fetches.check(self.page_size).map_err(what)?;
+        hosts.fetches.check().map_err(what)?;
         let filling = |&page: &_| hosts.pool.is_filling(page) && pages.insert(page);
         if !hosts.fetches.pages.iter().all(filling) {
             return Err(("M1: a page that a fetch writes has no other user", None));

@@ -190,3 +190,108 @@ fn the_stage_is_used_once_all_its_pages_are_ready() {
         assert_eq!(tree.staged().map_or(0, |(_, moves)| moves.len()), staged, "{ready} ready");
     }
 }
+
+/// A save ahead visits no node that forced evictions have passed.
+#[test]
+fn saves_ahead_cost_as_much_as_their_pages() {
+    const NODES: u32 = 900;
+    let mut tree = PrefixTree::new(2 * NODES, 1, 31).expect("memory");
+    tree.keep_hosts(NODES, NODES, 0).expect("it is small");
+    tree.set_host_ready(NODES);
+    let mut fence = Fence::new(0, 1, 0).expect("memory");
+    for page in 0..NODES {
+        let lock = insert(&mut tree, &mut fence, &[page]);
+        tree.unlock(lock, &mut fence, &mut Vec::new());
+    }
+    let visits = |tree: &mut PrefixTree, evicted: u32, ahead: u32| {
+        let before = tree.hosts_ref().visits;
+        assert_eq!(tree.evict_to_host(evicted, &mut Vec::new()), evicted);
+        let evicting = tree.hosts_ref().visits - before;
+        tree.save_ahead(ahead, &mut Vec::new());
+        assert!(tree.saves().is_some());
+        tree.end_saves(false, &mut Vec::new());
+        [evicting, tree.hosts_ref().visits - before - evicting]
+    };
+    // A page costs the visit of its node, and one more visit if the node before it has become clean.
+    let [evicting, saving] = visits(&mut tree, NODES / 2, 1);
+    assert!(evicting <= u64::from(NODES) && saving <= 2, "{evicting} {saving}");
+    for round in 0..50 {
+        let [evicting, saving] = visits(&mut tree, 4, 3);
+        assert!(evicting <= 12 && saving <= 8, "round {round}: {evicting} {saving}");
+    }
+}
+
+/// A fetch that gets no page changes neither the order of eviction nor the pages in host memory.
+#[test]
+fn a_fetch_of_nothing_changes_nothing() {
+    let state = |tree: &PrefixTree| {
+        let nodes: Vec<_> = tree.order.iter(&tree.usage).collect();
+        let hosts = tree.hosts_ref();
+        let residency: Vec<_> = nodes.iter().map(|&node| hosts.residency[node]).collect();
+        let entries = (hosts.of_entry.clone(), hosts.counts, tree.host_page_counts());
+        (nodes, residency, entries, tree.epoch, tree.branches, tree.size_info())
+    };
+    // Nine device pages, and two host pages with the last page of the first text and the only one of the second. The
+    // two other texts are on the device alone.
+    let full = || {
+        let mut tree = PrefixTree::new(11, 1, 31).expect("memory");
+        tree.keep_hosts(9, 2, 0).expect("it is small");
+        tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
+        tree.set_host_ready(2);
+        let mut fence = Fence::new(0, 1, 0).expect("memory");
+        let mut freed = Vec::new();
+        for text in [&[0, 1][..], &[2], &[3, 4], &[5, 6]] {
+            let lock = insert(&mut tree, &mut fence, text);
+            tree.unlock(lock, &mut fence, &mut Vec::new());
+            if text[0] == 2 {
+                let first = tree.match_prefix(Namespace::default(), &[0].map(TokenId::new));
+                let first = tree.lock(&first, &mut fence).expect("just matched");
+                assert_eq!(tree.evict_to_host(2, &mut freed), 2);
+                tree.unlock(first, &mut fence, &mut Vec::new());
+            }
+        }
+        let saved = tree.saves().map(|(id, saves)| (id, saves.len()));
+        assert_eq!(saved, Some((MoveId::new(1), 2)));
+        tree.end_saves(false, &mut Vec::new());
+        assert_eq!(tree.host_page_counts(), (2, 0));
+        (tree, fence)
+    };
+    let fetch = |tree: &mut PrefixTree, fence: &mut Fence, text: &[u32], done: [u64; 2]| {
+        let text: Vec<TokenId> = text.iter().copied().map(TokenId::new).collect();
+        let moved = done.map(MoveId::new);
+        let fetch = tree.begin_fetch(Namespace::default(), &text, 3, 9, moved, fence);
+        let pages = fetch.map(|fetch| fetch.pages.len());
+        tree.check_hosts().expect("all invariants of host memory hold");
+        pages
+    };
+    // The oldest host-only page belongs to another text, but its save is not done.
+    let (mut tree, mut fence) = full();
+    let before = state(&tree);
+    assert_eq!(fetch(&mut tree, &mut fence, &[3, 4, 7, 8], [0, 0]), None);
+    assert_eq!(state(&tree), before);
+    assert_eq!(fetch(&mut tree, &mut fence, &[3, 4, 7, 8], [1, 0]), Some(2));
+    // One of two host-only pages belongs to the prefix, and the other one is dropped.
+    let (mut tree, mut fence) = full();
+    assert_eq!(fetch(&mut tree, &mut fence, &[0, 1, 9, 9], [1, 0]), Some(1));
+    let before = state(&tree);
+    assert_eq!(fetch(&mut tree, &mut fence, &[0, 1, 9, 9], [1, 0]), None, "no other page is left");
+    assert_eq!(state(&tree), before);
+    // A load has freed the host pages, and is not done.
+    let (mut tree, mut fence) = full();
+    let text = [0, 1].map(TokenId::new);
+    let found = tree.match_prefix(Namespace::default(), &text);
+    let lock = tree.lock(&found, &mut fence).expect("just matched");
+    let load = tree.begin_load();
+    assert_eq!(tree.claim(&lock, 2, load), 1);
+    let mut moves = Vec::new();
+    tree.assign(&lock, 2, &mut &[PageId::new(1)][..], &mut moves);
+    let id = tree.begin_move(&moves);
+    tree.end_load(&lock, 2, false);
+    tree.unlock(lock, &mut fence, &mut Vec::new());
+    assert_eq!(tree.host_page_counts(), (1, 1));
+    let before = state(&tree);
+    // The page of the second text could be dropped, but it has an unfinished save here.
+    assert_eq!(fetch(&mut tree, &mut fence, &[3, 4, 7, 8], [0, 0]), None);
+    assert_eq!(state(&tree), before);
+    assert_eq!(fetch(&mut tree, &mut fence, &[3, 4, 7, 8], [1, id.raw()]), Some(2));
+}

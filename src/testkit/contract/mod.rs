@@ -59,7 +59,7 @@ use run::ExtraCheck;
 /// A backend under test: its buffers, and access to the pool's bytes.
 ///
 /// Buffers may be on a device. The test calls `synchronize` before it reads them. These methods panic on failure.
-pub trait TestBackend: HostMemory + Send {
+pub trait TestBackend: HostMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>> + Send {
     /// Rows of q, k or v, or sinks.
     type Input;
     /// Rows of attention's output.

@@ -95,7 +95,10 @@ impl Model {
         if wanted > room(self) {
             let without: u64 = prompts.iter().map(|prompt| lacking((prompt, &0))).sum();
             if !self.is_idle() || without > u64::from(self.available()) {
-                let after = self.first_after(|model| wanted <= room(model));
+                let after = self.first_after(|model| {
+                    wanted <= room(model)
+                        || model.is_idle() && without <= u64::from(model.available())
+                });
                 return Err(Error::OutOfPages { wanted, available: room(self), after });
             }
             hits.fill(0);
@@ -249,20 +252,25 @@ impl Model {
         pages: usize,
     ) -> AdmissionWant {
         let all = self.most_pages(tokens.len().div_ceil(self.page_size()));
-        let promised = (promise as usize).div_ceil(self.page_size());
+        let promised_places = (promise as usize).div_ceil(self.page_size());
         let device = self.on_device(scope, tokens, pages);
         let cells = self.tree.host_tail_pages(scope, tokens, pages);
-        let promised = self.outstanding_of_promise(promised, device, device, device)
-            + if promised > 0 { cells } else { 0 };
+        let promised = self.outstanding_of_promise(promised_places, device, device, device)
+            + if promised_places > 0 { cells } else { 0 };
         // The sequence locks these pages, so they are not available to it and back no promise.
         let room = |model: &Self| {
             let idle = model.tree.idle_on_path(scope, tokens, pages)
                 + model.tree.idle_in_tails(scope, tokens, pages);
             (idle, model.available().saturating_sub(idle))
         };
-        let (idle_pages, available_pages) = room(self);
         let held: usize = self.tail_pages(scope, tokens, pages);
         let lacking_pages = (all - device - held).max(promised) as u32;
+        // The prompt is admitted without its hit if all pages are available.
+        let without = all.max(self.outstanding_of_promise(promised_places, 0, 0, 0)) as u32;
+        let is_well = |model: &Self| {
+            lacking_pages <= room(model).1 || model.is_idle() && without <= model.available()
+        };
+        let (idle_pages, available_pages) = room(self);
         let fits = lacking_pages <= available_pages;
         AdmissionWant {
             cached_len: (pages * self.page_size()) as u32,
@@ -270,7 +278,7 @@ impl Model {
             idle_pages,
             lacking_pages,
             available_pages,
-            after: self.first_after(|model| lacking_pages <= room(model).1).filter(|_| !fits),
+            after: self.first_after(is_well).filter(|_| !fits),
             leader: self.leader(scope, self.findable(tokens)).filter(|_| self.shares()),
         }
     }

@@ -60,11 +60,17 @@ impl Hosts {
 
     /// Takes the next free page in turn.
     pub fn take(&mut self) -> Option<HostPageId> {
-        let count = self.taken.len();
-        let page = (0..count).map(|i| (self.next + i) % count).find(|&page| !self.taken[page])?;
-        self.next = page + 1;
-        self.taken[page] = true;
-        Some(HostPageId::new(page as u32))
+        self.take_if(|_, _| true)
+    }
+
+    /// Takes the next free page in turn for which `is_one` is true.
+    pub fn take_if(&mut self, is_one: impl Fn(&Self, HostPageId) -> bool) -> Option<HostPageId> {
+        let count = self.taken.len() as u32;
+        let mut pages = (0..count).map(|i| HostPageId::new((self.next as u32 + i) % count));
+        let page = pages.find(|&page| !self.taken[page.index()] && is_one(self, page))?;
+        self.next = page.index() + 1;
+        self.taken[page.index()] = true;
+        Some(page)
     }
 
     /// Frees a page, or marks it so that the end of its put frees it. A waiting save to the page is cancelled.

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use super::open_moves::Path;
 use super::tree::{CellKey, Tree};
 use super::{Model, PageIs};
+use crate::backend::Moved;
 use crate::error::Error;
 use crate::id::{HostPageId, PageId, Scope, SeqKey, TokenId};
 
@@ -31,6 +32,22 @@ impl Tree {
             }
             self.hosts.evicted += u64::from(before - self.hosts.counts().0);
         }
+    }
+
+    /// Takes a free host page without unfinished moves. If there is none, removes the page that has been in host memory
+    /// alone for the longest time, unless its host page is read or has unfinished moves.
+    pub(super) fn take_idle_host(&mut self, moved: Moved) -> Option<HostPageId> {
+        if let Some(page) = self.hosts.take_if(|hosts, page| hosts.is_idle(page, moved)) {
+            return Some(page);
+        }
+        let Idle::Page(path) = self.oldest(|is_device, _| !is_device)? else { return None };
+        let page = self.pages[&path].host?;
+        if self.hosts.reading.contains(&page) || !self.hosts.is_idle(page, moved) {
+            return None;
+        }
+        self.lose_page(&path, &mut Vec::new());
+        self.hosts.evicted += 1;
+        self.hosts.take_if(|_, free| free == page)
     }
 
     /// Returns the page or cell that has been idle for the longest time, among those for which `is_one` is true. The

@@ -40,6 +40,8 @@ pub(super) struct Fetch {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Stores {
     pub queue: VecDeque<PageVersion>,
+    /// Pages that a store refused, and later ones. They are put after a call that selects no page.
+    pub refused: VecDeque<PageVersion>,
     pub puts: Vec<Put>,
     pub last_put: u64,
     pub stage_free: usize,
@@ -59,6 +61,7 @@ impl Stores {
     /// Ends the generation of all pages.
     pub fn end_generation(&mut self) {
         self.queue.clear();
+        self.refused.clear();
         self.puts.iter_mut().for_each(|put| put.of = None);
     }
 }

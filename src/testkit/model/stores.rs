@@ -37,20 +37,28 @@ impl Tree {
     /// Queues a published page to be put.
     pub(super) fn queue_put(&mut self, path: Path) {
         let version = self.pages[&path].version;
-        self.push_put(PageVersion { path, version });
+        let of = PageVersion { path, version };
+        match self.stores.refused.is_empty() {
+            true => self.stores.queue.push_back(of),
+            false => self.stores.refused.push_back(of),
+        }
+        self.limit_puts();
     }
 
-    fn push_put(&mut self, of: PageVersion) {
-        if self.stores.queue.len() == self.put_queue_len {
-            self.stores.queue.pop_front();
+    /// Drops the first page if the queue has more pages than entries.
+    fn limit_puts(&mut self) {
+        if self.stores.queue.len() + self.stores.refused.len() > self.put_queue_len
+            && self.stores.queue.pop_front().is_none()
+        {
+            self.stores.refused.pop_front();
         }
-        self.stores.queue.push_back(of);
     }
 
     /// Opens at most `max` puts of the next pages in the queue. Returns the number of pages to copy to the stage.
     fn begin_puts(&mut self, max: usize) -> usize {
         let next_move = self.hosts.moves + 1;
         let (mut staged, end) = (0, PUTS_MAX.min(self.stores.puts.len() + max));
+        let before = self.stores.puts.len();
         while self.stores.puts.len() < end {
             let Some(of) = self.stores.queue.pop_front() else { break };
             if !self.is_present(&of) || self.pages[&of.path].stored {
@@ -74,6 +82,9 @@ impl Tree {
             self.stores.last_put += 1;
             let number = self.stores.last_put;
             self.stores.puts.push(Put { number, of: Some(of), host, save, is_given: false });
+        }
+        if self.stores.puts.len() == before && self.stores.queue.is_empty() {
+            self.stores.queue = std::mem::take(&mut self.stores.refused);
         }
         staged
     }
@@ -122,7 +133,10 @@ impl Tree {
         if let Some(of) = of {
             match ok {
                 true => self.pages.get_mut(&of.path).expect("it is cached").stored = true,
-                false => self.push_put(of),
+                false => {
+                    self.stores.refused.push_back(of);
+                    self.limit_puts();
+                }
             }
         }
         self.stores.done += u64::from(ok);
@@ -224,20 +238,17 @@ impl Model {
         if wanted == 0 || idle > self.available() {
             return Ok(None);
         }
+        let before = self.tree.clone();
         self.tree.lock(scope, tokens, cached);
         let mut pages = Vec::new();
         while pages.len() < wanted
-            && let Some(page) = self.tree.take_host(&mut Vec::new())
+            && let Some(page) = self.tree.take_idle_host(moved)
         {
-            if !self.tree.hosts.is_idle(page, moved) {
-                self.tree.hosts.free(page);
-                break;
-            }
             self.tree.hosts.begin_fill(page);
             pages.push(page);
         }
         if pages.is_empty() {
-            assert!(self.tree.unlock(scope, tokens, cached).is_empty(), "the generation is kept");
+            self.tree = before;
             return Ok(None);
         }
         let tokens = tokens[..(cached + pages.len()) * self.page_size()].to_vec();
@@ -293,7 +304,7 @@ impl Hosts {
     }
 
     /// Returns whether the backend has done all moves of a page.
-    fn is_idle(&self, page: HostPageId, moved: Moved) -> bool {
+    pub(super) fn is_idle(&self, page: HostPageId, moved: Moved) -> bool {
         self.saved_by[page.index()] <= moved.saved.raw()
             && self.loaded_by[page.index()] <= moved.loaded.raw()
     }

@@ -14,16 +14,18 @@
 
 mod others;
 
+use std::iter;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaRead, CudaWrite};
 use kvarena::{
-    Attend, Backend, BatchPlan, Compaction, Extend, LayerId, MoveId, Moved, OpenBackend, OwnedPlan,
-    PageCopy, PageMove, PlanSize, PoolLayout, Queries, Rope, StepBounds, StepEnd, TableShape,
+    Attend, Backend, BatchPlan, Compaction, Extend, HostMemory, HostPageId, LayerId, MoveId, Moved,
+    OpenBackend, OwnedPlan, PageCopy, PageMove, PlanSize, PoolLayout, Queries, Rope, StepBounds,
+    StepEnd, TableShape,
 };
 
 use super::device::Device;
@@ -191,6 +193,22 @@ impl Backend for Ranks {
 
     fn synchronize(&mut self) -> std::result::Result<(), CudaError> {
         self.own.synchronize()
+    }
+}
+
+impl HostMemory for Ranks {
+    /// A lease for each rank, in order: a host page has a part on each rank.
+    type Read = Vec<CudaRead>;
+    type Write = Vec<CudaWrite>;
+
+    fn lease(&mut self, page: HostPageId) -> Vec<CudaRead> {
+        let others = or_end(0, || self.others.request(|lease| Message::Lease(page, lease)));
+        iter::once(self.own.lease(page)).chain(others).collect()
+    }
+
+    fn lease_mut(&mut self, page: HostPageId) -> Vec<CudaWrite> {
+        let others = or_end(0, || self.others.request(|lease| Message::LeaseMut(page, lease)));
+        iter::once(self.own.lease_mut(page)).chain(others).collect()
     }
 }
 

@@ -30,7 +30,7 @@ pub fn longest(shape: &EngineShape) -> u32 {
     let (mut fits, mut above) = (0, shape.max_sequence_len + 1);
     while above - fits > 1 {
         let middle = fits + (above - fits) / 2;
-        match shape.most_pages(middle) <= shape.layout.page_count() {
+        match shape.most_pages(middle) <= shape.layout.page_count().into() {
             true => fits = middle,
             false => above = middle,
         }

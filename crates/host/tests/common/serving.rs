@@ -172,7 +172,7 @@ pub fn server_on<R: Runner>(
     let promise_ahead = policy.promise_ahead(setting.page_size);
     let limits = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
     let pages = limits.shape().expect("the config is sound").most_pages(tokens);
-    pool.capacity = Capacity::Pages(pages);
+    pool.capacity = Capacity::Pages(pages as u32);
     let config = EngineConfig {
         promise_ahead,
         prefix: setting.prefix,

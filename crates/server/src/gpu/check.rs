@@ -290,7 +290,7 @@ impl Case {
         let promise_ahead = policy.promise_ahead(setting.page_size);
         let alone = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
         let pages = match setting.schedule {
-            Schedule::Preempting => alone.shape().map_err(unusable)?.most_pages(longest),
+            Schedule::Preempting => alone.shape().map_err(unusable)?.most_pages(longest) as u32,
             _ => tokens.div_ceil(setting.page_size) * pool.layout().map_err(unusable)?.tracks(),
         };
         let host_pages = if setting.host_pages { 4096 / setting.page_size } else { 0 };

@@ -21,7 +21,7 @@ use crate::backend::cuda::driver::raw::is_capturing;
 use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::store::pool::Pages;
-use crate::backend::{Moved, check};
+use crate::backend::{Moved, PlanError, check};
 use crate::id::{HostPageId, MoveId, PageId, StepId};
 use crate::layout::PoolLayout;
 use crate::memory;
@@ -197,10 +197,9 @@ impl HostMoves {
                 let failed = self.region.failure().cloned();
                 return Err(failed.unwrap_or(CudaError::NotPinned { page: host, ready }));
             }
-            assert!(
-                self.region.is_free(host, direction == Direction::Load),
-                "B16: {host:?} is leased"
-            );
+            if !self.region.is_free(host, direction == Direction::Load) {
+                return Err(PlanError::Leased { page: host }.into());
+            }
         }
         self.moved().map(|_| ())
     }

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
-use kvarena::backend::cuda::{Cuda, CudaError};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaRead, CudaWrite};
 use kvarena::{
-    Backend, Compaction, MoveId, OpenBackend, PageCopy, PageMove, PoolLayout, StepBounds, StepEnd,
-    TableShape,
+    Backend, Compaction, HostMemory, HostPageId, MoveId, OpenBackend, PageCopy, PageMove,
+    PoolLayout, StepBounds, StepEnd, TableShape,
 };
 
 use super::WeightSource;
@@ -49,6 +49,10 @@ pub enum Message {
     Compact(Vec<Compaction>),
     /// Save pages to host memory, or load them.
     Move(Direction, MoveId, Vec<PageMove>, Sender<Moving>),
+    /// Lease a host page to a reader.
+    Lease(HostPageId, Sender<CudaRead>),
+    /// Lease a host page to a writer.
+    LeaseMut(HostPageId, Sender<CudaWrite>),
     /// Publish the progress of moves.
     Moved,
 }
@@ -136,12 +140,16 @@ impl OtherRanks {
         }
     }
 
-    /// Sends a message to all, and waits for their replies.
+    /// Sends a message to all, and waits for their replies. Returns them in the order of the ranks.
     pub fn request<T>(&self, message: impl Fn(Sender<T>) -> Message) -> Result<Vec<T>> {
-        let (sender, answers) = channel();
-        self.send(|| message(sender.clone()));
-        drop(sender);
-        self.senders.iter().map(|_| answers.recv().map_err(|_| lost())).collect()
+        let ask = |rank: &Sender<Message>| {
+            let (reply, answer) = channel();
+            // A rank that has failed has ended the program.
+            let _ = rank.send(message(reply));
+            answer
+        };
+        let answers: Vec<_> = self.senders.iter().map(ask).collect();
+        answers.into_iter().map(|answer| answer.recv().map_err(|_| lost())).collect()
     }
 }
 
@@ -249,6 +257,12 @@ fn handle(
         Message::Move(direction, id, moves, begun) => {
             // Rank 0 reports the failure.
             let _ = begun.send(begin_moves(pool(backend)?, direction, id, &moves));
+        }
+        Message::Lease(page, leased) => {
+            let _ = leased.send(pool(backend)?.lease(page));
+        }
+        Message::LeaseMut(page, leased) => {
+            let _ = leased.send(pool(backend)?.lease_mut(page));
         }
         Message::Moved => {}
     }

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
@@ -50,6 +50,8 @@ pub struct PublisherConfig {
     pub keep: usize,
     /// Maximum number of bytes of kept payloads. The last message is always kept.
     pub keep_bytes: usize,
+    /// Minimum time between two dumps, so that peers that request them in a loop do not slow the engine.
+    pub dump_pause: Duration,
 }
 
 impl Default for PublisherConfig {
@@ -61,6 +63,7 @@ impl Default for PublisherConfig {
             topic: String::new(),
             keep: 10_000,
             keep_bytes: 64 << 20,
+            dump_pause: Duration::from_secs(1),
         }
     }
 }
@@ -71,6 +74,8 @@ pub struct Publisher {
     pub endpoint: String,
     /// Endpoint of the ROUTER socket, for replays.
     pub replay_endpoint: String,
+    /// The time of the last dump.
+    dumped: Mutex<Option<Instant>>,
     shared: Arc<Shared>,
     tasks: JoinSet<()>,
 }
@@ -87,7 +92,7 @@ impl Publisher {
         let mut tasks = JoinSet::new();
         tasks.spawn(accept(listener, Kind::Pub, Arc::clone(&shared)));
         tasks.spawn(accept(replays, Kind::Router, Arc::clone(&shared)));
-        Ok(Self { endpoint, replay_endpoint, shared, tasks })
+        Ok(Self { endpoint, replay_endpoint, dumped: Mutex::default(), shared, tasks })
     }
 
     /// Numbers and keeps a payload, and wakes the tasks that send it to subscribers. Waits for no peer. O(1) plus the
@@ -101,9 +106,16 @@ impl Publisher {
         self.shared.push(payload.into(), true);
     }
 
-    /// Returns whether a subscriber has requested the whole cache since the last call.
+    /// Returns whether the host must publish its whole cache now: a peer has requested it since the last dump, and the
+    /// last dump is [`PublisherConfig::dump_pause`] ago. Later calls return a request that comes earlier.
     pub fn take_dump_request(&self) -> bool {
-        self.shared.dump.swap(false, Ordering::AcqRel)
+        let mut dumped = self.dumped.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = dumped.is_none_or(|at| at.elapsed() >= self.shared.config.dump_pause);
+        let is_taken = is_due && self.shared.dump.swap(false, Ordering::AcqRel);
+        if is_taken {
+            *dumped = Some(Instant::now());
+        }
+        is_taken
     }
 
     /// Ends the tasks and closes the sockets.
@@ -138,9 +150,7 @@ struct History {
 
 /// State that the tasks share with the host.
 struct Shared {
-    topic: Bytes,
-    keep: usize,
-    keep_bytes: usize,
+    config: PublisherConfig,
     history: Mutex<History>,
     /// Number of the next message.
     next: watch::Sender<u64>,
@@ -150,9 +160,7 @@ struct Shared {
 impl Shared {
     fn new(config: PublisherConfig) -> Self {
         Self {
-            topic: config.topic.into(),
-            keep: config.keep,
-            keep_bytes: config.keep_bytes,
+            config,
             history: Mutex::new(History { first: 0, kept: VecDeque::new(), bytes: 0 }),
             next: watch::Sender::new(0),
             dump: AtomicBool::new(false),
@@ -168,8 +176,8 @@ impl Shared {
             let mut history = self.history();
             history.bytes += payload.len();
             history.kept.push_back((payload, is_withheld));
-            while history.kept.len() > self.keep.max(1)
-                || (history.bytes > self.keep_bytes && history.kept.len() > 1)
+            while history.kept.len() > self.config.keep.max(1)
+                || (history.bytes > self.config.keep_bytes && history.kept.len() > 1)
             {
                 let (dropped, _) = history.kept.pop_front().expect("the history is not empty");
                 history.bytes -= dropped.len();
@@ -222,7 +230,7 @@ async fn serve(mut stream: TcpStream, kind: Kind, shared: Arc<Shared>) -> io::Re
         Kind::Pub => {
             let peer = watch::Sender::new(PeerState::default());
             tokio::select! {
-                ended = follow(&peer, &shared.topic, reader) => ended,
+                ended = follow(&peer, shared.config.topic.as_bytes(), reader) => ended,
                 ended = publish(&peer, &shared, writer) => ended,
             }
         }
@@ -284,7 +292,8 @@ async fn publish(
         let number = *at.get_or_insert(newest);
         at = is_subscribed.then_some(number);
         if let Some((number, payload)) = at.and_then(|number| shared.message(number, true)) {
-            let frames: [&[u8]; 3] = [&shared.topic, &number.to_be_bytes(), &payload];
+            let frames: [&[u8]; 3] =
+                [shared.config.topic.as_bytes(), &number.to_be_bytes(), &payload];
             write_message(&mut writer, &frames).await?;
             at = Some(number + 1);
             continue;
@@ -345,7 +354,8 @@ async fn answer(
         // If the peer reads slower than messages leave the history, the reply has a gap.
         while let Some((number, payload)) = shared.message(at, false).filter(|found| found.0 < end)
         {
-            let frames: [&[u8]; 4] = [&[], &shared.topic, &number.to_be_bytes(), &payload];
+            let frames: [&[u8]; 4] =
+                [&[], shared.config.topic.as_bytes(), &number.to_be_bytes(), &payload];
             write_message(writer, &frames).await?;
             at = number + 1;
         }

@@ -2,6 +2,7 @@
 //! and the silent ones see what they missed as a gap.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use bytes::Bytes;
 use kvarena_events::clock::resident_bytes;
@@ -158,6 +159,23 @@ async fn the_history_has_a_limit_of_bytes() {
     // A payload above the limit is kept alone.
     publisher.send(vec![0; 11 * PAYLOAD]);
     assert_eq!(replayed(0).await, [100]);
+}
+
+/// A peer that requests the whole cache again and again receives it no more often than the pause allows.
+#[tokio::test]
+async fn dumps_have_a_pause() {
+    for (dump_pause, again) in [(Duration::ZERO, true), (Duration::MAX, false)] {
+        let config = PublisherConfig { dump_pause, ..PublisherConfig::default() };
+        let publisher = Publisher::bind(config).await.expect("ports are free");
+        let (endpoint, replay) = (&publisher.endpoint, &publisher.replay_endpoint);
+        let mut subscriber = Subscriber::connect(endpoint, replay).await.expect("it is bound");
+        assert!(!publisher.take_dump_request());
+        let mut request = async || {
+            subscriber.request_dump().await.expect("it is answered");
+            publisher.take_dump_request()
+        };
+        assert_eq!([request().await, request().await], [true, again]);
+    }
 }
 
 #[tokio::test]

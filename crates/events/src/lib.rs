@@ -24,3 +24,4 @@ pub mod router;
 pub mod subscriber;
 #[cfg(feature = "router")]
 pub mod trace;
+mod zmtp;

@@ -4,25 +4,43 @@
 //! To the request `["", number]` the publisher replies with all kept messages from that number on, as
 //! `["", topic, number, payload]`, and then `["", "", 2^64 - 1, ""]`. vLLM and SGLang use this protocol. The request
 //! `["", "dump"]` is an addition of this example: the host then publishes its whole cache in the next messages.
+//!
+//! Each peer has a task that reads the kept messages at the peer's own speed. The kept messages are therefore the queue
+//! of every peer. A peer that falls behind them misses messages and sees a gap in their numbers. It costs a task and
+//! one message, and delays neither the engine nor other peers.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
-use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage, ZmqResult};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::zmtp::{Kind, handshake, read_frame, write_command, write_message};
 
 /// Number of the message that ends a reply.
 pub const END: u64 = u64::MAX;
 /// Request for the whole cache.
 pub const DUMP: &[u8] = b"dump";
+/// Maximum number of peers of each socket. A silent peer stays until its connection closes.
+const PEERS_MAX: usize = 256;
+/// Maximum number of frames of a request.
+const FRAMES_MAX: usize = 8;
+/// Time for the handshake of a peer.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Pause after a failed `accept`, for example for lack of a descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Endpoints, topic and history of a publisher.
 #[derive(Clone, Debug)]
 pub struct PublisherConfig {
-    /// Endpoint of the PUB socket.
+    /// Endpoint of the PUB socket, `tcp://HOST:PORT`. The host `*` stands for all addresses of the machine.
     pub endpoint: String,
     /// Endpoint of the ROUTER socket, for replays.
     pub replay_endpoint: String,
@@ -30,163 +48,319 @@ pub struct PublisherConfig {
     pub topic: String,
     /// Maximum number of kept messages.
     pub keep: usize,
+    /// Maximum number of bytes of kept payloads. The last message is always kept.
+    pub keep_bytes: usize,
+    /// Minimum time between two dumps, so that peers that request them in a loop do not slow the engine.
+    pub dump_pause: Duration,
 }
 
 impl Default for PublisherConfig {
     fn default() -> Self {
         let any = || "tcp://127.0.0.1:0".to_owned();
-        Self { endpoint: any(), replay_endpoint: any(), topic: String::new(), keep: 10_000 }
+        Self {
+            endpoint: any(),
+            replay_endpoint: any(),
+            topic: String::new(),
+            keep: 10_000,
+            keep_bytes: 64 << 20,
+            dump_pause: Duration::from_secs(1),
+        }
     }
 }
 
-/// Queued payload.
-enum Outgoing {
-    Send(Bytes),
-    /// The payload is numbered and kept but not sent, as if a queue on the path had been full.
-    Lose(Bytes),
-}
-
-/// A publisher that runs as a task.
+/// A publisher whose sockets are served by tasks. Dropping it ends the tasks.
 pub struct Publisher {
     /// Endpoint of the PUB socket, with its assigned port.
     pub endpoint: String,
     /// Endpoint of the ROUTER socket, for replays.
     pub replay_endpoint: String,
-    outgoing: mpsc::UnboundedSender<Outgoing>,
-    dump: Arc<AtomicBool>,
-    task: JoinHandle<ZmqResult<()>>,
+    /// The time of the last dump.
+    dumped: Mutex<Option<Instant>>,
+    shared: Arc<Shared>,
+    tasks: JoinSet<()>,
 }
 
 impl Publisher {
-    /// Binds both sockets and starts the task.
+    /// Binds both sockets and starts their tasks.
     ///
     /// # Errors
-    /// Errors of ZeroMQ: an endpoint that is invalid or in use.
-    pub async fn bind(config: PublisherConfig) -> ZmqResult<Self> {
-        let (mut socket, mut router) = (PubSocket::new(), RouterSocket::new());
-        let endpoint = socket.bind(&config.endpoint).await?.to_string();
-        let replay_endpoint = router.bind(&config.replay_endpoint).await?.to_string();
-        let (outgoing, incoming) = mpsc::unbounded_channel();
-        let dump = Arc::new(AtomicBool::new(false));
-        let served = PublisherTask {
-            socket,
-            router,
-            topic: config.topic.into(),
-            next: 0,
-            kept: VecDeque::new(),
-            keep: config.keep,
-            dump: dump.clone(),
-        };
-        let task = tokio::spawn(served.run(incoming));
-        Ok(Self { endpoint, replay_endpoint, outgoing, dump, task })
+    /// An endpoint is invalid or in use. The error names it.
+    pub async fn bind(config: PublisherConfig) -> io::Result<Self> {
+        let (listener, endpoint) = bind(&config.endpoint).await?;
+        let (replays, replay_endpoint) = bind(&config.replay_endpoint).await?;
+        let shared = Arc::new(Shared::new(config));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(accept(listener, Kind::Pub, Arc::clone(&shared)));
+        tasks.spawn(accept(replays, Kind::Router, Arc::clone(&shared)));
+        Ok(Self { endpoint, replay_endpoint, dumped: Mutex::default(), shared, tasks })
     }
 
-    /// Queues a payload, which the task sends to all subscribers. Does nothing after the task has ended.
+    /// Numbers and keeps a payload, and wakes the tasks that send it to subscribers. Waits for no peer. O(1) plus the
+    /// number of connected subscribers.
     pub fn send(&self, payload: Vec<u8>) {
-        self.push(Outgoing::Send(payload.into()));
+        self.shared.push(payload.into(), false);
     }
 
     /// Numbers and keeps a payload without sending it, like a full queue on the path.
     pub fn lose(&self, payload: Vec<u8>) {
-        self.push(Outgoing::Lose(payload.into()));
+        self.shared.push(payload.into(), true);
     }
 
-    fn push(&self, outgoing: Outgoing) {
-        // The channel is closed only after the task has ended.
-        _ = self.outgoing.send(outgoing);
-    }
-
-    /// Returns whether a subscriber has requested the whole cache since the last call.
+    /// Returns whether the host must publish its whole cache now: a peer has requested it since the last dump, and the
+    /// last dump is [`PublisherConfig::dump_pause`] ago. Later calls return a request that comes earlier.
     pub fn take_dump_request(&self) -> bool {
-        self.dump.swap(false, Ordering::AcqRel)
+        let mut dumped = self.dumped.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = dumped.is_none_or(|at| at.elapsed() >= self.shared.config.dump_pause);
+        let is_taken = is_due && self.shared.dump.swap(false, Ordering::AcqRel);
+        if is_taken {
+            *dumped = Some(Instant::now());
+        }
+        is_taken
     }
 
-    /// Ends the task and closes the sockets.
-    pub async fn close(self) {
-        self.task.abort();
-        _ = self.task.await;
+    /// Ends the tasks and closes the sockets.
+    pub async fn close(mut self) {
+        self.tasks.shutdown().await;
     }
 }
 
-/// State of the task.
-struct PublisherTask {
-    socket: PubSocket,
-    router: RouterSocket,
-    topic: Bytes,
-    next: u64,
-    kept: VecDeque<(u64, Bytes)>,
-    keep: usize,
-    dump: Arc<AtomicBool>,
+/// Returns a listener and its endpoint with the assigned port.
+async fn bind(endpoint: &str) -> io::Result<(TcpListener, String)> {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{endpoint}: {e}"));
+    let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "not of the form tcp://HOST:PORT");
+    let address = endpoint.strip_prefix("tcp://").ok_or_else(|| named(invalid()))?;
+    let address = match address.strip_prefix("*:") {
+        Some(port) => format!("0.0.0.0:{port}"),
+        None => address.to_owned(),
+    };
+    let listener = TcpListener::bind(address).await.map_err(named)?;
+    let endpoint = format!("tcp://{}", listener.local_addr()?);
+    Ok((listener, endpoint))
 }
 
-impl PublisherTask {
-    async fn run(mut self, mut incoming: mpsc::UnboundedReceiver<Outgoing>) -> ZmqResult<()> {
-        loop {
-            tokio::select! {
-                // The reply includes payloads that were queued before the request.
-                biased;
-                outgoing = incoming.recv() => match outgoing {
-                    Some(outgoing) => self.send(outgoing).await?,
-                    None => return Ok(()),
-                },
-                request = self.router.recv() => self.reply(request?).await,
-            }
+/// The kept messages.
+struct History {
+    /// Number of the first kept message.
+    first: u64,
+    /// Payloads, and whether they are withheld from subscribers.
+    kept: VecDeque<(Bytes, bool)>,
+    /// Sum of the kept payloads' lengths.
+    bytes: usize,
+}
+
+/// State that the tasks share with the host.
+struct Shared {
+    config: PublisherConfig,
+    history: Mutex<History>,
+    /// Number of the next message.
+    next: watch::Sender<u64>,
+    dump: AtomicBool,
+}
+
+impl Shared {
+    fn new(config: PublisherConfig) -> Self {
+        Self {
+            config,
+            history: Mutex::new(History { first: 0, kept: VecDeque::new(), bytes: 0 }),
+            next: watch::Sender::new(0),
+            dump: AtomicBool::new(false),
         }
     }
 
-    async fn send(&mut self, outgoing: Outgoing) -> ZmqResult<()> {
-        let (Outgoing::Send(payload) | Outgoing::Lose(payload)) = &outgoing;
-        let number = self.next;
-        self.next += 1;
-        self.kept.push_back((number, payload.clone()));
-        if self.kept.len() > self.keep {
-            self.kept.pop_front();
-        }
-        match outgoing {
-            Outgoing::Send(payload) => {
-                self.socket.send(frames(&[self.topic.clone(), number_frame(number), payload])).await
-            }
-            Outgoing::Lose(_) => Ok(()),
-        }
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replies to a request; ignores messages that are not requests. The reply ends early if the subscriber has closed
-    /// the connection.
-    async fn reply(&mut self, request: ZmqMessage) {
-        let request = request.into_vec();
-        let [sender, empty, body] = &request[..] else { return };
-        if !empty.is_empty() {
-            return;
-        }
-        let message = |topic: &Bytes, number, payload: &Bytes| {
-            let empty = Bytes::new();
-            frames(&[sender.clone(), empty, topic.clone(), number_frame(number), payload.clone()])
+    fn push(&self, payload: Bytes, is_withheld: bool) {
+        let next = {
+            let mut history = self.history();
+            history.bytes += payload.len();
+            history.kept.push_back((payload, is_withheld));
+            while history.kept.len() > self.config.keep.max(1)
+                || (history.bytes > self.config.keep_bytes && history.kept.len() > 1)
+            {
+                let (dropped, _) = history.kept.pop_front().expect("the history is not empty");
+                history.bytes -= dropped.len();
+                history.first += 1;
+            }
+            history.first + history.kept.len() as u64
         };
-        if body == DUMP {
-            self.dump.store(true, Ordering::Release);
-        } else if let Ok(from) = <[u8; 8]>::try_from(&body[..]) {
-            let from = u64::from_be_bytes(from);
-            for (number, payload) in self.kept.iter().filter(|(number, _)| *number >= from) {
-                let sent = self.router.send(message(&self.topic, *number, payload)).await;
-                if sent.is_err() {
-                    return;
-                }
-            }
-        } else {
-            return;
-        }
-        _ = self.router.send(message(&Bytes::new(), END, &Bytes::new())).await;
+        self.next.send_replace(next);
+    }
+
+    /// Returns the first kept message whose number is at least `number`. `subscriber` skips withheld ones. O(withheld
+    /// messages skipped).
+    fn message(&self, number: u64, subscriber: bool) -> Option<(u64, Bytes)> {
+        let history = self.history();
+        let skipped = usize::try_from(number.saturating_sub(history.first)).ok()?;
+        let mut kept = history.kept.iter().enumerate().skip(skipped);
+        let (at, (payload, _)) =
+            kept.find(|(_, (_, is_withheld))| !(subscriber && *is_withheld))?;
+        Some((history.first + at as u64, payload.clone()))
     }
 }
 
-fn number_frame(number: u64) -> Bytes {
-    Bytes::copy_from_slice(&number.to_be_bytes())
+/// Accepts the peers of a socket. Each peer has its own task.
+async fn accept(listener: TcpListener, kind: Kind, shared: Arc<Shared>) {
+    let mut peers = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = peers.join_next() => continue,
+        };
+        match accepted {
+            // An error ends the connection of its peer only.
+            Ok((stream, _)) if peers.len() < PEERS_MAX => {
+                _ = peers.spawn(serve(stream, kind, Arc::clone(&shared)));
+            }
+            Ok(_) => {}
+            Err(_) => sleep(ACCEPT_PAUSE).await,
+        }
+    }
 }
 
-/// Returns a message of these frames.
-pub(crate) fn frames(frames: &[Bytes]) -> ZmqMessage {
-    let (first, rest) = frames.split_first().expect("a message has frames");
-    let mut message = ZmqMessage::from(first.to_vec());
-    rest.iter().for_each(|frame| message.push_back(frame.clone()));
-    message
+/// Serves a peer until its connection closes.
+async fn serve(mut stream: TcpStream, kind: Kind, shared: Arc<Shared>) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (reader, writer) = stream.split();
+    let (mut reader, mut writer) = (BufReader::new(reader), BufWriter::new(writer));
+    let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+    timeout(HANDSHAKE, handshake(kind, &mut reader, &mut writer)).await.map_err(late)??;
+    match kind {
+        Kind::Pub => {
+            let peer = watch::Sender::new(PeerState::default());
+            tokio::select! {
+                ended = follow(&peer, shared.config.topic.as_bytes(), reader) => ended,
+                ended = publish(&peer, &shared, writer) => ended,
+            }
+        }
+        Kind::Router => reply(&shared, reader, writer).await,
+    }
+}
+
+/// What a subscriber has requested.
+#[derive(Default)]
+struct PeerState {
+    /// Number of its subscriptions that match the topic.
+    subscriptions: u32,
+    /// Answer to its last heartbeat, until the answer is sent.
+    pong: Option<Vec<u8>>,
+}
+
+/// Reads the subscriptions and heartbeats of a subscriber.
+async fn follow(
+    peer: &watch::Sender<PeerState>,
+    topic: &[u8],
+    mut reader: impl AsyncRead + Unpin,
+) -> io::Result<()> {
+    loop {
+        let frame = read_frame(&mut reader).await?;
+        if let Some(pong) = frame.pong() {
+            peer.send_modify(|peer| peer.pong = Some(pong));
+        } else if let Some((&action, prefix)) = frame.body.split_first()
+            && !frame.is_command
+            && topic.starts_with(prefix)
+        {
+            peer.send_modify(|peer| match action {
+                1 => peer.subscriptions = peer.subscriptions.saturating_add(1),
+                0 => peer.subscriptions = peer.subscriptions.saturating_sub(1),
+                _ => {}
+            });
+        }
+    }
+}
+
+/// Sends messages to a subscriber, from those on that follow its subscription.
+async fn publish(
+    peer: &watch::Sender<PeerState>,
+    shared: &Shared,
+    mut writer: impl AsyncWrite + Unpin,
+) -> io::Result<()> {
+    let (mut changes, mut next) = (peer.subscribe(), shared.next.subscribe());
+    let mut at = None;
+    loop {
+        let is_subscribed = changes.borrow_and_update().subscriptions > 0;
+        let mut pong = None;
+        peer.send_if_modified(|peer| {
+            pong = peer.pong.take();
+            false
+        });
+        if let Some(pong) = pong {
+            write_command(&mut writer, &pong).await?;
+        }
+        let newest = *next.borrow_and_update();
+        let number = *at.get_or_insert(newest);
+        at = is_subscribed.then_some(number);
+        if let Some((number, payload)) = at.and_then(|number| shared.message(number, true)) {
+            let frames: [&[u8]; 3] =
+                [shared.config.topic.as_bytes(), &number.to_be_bytes(), &payload];
+            write_message(&mut writer, &frames).await?;
+            at = Some(number + 1);
+            continue;
+        }
+        writer.flush().await?;
+        // The senders live as long as the borrows.
+        tokio::select! {
+            _ = changes.changed() => {}
+            _ = next.changed() => {}
+        }
+    }
+}
+
+/// Answers the requests of a peer, one after the other.
+async fn reply(
+    shared: &Shared,
+    mut reader: impl AsyncRead + Unpin,
+    mut writer: impl AsyncWrite + Unpin,
+) -> io::Result<()> {
+    let mut request = Vec::new();
+    loop {
+        let frame = read_frame(&mut reader).await?;
+        if frame.is_command {
+            if let Some(pong) = frame.pong() {
+                write_command(&mut writer, &pong).await?;
+                writer.flush().await?;
+            }
+            continue;
+        }
+        request.push(frame.body);
+        if request.len() > FRAMES_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        if frame.has_more {
+            continue;
+        }
+        // Messages of another form are no requests.
+        if let [empty, body] = &request[..]
+            && empty.is_empty()
+        {
+            answer(shared, body, &mut writer).await?;
+            writer.flush().await?;
+        }
+        request.clear();
+    }
+}
+
+/// Answers a request.
+async fn answer(
+    shared: &Shared,
+    request: &[u8],
+    writer: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<()> {
+    if request == DUMP {
+        shared.dump.store(true, Ordering::Release);
+    } else if let Ok(from) = <[u8; 8]>::try_from(request) {
+        let (mut at, end) = (u64::from_be_bytes(from), *shared.next.borrow());
+        // If the peer reads slower than messages leave the history, the reply has a gap.
+        while let Some((number, payload)) = shared.message(at, false).filter(|found| found.0 < end)
+        {
+            let frames: [&[u8]; 4] =
+                [&[], shared.config.topic.as_bytes(), &number.to_be_bytes(), &payload];
+            write_message(writer, &frames).await?;
+            at = number + 1;
+        }
+    } else {
+        return Ok(());
+    }
+    write_message(writer, &[&[], &[], &END.to_be_bytes(), &[]]).await
 }

@@ -8,9 +8,9 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use bytes::Bytes;
-use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqError};
+use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqError, ZmqMessage};
 
-use crate::publisher::{DUMP, END, frames};
+use crate::publisher::{DUMP, END};
 
 /// Received item.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -165,7 +165,9 @@ impl Subscriber {
                 replay
             }
         };
-        replay.send(frames(&[Bytes::new(), Bytes::copy_from_slice(body)])).await?;
+        let mut request = ZmqMessage::from(Vec::new());
+        request.push_back(Bytes::copy_from_slice(body));
+        replay.send(request).await?;
         Ok(replay)
     }
 }

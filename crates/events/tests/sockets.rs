@@ -208,7 +208,8 @@ async fn a_restarted_engine_replaces_its_old_contents() {
 /// A subscriber that disconnects in the middle of a reply, with unread data, does not end the publisher.
 #[tokio::test]
 async fn a_closed_connection_ends_only_its_reply() {
-    let engine = Engine::new(PublisherConfig::default()).await;
+    let config = PublisherConfig { keep_bytes: 1 << 28, ..PublisherConfig::default() };
+    let engine = Engine::new(config).await;
     for _ in 0..2_000 {
         engine.publisher.lose(vec![0; 1 << 16]);
     }

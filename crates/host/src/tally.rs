@@ -16,6 +16,8 @@ pub struct Tally {
     pub new_tokens: u64,
     /// Steps that were committed.
     pub steps: u64,
+    /// Steps that failed.
+    pub failed_steps: u64,
     /// Steps that failed or were planned after one that failed.
     pub aborted_steps: u64,
     /// Streams that were preempted because pages ran out, or went back to the queue in favour of another group of

@@ -48,7 +48,8 @@ impl Template {
     }
 
     /// Returns the prompt for the assistant's next turn. `arguments` are further variables of the template. They
-    /// override all others except `messages`.
+    /// override all others except `messages`. Null or absent content beside tool calls is an empty text, as in vLLM.
+    /// Templates that test content for `none` receive null, as with `transformers`.
     ///
     /// # Errors
     /// The template rejects the messages.
@@ -59,10 +60,38 @@ impl Template {
         names.extend(["tools", "documents"].map(|name| (name.to_owned(), Value::Null)));
         names.insert("add_generation_prompt".into(), true.into());
         names.extend(arguments.clone());
-        names.insert("messages".into(), messages.into());
+        names.insert("messages".into(), with_content(messages, template.source()).into());
         let context = Jinja::from_serialize(names);
         template.render(context).map_err(wrong)
     }
+}
+
+/// Returns the messages with content beside tool calls: an empty text instead of null, which most templates would print
+/// as `None` or reject. Templates that test for null content, such as DeepSeek's, receive null.
+fn with_content(messages: &[Value], source: &str) -> Vec<Value> {
+    let empty = if tests_content(source) { Value::Null } else { "".into() };
+    let mut messages = messages.to_vec();
+    for message in &mut messages {
+        let has_calls = message["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty());
+        if has_calls && message["content"].is_null() {
+            message["content"] = empty.clone();
+        }
+    }
+    messages
+}
+
+/// Returns whether a template compares a name or a field `content` with `none`.
+fn tests_content(source: &str) -> bool {
+    let is_word = |character: char| character.is_alphanumeric() || character == '_';
+    source.match_indices("content").any(|(at, word)| {
+        let closing = |character: char| "'\"])".contains(character) || character.is_whitespace();
+        let rest = source[at + word.len()..].trim_start_matches(closing);
+        let operators = ["is not", "is", "==", "!="];
+        let operand = operators.iter().find_map(|operator| rest.strip_prefix(operator));
+        let operand = operand.map(str::trim_start).and_then(|operand| operand.get(..4));
+        operand.is_some_and(|operand| operand.eq_ignore_ascii_case("none"))
+            && !source[..at].ends_with(is_word)
+    })
 }
 
 /// Returns the model's special tokens by name, as `transformers` collects them: strings of the tokenizer's config named

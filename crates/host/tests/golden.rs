@@ -205,11 +205,16 @@ fn failed_steps_change_no_token() {
         let model = Model::read(&common::dir(name)).expect("the golden model loads");
         let cases = common::cases(name);
         let requests = requests(&cases);
-        for (schedule, overlap) in
-            SCHEDULES.iter().flat_map(|&schedule| [(schedule, false), (schedule, true)])
+        for (schedule, (overlap, every)) in SCHEDULES
+            .iter()
+            .flat_map(|&schedule| [(false, 3), (true, 2), (true, 3)].map(|kind| (schedule, kind)))
         {
-            let setting = Setting { schedule, overlap, fail_every: Some(3), ..Setting::default() };
-            check(name, &cases, setting, &serve(&model, &requests, setting));
+            let fail_every = Some(every);
+            let setting = Setting { schedule, overlap, fail_every, ..Setting::default() };
+            let ran = serve(&model, &requests, setting);
+            check(name, &cases, setting, &ran);
+            let collected = ran.tally.steps + ran.tally.failed_steps;
+            assert_eq!(ran.tally.failed_steps, collected / every, "{name}, {setting:?}");
         }
     }
 }

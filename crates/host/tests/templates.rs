@@ -58,5 +58,5 @@ fn published_templates_are_rendered_as_the_reference_renders_them() {
         }
     }
     assert!(wrong.is_empty(), "{} of {compared} differ:\n{}", wrong.len(), wrong.join("\n"));
-    assert_eq!(compared, 80);
+    assert_eq!(compared, 100);
 }

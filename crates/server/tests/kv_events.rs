@@ -4,10 +4,10 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 
+use common::listening::Listening;
 use kvarena::{
     Capacity, CpuOptions, Engine, EngineConfig, Namespace, NamespaceNames, PoolConfig, TokenId,
 };
@@ -20,15 +20,6 @@ use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server};
 use kvarena_server::http::announcer::HASHING;
 use serde_json::{Value, json};
-
-struct Ending(Child);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Completes a prompt. Returns the number of its cached tokens.
 fn complete(address: &str, prompt: &[u32], salt: Option<&str>) -> u64 {
@@ -56,7 +47,7 @@ fn post(address: &str, body: &Value) -> u64 {
 
 /// A server, its address, and the addresses for routers.
 struct Serving {
-    _ending: Ending,
+    _server: Listening,
     address: String,
     endpoint: String,
     replay: String,
@@ -64,21 +55,13 @@ struct Serving {
 
 impl Serving {
     fn start() -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kvarena-server"))
-            .args(["--serve", "127.0.0.1:0", "--kv-events", "tcp://127.0.0.1:0", "--quiet"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let _ending = Ending(child);
-        let mut line = || lines.next().expect("a line").expect("text");
-        let address = line().rsplit("http://").next().expect("an address").to_owned();
-        let events = line();
+        let mut server = Listening::start(&["--kv-events", "tcp://127.0.0.1:0"]);
+        let (address, events) = (server.address.clone(), server.line());
         let (endpoint, replay) = events
             .strip_prefix("events at ")
             .and_then(|rest| rest.split_once(", missed ones at "))
             .expect("two addresses");
-        Self { _ending, address, endpoint: endpoint.to_owned(), replay: replay.to_owned() }
+        Self { _server: server, address, endpoint: endpoint.to_owned(), replay: replay.to_owned() }
     }
 
     /// Connects a new router and requests all pages.

@@ -54,7 +54,7 @@ pub struct Policy {
     pub concurrency: u32,
     /// Whether the loop plans a step before it has the tokens of the previous step.
     pub overlap: bool,
-    /// Makes every n-th step fail, to test the retry.
+    /// Makes every n-th collected step fail, to test the retry.
     pub fail_every: Option<u64>,
     /// Whether a stream waits while a running stream computes the same prompt. The length of the wait depends on
     /// `overlap`. The rows of later steps, and the last bits of products on a GPU, depend on the length of the wait.
@@ -409,6 +409,7 @@ impl<R: Runner> Server<R> {
     /// Aborts a failed step together with the step planned after it, so both are planned again.
     fn retry(&mut self, flight: &InflightStep, error: Error) -> Result<()> {
         self.failures += 1;
+        self.tally.failed_steps += 1;
         if self.failures == FAILURES_MAX {
             let what = format!("{FAILURES_MAX} steps in a row failed, the last one: {error}");
             return Err(Error::run(what));

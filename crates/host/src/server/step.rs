@@ -11,7 +11,8 @@ use crate::stream::{Finish, Stream, StreamKey};
 impl<R: Runner> Server<R> {
     /// Waits for a step's tokens.
     pub(super) fn collect(&mut self, flight: &InflightStep) -> Result<()> {
-        let steps = self.tally.steps + self.tally.aborted_steps + 1;
+        // A failed step counts once, although the step planned after it is aborted too.
+        let steps = self.tally.steps + self.tally.failed_steps + 1;
         let fail = self.policy.fail_every.is_some_and(|n| steps.is_multiple_of(n));
         let (backend, clock) = (self.engine.backend_mut(), &mut self.clock);
         self.runner.collect(backend, &flight.work, fail, &mut self.tokens, clock)

@@ -11,6 +11,7 @@ a folder with a template and reads messages and arguments from standard input. N
 import datetime
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,8 @@ CALLS = TALK[:2] + [
     {"role": "tool", "tool_call_id": "call00001", "name": "get", "content": "{\"degrees\": 7}"},
     {"role": "user", "content": "Thanks"},
 ]
+NULL_CALLS = [{**message, "content": None} if "tool_calls" in message else message for message in CALLS]
+BARE_CALLS = [{name: value for name, value in message.items() if value is not None} for message in NULL_CALLS]
 
 # Name, template, messages, arguments.
 CASES = [
@@ -83,6 +86,12 @@ CASES = [
     ("python's words", "{{ true }} {{ none }} {{ [1, none, true, 1.5] }} {{ 1.0 }} {{ 10 / 4 }} {{ 7 // 2 }} {{ 7 % 3 }} {{ 2 ** 3 }} {{ \"it's\" }}", TALK, {}),
     ("operators", "{{ 'a' ~ 1 ~ none }}{{ 'a' in 'cat' }}{{ 'z' not in 'cat' }}{{ 1 < 2 and not 2 < 1 or false }}{{ 'x' if false }}{{ (1, 2)[0] }}{{ [1] + [2] }}{{ 'ab' * 2 }}{{ 1 if 0 else 2 }}{{ 'role' in messages[0] }}{{ none or 'b' }}{{ '' or 'c' }}", TALK, {}),
     ("filters", "{{ messages | map(attribute='role') | join(', ') }}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ messages | rejectattr('role', 'equalto', 'user') | map(attribute='role') | join }}{{ [3, 1, 2] | sort }}{{ [1, 2] | first }}{{ [1, 2] | last }}{{ 'a' | default('b') }}{{ nope | default('b') }}{{ none | default('c', true) }}{{ 'abc' | capitalize }}{{ 'a b' | replace(' ', '_') }}{{ '3' | int + 1 }}{{ 'abc' | list | join('-') }}{{ [1, 1, 2] | unique | list }}{{ 'abc' | reverse }}{{ [1, 2] | sum }}{{ 'x' | safe }}{{ 'line\\nline' | indent(2) }}{{ 3.7 | int }}{{ 2 | float }}{{ -1 | abs }}{{ [1, 2, 3] | max }}{{ 'a b c' | title }}{{ 'aé' | count }}{{ ['a', 'b'] | join }}{{ '%s-%s' | format('a', 1) }}{{ ' x ' | trim }}{{ messages | selectattr('tool_calls', 'defined') | list | length }}", TALK, {}),
+    ("null content", "{% for m in messages %}[{{ m.content }}{{ m['content'] | trim }}{{ m.content ~ '' }}{{ m.content + '' }}{{ m.content.strip() }}{{ 'x' in m.content }}{{ m.content | length }}{{ m.content is string }}{{ m.content or '-' }}{{ m.reasoning_content is not none }}]{% endfor %}", NULL_CALLS, {}),
+    ("absent content", "{% for m in messages %}[{{ m.content }}{{ m.content + '' }}{{ m.content is defined }}]{% endfor %}", BARE_CALLS, {}),
+    ("null content that is tested", "{% for m in messages %}{% if m['content'] is none %}calls{% else %}{{ m['content'] }}{% endif %}{% endfor %}", NULL_CALLS, {}),
+    ("null content that is tested by a name", "{% for m in messages %}{% set content = m.content %}{% if content != None %}{{ content }}{% endif %}{% endfor %}", NULL_CALLS, {}),
+    ("null content that is tested and printed", "{% for m in messages %}{{ m.content is not none }}{{ m.content }}{% endfor %}", NULL_CALLS, {}),
+    ("null content without calls", "{{ messages[0].content }}", [{"role": "user", "content": None}], {}),
     ("dictionaries", "{% set d = {'a': 1, 'b': none} %}{{ d.get('a') }}{{ d.get('z') }}{{ d.get('z', 3) }}{{ d.keys() | join }}{{ d.values() | list }}{{ d['b'] is none }}{{ d.z is defined }}{% for k in d %}{{ k }}{% endfor %}{{ dict(a=1).a }}{{ d | length }}{{ dict(d, c=2) | tojson }}", TALK, {}),
     ("unpacking", "{% for a, b in [(1, 2), (3, 4)] %}{{ a }}{{ b }}{% endfor %}{% set a, b = 1, 2 %}{{ a }}{{ b }}{% for i in range(3) %}{{ i }}{% endfor %}{% for i in range(5, 0, -2) %}{{ i }}{% endfor %}{% for m in messages | reverse %}{{ m.role }}{% endfor %}{% for m in messages[::-1] %}{{ m.role }}{% endfor %}", TALK, {}),
     ("content parts", "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{% if part.type == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{% endfor %}", [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], {}),
@@ -106,13 +115,28 @@ CONVERSATIONS = {
     "thinking": (TALK[:2], {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}),
     "tools": (TALK[:2], {"tools": [TOOL]}),
     "calls": (CALLS, {"tools": [TOOL]}),
+    "calls with null content": (NULL_CALLS, {"tools": [TOOL]}),
+    "calls without content": (BARE_CALLS, {"tools": [TOOL]}),
     "calls without a prompt": (CALLS[:-1], {"tools": [TOOL], "add_generation_prompt": False}),
 }
 # Dates would change the output, so this macro returns the format in place of a date.
 DATE = "{% macro strftime_now(format) %}{{ format }}{% endmacro %}"
 
 
+TESTS_CONTENT = re.compile(r"(?<!\w)content['\"\])\s]*(?:is\s+(?:not\s+)?|[!=]=\s*)none", re.I)
+
+
+def with_content(template, messages):
+    """Clients omit content, or send null, beside tool calls. vLLM passes an empty text to the template. transformers
+    passes null, on which only templates that test content for none rely. The others print `None` or fail."""
+    if TESTS_CONTENT.search(template):
+        return [{"content": None, **message} for message in messages]
+    calls = lambda message: message.get("tool_calls") and message.get("content") is None
+    return [{**message, "content": ""} if calls(message) else message for message in messages]
+
+
 def reference(template, messages, arguments, special):
+    messages = with_content(template, messages)
     names = {**special, "tools": None, "documents": None, "add_generation_prompt": True, **arguments, "messages": messages}
     try:
         return compile_template(template).render(**names)

@@ -39,7 +39,7 @@ impl Announcer {
         }
         let publisher = runtime
             .block_on(Publisher::bind(config))
-            .map_err(|e| Error::request(format!("cannot publish events at {endpoint}: {e}")))?;
+            .map_err(|e| Error::request(format!("cannot publish events at {e}")))?;
         Ok(Some(Self { publisher, batch: Batch::new(HASHING, page_size) }))
     }
 

@@ -3,17 +3,20 @@
 //! A connection waits for a request's headers, is busy with a request until its answer is written, or is idle. Beyond
 //! the limit, the server closes the connection that has waited longest. If all are busy, a few spare connections serve
 //! only `/health` and `/ping`.
+//!
+//! A client that closes its connection, or only its sending half, has hung up, and its request is dropped. hyper reads
+//! no further while it has bytes behind the request, so [`WatchedStream`] reads ahead to detect the end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
-use std::io;
+use std::io::{self, Read};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::{Body, HttpBody};
 use axum::http::{Request, Response};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
@@ -29,16 +32,27 @@ use super::options::{Bounds, SPARES};
 
 /// Pause after a failed `accept`, for example for lack of a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Maximum number of bytes read ahead behind a request that is not answered yet. The server drops further bytes, and
+/// closes the connection after the requests before them.
+const AHEAD_MAX: usize = 64 << 10;
 
 /// State of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     /// The client has connected, or has begun a request whose headers are incomplete.
     Header,
-    /// The server reads or answers a request.
-    Busy,
+    /// The server reads a request's body.
+    Body,
+    /// The server answers a request whose body has been read or dropped.
+    Answer,
     /// The last answer is written.
     Idle,
+}
+
+impl Phase {
+    fn is_busy(self) -> bool {
+        matches!(self, Self::Body | Self::Answer)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +106,7 @@ impl Peer {
                 (Some(since), _) => Some(since + bounds.idle),
                 (None, Phase::Header) => Some(state.since + bounds.header),
                 (None, Phase::Idle) => Some(state.since + bounds.idle),
-                (None, Phase::Busy) => None,
+                (None, Phase::Body | Phase::Answer) => None,
             };
             let late = async {
                 match deadline {
@@ -141,7 +155,7 @@ impl Table {
         let waiting = self
             .peers
             .iter()
-            .filter(|(_, (peer, is_spare))| *is_spare == spare && peer.phase() != Phase::Busy);
+            .filter(|(_, (peer, is_spare))| *is_spare == spare && !peer.phase().is_busy());
         let oldest = waiting.min_by_key(|(_, (peer, _))| peer.state.borrow().since);
         let Some(number) = oldest.map(|(&number, _)| number) else { return false };
         if let Some((peer, _)) = self.peers.remove(&number) {
@@ -200,13 +214,17 @@ async fn connection(
 ) {
     let router = TowerToHyperService::new(router);
     let service = service_fn(|request: Request<Incoming>| {
-        peer.enter(Phase::Busy);
-        let (answer, peer) = (router.call(request), Arc::clone(peer));
+        peer.enter(Phase::Body);
+        let watched = |then| WatchedPeer { peer: Arc::clone(peer), then };
+        let (read, written) = (watched(Phase::Answer), watched(Phase::Idle));
+        let answer = router.call(request.map(|body| WatchedBody { body, _peer: read }));
         async move {
-            answer.await.map(|answer: Response<Body>| answer.map(|body| AnswerBody { body, peer }))
+            answer.await.map(|answer: Response<Body>| {
+                answer.map(|body| WatchedBody { body, _peer: written })
+            })
         }
     });
-    let io = TokioIo::new(WatchedStream { stream, peer: Arc::clone(peer) });
+    let io = TokioIo::new(WatchedStream::new(stream, Arc::clone(peer)));
     let mut http = http1::Builder::new();
     let connection = http.keep_alive(!is_spare).serve_connection(io, service);
     tokio::pin!(connection);
@@ -225,20 +243,32 @@ async fn connection(
     }
 }
 
-/// Body of an answer; its connection becomes idle when the body is written.
-struct AnswerBody {
-    body: Body,
+/// Changes the phase of a busy connection when it is dropped.
+struct WatchedPeer {
     peer: Arc<Peer>,
+    then: Phase,
 }
 
-impl HttpBody for AnswerBody {
-    type Data = Bytes;
-    type Error = axum::Error;
+impl Drop for WatchedPeer {
+    fn drop(&mut self) {
+        self.peer.enter(self.then);
+    }
+}
+
+/// Body of a request or of an answer. When it is dropped, its connection enters the next phase.
+struct WatchedBody<B> {
+    body: B,
+    _peer: WatchedPeer,
+}
+
+impl<B: HttpBody + Unpin> HttpBody for WatchedBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         Pin::new(&mut self.body).poll_frame(context)
     }
 
@@ -251,16 +281,46 @@ impl HttpBody for AnswerBody {
     }
 }
 
-impl Drop for AnswerBody {
-    fn drop(&mut self) {
-        self.peer.enter(Phase::Idle);
-    }
-}
-
-/// A stream that records the start of a request, and whether its client takes bytes.
+/// A stream that records the start of a request, and whether its client takes bytes. While the server answers, the
+/// stream reads ahead, and its writes fail when the client has hung up.
 struct WatchedStream {
     stream: TcpStream,
     peer: Arc<Peer>,
+    /// Bytes read ahead, which precede those of `stream`.
+    ahead: VecDeque<u8>,
+    /// Whether bytes behind `ahead` were dropped.
+    is_cut: bool,
+}
+
+impl WatchedStream {
+    fn new(stream: TcpStream, peer: Arc<Peer>) -> Self {
+        Self { stream, peer, ahead: VecDeque::new(), is_cut: false }
+    }
+
+    /// Reads ahead while the server answers a request.
+    ///
+    /// # Errors
+    /// The client has hung up.
+    fn watch(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let mut bytes = [0; 4 << 10];
+        while self.peer.phase() == Phase::Answer {
+            let mut chunk = ReadBuf::new(&mut bytes);
+            if Pin::new(&mut self.stream).poll_read(context, &mut chunk)?.is_pending() {
+                break;
+            }
+            let chunk = chunk.filled();
+            if chunk.is_empty() {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+            self.is_cut |= self.ahead.len() + chunk.len() > AHEAD_MAX;
+            if !self.is_cut {
+                self.ahead.extend(chunk);
+            }
+            // hyper may wait for these bytes.
+            context.waker().wake_by_ref();
+        }
+        Ok(())
+    }
 }
 
 impl AsyncRead for WatchedStream {
@@ -270,7 +330,18 @@ impl AsyncRead for WatchedStream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let read = if !self.ahead.is_empty() {
+            let count = self.ahead.read(buffer.initialize_unfilled())?;
+            buffer.advance(count);
+            Poll::Ready(Ok(()))
+        } else if !self.is_cut {
+            Pin::new(&mut self.stream).poll_read(context, buffer)
+        } else if self.peer.phase() == Phase::Answer {
+            // hyper reads again after the answer.
+            Poll::Pending
+        } else {
+            Poll::Ready(Ok(()))
+        };
         if buffer.filled().len() > before && self.peer.phase() == Phase::Idle {
             self.peer.enter(Phase::Header);
         }
@@ -284,12 +355,14 @@ impl AsyncWrite for WatchedStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.watch(context)?;
         let wrote = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.peer.takes(wrote.is_ready());
         wrote
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.watch(context)?;
         Pin::new(&mut self.stream).poll_flush(context)
     }
 
@@ -302,6 +375,7 @@ impl AsyncWrite for WatchedStream {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.watch(context)?;
         let wrote = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
         self.peer.takes(wrote.is_ready());
         wrote
@@ -321,15 +395,15 @@ mod tests {
         let mut table = Table::default();
         let peers: Vec<_> = (0..3).map(|_| table.enter(3).expect("room")).collect();
         assert!(peers.iter().all(|(_, _, is_spare)| !is_spare));
-        peers[0].1.enter(Phase::Busy);
+        peers[0].1.enter(Phase::Answer);
         peers[1].1.enter(Phase::Idle);
         let (_, _, is_spare) = table.enter(3).expect("one makes room");
         assert!(!is_spare && !table.peers.contains_key(&2), "it has waited since it connected");
-        table.peers.values().for_each(|(peer, _)| peer.enter(Phase::Busy));
+        table.peers.values().for_each(|(peer, _)| peer.enter(Phase::Answer));
         for _ in 0..SPARES {
             let (_, peer, is_spare) = table.enter(3).expect("a spare one");
             assert!(is_spare);
-            peer.enter(Phase::Busy);
+            peer.enter(Phase::Answer);
         }
         assert!(table.enter(3).is_none(), "all are busy");
         peers[0].1.enter(Phase::Idle);

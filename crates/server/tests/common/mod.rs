@@ -4,6 +4,7 @@
 
 #[path = "../../../host/tests/common/mod.rs"]
 mod host;
+pub mod listening;
 
 pub use host::*;
 

@@ -1,0 +1,56 @@
+//! A server at a free port of the loopback.
+
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+/// A running server. Dropping it ends the server.
+pub struct Listening {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    /// The address without the scheme.
+    pub address: String,
+}
+
+impl Listening {
+    /// Starts a server with more arguments.
+    pub fn start(arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kvarena-server"))
+            .args(["--serve", "127.0.0.1:0", "--quiet"])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut server = Self { child, lines, address: String::new() };
+        server.address = server.line().rsplit("http://").next().expect("an address").to_owned();
+        server
+    }
+
+    /// Reads the next line that the server prints.
+    pub fn line(&mut self) -> String {
+        self.lines.next().expect("a line").expect("text")
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        TcpStream::connect(&self.address).expect("it listens")
+    }
+
+    /// Returns a metric by its name with labels.
+    pub fn metric(&self, name: &str) -> u64 {
+        let mut stream = self.connect();
+        let get = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        stream.write_all(get.as_bytes()).expect("it reads");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("it answers");
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -167,7 +167,7 @@ impl Experts {
     /// # Errors
     /// The errors of [`Source`].
     pub fn build(
-        source: &mut impl Source,
+        source: &mut dyn Source,
         name: &str,
         hidden: usize,
         config: ExpertsConfig,
@@ -297,7 +297,7 @@ fn best(numbers: &[f32], count: usize) -> Vec<usize> {
 /// Builds gpt-oss's experts. The checkpoint stores all experts in two tensors of transposed matrices; the columns of
 /// gate and up alternate.
 fn packed_experts(
-    source: &mut impl Source,
+    source: &mut dyn Source,
     name: &str,
     hidden: usize,
     config: ExpertsConfig,

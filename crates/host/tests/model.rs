@@ -12,6 +12,7 @@ use kvarena_host::config::ModelConfig;
 use kvarena_host::contiguous::greedy;
 use kvarena_host::fields::read_json;
 use kvarena_host::model::Model;
+use kvarena_host::source::Source;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::json;
 
@@ -58,7 +59,7 @@ fn tensors_come_from_the_shard_that_the_index_names() {
         let map = json!({ "model.embed_tokens.weight": "a.safetensors", "model.norm.weight": shard,
             "other": "b.safetensors" });
         dir.write("model.safetensors.index.json", json!({ "weight_map": map }).to_string());
-        Checkpoint::read(dir.path())
+        Checkpoint::open(dir.path())
     };
     let mut read = index("a.safetensors").expect("each shard holds its tensors");
     assert!(read.vector("model.embed_tokens.weight", 1).is_err(), "the matrix of shard a");

@@ -37,7 +37,7 @@ use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::runner::{Runner, Work};
-use crate::source::Random;
+use crate::source::{self, Random};
 use others::{Direction, Message, Moving, OtherRanks, Progress, begin_moves, or_end};
 
 /// The source of a model's weights.
@@ -53,10 +53,10 @@ impl WeightSource {
     /// Loads or generates a share of the weights on a device.
     ///
     /// # Errors
-    /// As [`Weights::read`] and [`Weights::random`].
+    /// As [`source::open`], [`Weights::read`] and [`Weights::random`].
     pub fn weights(&self, device: &Device, config: &ModelConfig, share: Share) -> Result<Weights> {
         match self {
-            Self::Files(dir) => Weights::read(device, config, share, dir),
+            Self::Files(dir) => Weights::read(device, config, share, &mut *source::open(dir)?),
             Self::Random(seed) => Weights::random(device, config, share, Random { seed: *seed }),
         }
     }

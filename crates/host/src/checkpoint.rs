@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use bytemuck::Pod;
@@ -13,7 +13,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::error::{Error, Result};
-use crate::fields::{Fields, read_json};
+use crate::fields::{Fields, check_content, read_json};
 use crate::matrix::Numbers;
 use crate::source::Source;
 
@@ -27,9 +27,14 @@ const HEADER_MAX: u64 = 100_000_000;
 /// The files of a directory, and the place of each tensor.
 pub struct Checkpoint {
     dir: PathBuf,
-    files: Vec<(PathBuf, File)>,
+    files: Vec<(PathBuf, Box<dyn Content>)>,
     tensors: BTreeMap<String, Tensor>,
 }
+
+/// A file, or a file's bytes in memory.
+trait Content: Read + Seek {}
+
+impl<T: Read + Seek> Content for T {}
 
 struct Tensor {
     /// Index of the file.
@@ -47,16 +52,32 @@ impl Checkpoint {
     pub fn open(dir: &Path) -> Result<Self> {
         let mut checkpoint = Self { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new() };
         for (file, assigned) in shards(dir)? {
-            checkpoint.add(&file, &assigned)?;
+            let path = dir.join(&file);
+            let opened = File::open(&path).map_err(|e| unreadable(&path, &e))?;
+            checkpoint.add(&file, Box::new(opened), &assigned)?;
         }
         Ok(checkpoint)
     }
 
+    /// Reads the header of a `model.safetensors` in memory; `dir` is for messages.
+    ///
+    /// # Errors
+    /// The content is damaged.
+    pub fn in_memory(dir: &Path, content: &'static [u8]) -> Result<Self> {
+        let mut checkpoint = Self { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new() };
+        checkpoint.add(WHOLE, Box::new(Cursor::new(content)), &BTreeSet::new())?;
+        Ok(checkpoint)
+    }
+
     /// Adds the tensors of a shard that the index assigns to it, or all tensors of a whole model, which has no index.
-    fn add(&mut self, file: &str, assigned: &BTreeSet<String>) -> Result<()> {
+    fn add(
+        &mut self,
+        file: &str,
+        mut content: Box<dyn Content>,
+        assigned: &BTreeSet<String>,
+    ) -> Result<()> {
         let path = self.dir.join(file);
-        let mut opened = File::open(&path).map_err(|e| unreadable(&path, &e))?;
-        let (data, metadata) = header(&path, &mut opened)?;
+        let (data, metadata) = header(&path, &mut *content)?;
         let tensors = metadata.tensors();
         if let Some(lost) = assigned.iter().find(|&name| !tensors.contains_key(name)) {
             let index = self.dir.join(INDEX);
@@ -72,20 +93,8 @@ impl Checkpoint {
                 self.tensors.insert(name, tensor);
             }
         }
-        self.files.push((path, opened));
+        self.files.push((path, content));
         Ok(())
-    }
-
-    /// Reads the elements of a tensor whose type has the size of `T`.
-    fn elements<T: Pod>(&self, tensor: &Tensor) -> Result<Vec<T>> {
-        let (path, file) = &self.files[tensor.file];
-        let count = tensor.info.shape.iter().product();
-        let mut elements = bytemuck::zeroed_vec(count);
-        let mut file = file; // `&File` reads and seeks.
-        file.seek(SeekFrom::Start(tensor.start))
-            .and_then(|_| file.read_exact(bytemuck::cast_slice_mut(&mut elements)))
-            .map_err(|e| unreadable(path, &e))?;
-        Ok(elements)
     }
 }
 
@@ -95,25 +104,38 @@ impl Source for Checkpoint {
             let dir = self.dir.display();
             return Err(Error::model(format!("{dir}: tensor {name} is missing")));
         };
-        let path = &self.files[tensor.file].0;
+        let (path, content) = &mut self.files[tensor.file];
         check_shape(path, name, &tensor.info.shape, shape)?;
-        match tensor.info.dtype {
-            Dtype::BF16 => self.elements(tensor).map(Numbers::Bf16),
-            Dtype::F16 => self.elements(tensor).map(Numbers::F16),
-            Dtype::F32 => self.elements(tensor).map(Numbers::F32),
-            other => Err(unsupported_dtype(path, name, other)),
-        }
+        let numbers = match tensor.info.dtype {
+            Dtype::BF16 => elements(&mut **content, tensor).map(Numbers::Bf16),
+            Dtype::F16 => elements(&mut **content, tensor).map(Numbers::F16),
+            Dtype::F32 => elements(&mut **content, tensor).map(Numbers::F32),
+            other => return Err(unsupported_dtype(path, name, other)),
+        };
+        numbers.map_err(|e| unreadable(path, &e))
     }
+}
+
+/// Reads the elements of a tensor whose type has the size of `T`.
+fn elements<T: Pod>(content: &mut dyn Content, tensor: &Tensor) -> io::Result<Vec<T>> {
+    let mut elements = bytemuck::zeroed_vec(tensor.info.shape.iter().product());
+    content.seek(SeekFrom::Start(tensor.start))?;
+    content.read_exact(bytemuck::cast_slice_mut(&mut elements))?;
+    Ok(elements)
 }
 
 /// Reads the header of a file. Returns the offset of the tensors' data, and their shapes and places in the data.
 ///
 /// # Errors
-/// The header is damaged, or does not describe a file of this length.
-fn header(path: &Path, file: &mut File) -> Result<(u64, Metadata)> {
+/// The file is a Git LFS pointer, or the header is damaged or does not describe a file of this length.
+fn header(path: &Path, file: &mut dyn Content) -> Result<(u64, Metadata)> {
     let damaged = |e: &str| Error::model(format!("{}: damaged or truncated: {e}", path.display()));
     let cannot = |e| unreadable(path, &e);
-    let bytes = file.metadata().map_err(cannot)?.len();
+    let mut start = Vec::new();
+    Read::take(&mut *file, 64).read_to_end(&mut start).map_err(cannot)?;
+    check_content(path, &start)?;
+    let bytes = file.seek(SeekFrom::End(0)).map_err(cannot)?;
+    file.rewind().map_err(cannot)?;
     let mut len = [0; 8];
     if bytes < len.len() as u64 {
         return Err(damaged(&format!("{bytes} bytes contain no header")));
@@ -194,6 +216,6 @@ fn is_plain_name(file: &str) -> bool {
     matches!(parts.next(), Some(std::path::Component::Normal(_))) && parts.next().is_none()
 }
 
-fn unreadable(path: &Path, cause: &std::io::Error) -> Error {
+fn unreadable(path: &Path, cause: &io::Error) -> Error {
     Error::model(format!("cannot read {}: {cause}", path.display()))
 }

@@ -5,6 +5,7 @@
 //! error, clock, histogram           errors; times of a run
 //! fields, family                    typed look-ups in a model's config.json; the model's family
 //! config, gemma, rope               the model's shape; fields of Gemma; rotary embedding
+//! generation                        sampling parameters of generation_config.json
 //! source, checkpoint                a model's tensors, from files or random
 //! matrix, ops, linear               matrix products, element-wise operations, projections
 //! latent, nope, experts, model      the forward pass; the caller stores K and V and computes attention
@@ -33,6 +34,7 @@ pub mod experts;
 pub mod family;
 pub mod fields;
 pub mod gemma;
+pub mod generation;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod histogram;

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Cursor, Read, Seek, SeekFrom};
+use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use bytemuck::Pod;
@@ -15,6 +15,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use crate::error::{Error, Result};
 use crate::fields::{Fields, check_content, read_json};
 use crate::matrix::Numbers;
+use crate::quantised::{self, FP8_BLOCK, MXFP4_BLOCK};
 use crate::source::Source;
 
 /// The file name of a model without shards.
@@ -36,6 +37,7 @@ trait Content: Read + Seek {}
 
 impl<T: Read + Seek> Content for T {}
 
+#[derive(Clone)]
 struct Tensor {
     /// Index of the file.
     file: usize,
@@ -96,32 +98,106 @@ impl Checkpoint {
         self.files.push((path, content));
         Ok(())
     }
+
+    /// Returns a tensor by its name in a model of text. A model of text and images has a prefix before it, or after
+    /// `model.`.
+    fn find(&self, name: &str) -> Option<Tensor> {
+        let prefixed =
+            [format!("language_model.{name}"), name.replacen("model.", "model.language_model.", 1)];
+        let found = self.tensors.get(name);
+        found.or_else(|| prefixed.iter().find_map(|name| self.tensors.get(name))).cloned()
+    }
+
+    /// Reads a tensor that is not MXFP4.
+    fn read(&mut self, name: &str, tensor: &Tensor, shape: &[usize]) -> Result<Numbers> {
+        self.check_shape(name, tensor, shape)?;
+        match (tensor.info.dtype, shape) {
+            (Dtype::BF16, _) => self.elements(tensor).map(Numbers::Bf16),
+            (Dtype::F16, _) => self.elements(tensor).map(Numbers::F16),
+            (Dtype::F32, _) => self.elements(tensor).map(Numbers::F32),
+            (Dtype::F8_E4M3, &[rows, cols]) => self.fp8(name, tensor, rows, cols),
+            _ => Err(self.unsupported_dtype(name, tensor)),
+        }
+    }
+
+    /// Reads a matrix of fp8 and its factors, `NAME_scale_inv`.
+    fn fp8(&mut self, name: &str, tensor: &Tensor, rows: usize, cols: usize) -> Result<Numbers> {
+        let name = format!("{name}_scale_inv");
+        let factors = self.find(&name).ok_or_else(|| self.missing(&name))?;
+        let blocks = [rows.div_ceil(FP8_BLOCK), cols.div_ceil(FP8_BLOCK)];
+        let factors = self.read(&name, &factors, &blocks)?.to_f32();
+        let codes: Vec<u8> = self.elements(tensor)?;
+        Ok(Numbers::Bf16(quantised::fp8(&codes, &factors, cols)))
+    }
+
+    /// Reads matrices of MXFP4, `NAME_blocks` and `NAME_scales`. The shape is that of the transposed matrices.
+    fn mxfp4(&mut self, name: &str, shape: &[usize]) -> Result<Numbers> {
+        let names = [format!("{name}_blocks"), format!("{name}_scales")];
+        let ([Some(blocks), Some(exponents)], &[count, cols, rows]) =
+            (names.each_ref().map(|name| self.find(name)), shape)
+        else {
+            return Err(self.missing(name));
+        };
+        if !cols.is_multiple_of(MXFP4_BLOCK) {
+            let what = format!("{name}: {cols} columns are not blocks of {MXFP4_BLOCK}");
+            return Err(Error::model(format!("{}: {what}", self.dir.display())));
+        }
+        let per_row = cols / MXFP4_BLOCK;
+        let shape = [count, rows, per_row, MXFP4_BLOCK / 2];
+        let blocks = self.bytes(&names[0], &blocks, &shape)?;
+        let exponents = self.bytes(&names[1], &exponents, &shape[..3])?;
+        Ok(Numbers::Bf16(quantised::mxfp4(&blocks, &exponents, rows, cols)))
+    }
+
+    /// Reads a tensor of bytes.
+    fn bytes(&mut self, name: &str, tensor: &Tensor, shape: &[usize]) -> Result<Vec<u8>> {
+        self.check_shape(name, tensor, shape)?;
+        match tensor.info.dtype {
+            Dtype::U8 => self.elements(tensor),
+            _ => Err(self.unsupported_dtype(name, tensor)),
+        }
+    }
+
+    /// Reads the elements of a tensor whose type has the size of `T`.
+    fn elements<T: Pod>(&mut self, tensor: &Tensor) -> Result<Vec<T>> {
+        let (path, content) = &mut self.files[tensor.file];
+        let mut elements = bytemuck::zeroed_vec(tensor.info.shape.iter().product());
+        content
+            .seek(SeekFrom::Start(tensor.start))
+            .and_then(|_| content.read_exact(bytemuck::cast_slice_mut(&mut elements)))
+            .map_err(|e| unreadable(path, &e))?;
+        Ok(elements)
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        Error::model(format!("{}: tensor {name} is missing", self.dir.display()))
+    }
+
+    fn check_shape(&self, name: &str, tensor: &Tensor, expected: &[usize]) -> Result<()> {
+        let (actual, path) = (&tensor.info.shape[..], self.files[tensor.file].0.display());
+        match actual == expected {
+            true => Ok(()),
+            false => Err(Error::model(format!(
+                "{path}: tensor {name} has shape {actual:?}, but config.json implies {expected:?}"
+            ))),
+        }
+    }
+
+    fn unsupported_dtype(&self, name: &str, tensor: &Tensor) -> Error {
+        let (path, dtype) = (self.files[tensor.file].0.display(), tensor.info.dtype);
+        Error::model(format!(
+            "{path}: tensor {name} is {dtype:?}, only BF16, F16, F32 and matrices of F8_E4M3 are implemented"
+        ))
+    }
 }
 
 impl Source for Checkpoint {
     fn numbers(&mut self, name: &str, shape: &[usize]) -> Result<Numbers> {
-        let Some(tensor) = self.tensors.get(name) else {
-            let dir = self.dir.display();
-            return Err(Error::model(format!("{dir}: tensor {name} is missing")));
-        };
-        let (path, content) = &mut self.files[tensor.file];
-        check_shape(path, name, &tensor.info.shape, shape)?;
-        let numbers = match tensor.info.dtype {
-            Dtype::BF16 => elements(&mut **content, tensor).map(Numbers::Bf16),
-            Dtype::F16 => elements(&mut **content, tensor).map(Numbers::F16),
-            Dtype::F32 => elements(&mut **content, tensor).map(Numbers::F32),
-            other => return Err(unsupported_dtype(path, name, other)),
-        };
-        numbers.map_err(|e| unreadable(path, &e))
+        match self.find(name) {
+            Some(tensor) => self.read(name, &tensor, shape),
+            None => self.mxfp4(name, shape),
+        }
     }
-}
-
-/// Reads the elements of a tensor whose type has the size of `T`.
-fn elements<T: Pod>(content: &mut dyn Content, tensor: &Tensor) -> io::Result<Vec<T>> {
-    let mut elements = bytemuck::zeroed_vec(tensor.info.shape.iter().product());
-    content.seek(SeekFrom::Start(tensor.start))?;
-    content.read_exact(bytemuck::cast_slice_mut(&mut elements))?;
-    Ok(elements)
 }
 
 /// Reads the header of a file. Returns the offset of the tensors' data, and their shapes and places in the data.
@@ -188,34 +264,12 @@ fn shards(dir: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     Ok(names)
 }
 
-/// Checks a tensor's shape; `path` is for the message.
-///
-/// # Errors
-/// The shape differs from the one that the config implies.
-fn check_shape(path: &Path, tensor: &str, actual: &[usize], expected: &[usize]) -> Result<()> {
-    if actual == expected {
-        return Ok(());
-    }
-    Err(Error::model(format!(
-        "{}: tensor {tensor} has shape {actual:?}, but config.json implies {expected:?}",
-        path.display()
-    )))
-}
-
-/// Returns the error for a tensor of another element type than BF16, F16 and F32; `path` is for the message.
-fn unsupported_dtype(path: &Path, tensor: &str, dtype: Dtype) -> Error {
-    let path = path.display();
-    Error::model(format!(
-        "{path}: tensor {tensor} is {dtype:?}, only BF16, F16 and F32 are implemented"
-    ))
-}
-
 /// Returns whether a shard's name is a file name without a folder, so that it stays inside the directory.
 fn is_plain_name(file: &str) -> bool {
     let mut parts = Path::new(file).components();
     matches!(parts.next(), Some(std::path::Component::Normal(_))) && parts.next().is_none()
 }
 
-fn unreadable(path: &Path, cause: &io::Error) -> Error {
+fn unreadable(path: &Path, cause: &std::io::Error) -> Error {
     Error::model(format!("cannot read {}: {cause}", path.display()))
 }

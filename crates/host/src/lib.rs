@@ -6,7 +6,7 @@
 //! fields, family                    typed look-ups in a model's config.json; the model's family
 //! config, gemma, rope               the model's shape; fields of Gemma; rotary embedding
 //! generation                        sampling parameters of generation_config.json
-//! source, checkpoint                a model's tensors, from files or random
+//! source, checkpoint, quantised     a model's tensors, from files or random; published formats of 8 and 4 bits
 //! matrix, ops, linear               matrix products, element-wise operations, projections
 //! latent, nope, experts, model      the forward pass; the caller stores K and V and computes attention
 //! contiguous                        the forward pass with contiguous K and V, for checks
@@ -45,6 +45,7 @@ pub mod memory;
 pub mod model;
 pub mod nope;
 pub mod ops;
+pub mod quantised;
 pub mod request;
 pub mod rope;
 pub mod runner;

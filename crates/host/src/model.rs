@@ -373,11 +373,11 @@ impl Layer {
             _ => None,
         };
         let o = Linear::build(source, &name("self_attn.o_proj"), hidden, attended, bias)?;
-        let rest = match config.experts.filter(|experts| index >= experts.first_layer) {
-            Some(experts) => Rest::Experts(Experts::build(source, &name("mlp"), hidden, experts)?),
+        let part = if config.nope.is_some() { "feed_forward" } else { "mlp" };
+        let rest = match config.experts.filter(|experts| experts.is_in(index)) {
+            Some(experts) => Rest::Experts(Experts::build(source, &name(part), hidden, experts)?),
             None => {
                 let size = (hidden, config.intermediate);
-                let part = if config.nope.is_some() { "feed_forward" } else { "mlp" };
                 let mlp = Mlp::build(source, &name(part), size, config.mlp_bias)?;
                 Rest::Mlp(Mlp { activation: config.activation, ..mlp })
             }

@@ -185,10 +185,14 @@ fn content(value: &Value) -> std::result::Result<Option<String>, String> {
     }
 }
 
-/// Returns a part of a message; only text is supported.
+/// Returns a part of a message; only text is supported, also by models that read images.
 fn part(value: &Value) -> std::result::Result<&str, String> {
     match (&value["type"], &value["text"]) {
         (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text),
+        (Value::String(kind), _) if kind != "text" => Err(format!(
+            "content: parts of type {} are not served, only text",
+            brief(&value["type"])
+        )),
         _ => Err(format!("content: {} is no part of type text", brief(value))),
     }
 }

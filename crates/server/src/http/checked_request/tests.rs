@@ -145,7 +145,7 @@ fn a_prediction_is_a_text_or_parts_of_it() {
         (json!({ "type": "content", "content": 4 }), "4 is no text"),
         (
             json!({ "type": "content", "content": [{ "type": "image_url" }] }),
-            "no part of type text",
+            "parts of type \"image_url\" are not served",
         ),
         (json!({ "type": "content", "content": "4 x" }), "\"x\" is not a token id"),
         (json!({ "type": "content", "content": "4 100" }), "100"),
@@ -350,6 +350,8 @@ fn stop_tokens_are_bounded() {
 
 #[test]
 fn invalid_chats_are_refused() {
+    // The type is named even if a long image precedes it.
+    let image = json!({ "image_url": { "url": "x".repeat(100) }, "type": "image_url" });
     for (messages, words) in [
         (json!(null), "missing"),
         (json!("hello"), "no list"),
@@ -358,7 +360,8 @@ fn invalid_chats_are_refused() {
         (json!([{ "role": "user" }]), "content is missing"),
         (json!([{ "role": 1, "content": "1" }]), "role: 1"),
         (json!([{ "role": "user", "content": 1 }]), "content: 1"),
-        (json!([{ "role": "user", "content": [{ "type": "image_url" }] }]), "type text"),
+        (json!([{ "role": "user", "content": [image] }]), "parts of type \"image_url\""),
+        (json!([{ "role": "user", "content": [{ "type": "text" }] }]), "no part of type text"),
         (json!([{ "role": "user", "content": "word" }]), "not a token id"),
     ] {
         refuses(chat(json!({ "messages": messages })), 400, "messages", words);

@@ -1,4 +1,5 @@
-//! `config.json` of a Hugging Face model directory: the model's family and shape.
+//! `config.json` of a Hugging Face model directory: the model's family and shape. A model of texts and images has the
+//! fields of its text model, the only part that the host runs, in `text_config`.
 //!
 //! Parsing rejects models that the forward pass on the CPU does not support. `gpu/shape.rs` checks the limits of the
 //! GPU's kernels.
@@ -17,7 +18,11 @@ use crate::gemma::{self, WindowHeads};
 use crate::latent::LatentConfig;
 use crate::linear::Activation;
 use crate::nope::NopeConfig;
+use crate::quantised;
 use crate::rope::Rope;
+
+/// The field for an output projection that is the embedding.
+const TIED: &str = "tie_word_embeddings";
 
 /// The shape of a model.
 #[derive(Clone, PartialEq, Debug)]
@@ -106,28 +111,31 @@ impl ModelConfig {
     /// # Errors
     /// As [`ModelConfig::read`].
     pub fn parse(path: &Path, value: &Value) -> Result<Self> {
-        let fields = Fields::new(path, value)?;
-        let family = Family::parse(&fields)?;
-        if fields.get("quantization_config").is_some() {
-            return Err(fields.wrong("quantization_config: quantised weights are not implemented"));
-        }
-        let activation = activation(&fields, family)?;
+        let whole = Fields::new(path, value)?;
+        let family = Family::parse(&whole)?;
+        let text = whole.object("text_config")?;
+        let fields = text.as_ref().unwrap_or(&whole);
+        [fields, &whole].into_iter().try_for_each(|part| quantised::check(part, family))?;
+        let activation = activation(fields, family)?;
         let gemma = family.norms_outputs();
         if gemma {
-            gemma::check(&fields, family)?;
+            gemma::check(fields, family)?;
         }
         let hidden = fields.size("hidden_size")?;
-        let q_heads = fields.size("num_attention_heads")?;
+        let q_heads = match gemma {
+            true => fields.size_or("num_attention_heads", gemma::Q_HEADS)?,
+            false => fields.size("num_attention_heads")?,
+        };
         let latent = match family {
-            Family::DeepseekV3 => Some(LatentConfig::parse(&fields)?),
+            Family::DeepseekV3 => Some(LatentConfig::parse(fields)?),
             _ => None,
         };
         let nope = match family {
-            Family::Llama4 => Some(NopeConfig::parse(&fields)?),
+            Family::Llama4 => Some(NopeConfig::parse(fields)?),
             _ => None,
         };
         let (kv_heads, head_dim, window_heads, k_is_v) =
-            heads(&fields, family, (hidden, q_heads), latent)?;
+            heads(fields, family, (hidden, q_heads), latent)?;
         let rotated = latent.map_or(head_dim, |latent| latent.rope);
         if !rotated.is_multiple_of(2) {
             return Err(
@@ -139,18 +147,20 @@ impl ModelConfig {
             return Err(fields.wrong(&format!("rms_norm_eps {norm_eps} is negative")));
         }
         let layers = fields.size("num_hidden_layers")?;
-        let default_len = if family == Family::Llama { 2048 } else { 32768 };
-        let (rope, window_rope) = ropes(&fields, family, rotated, window_heads)?;
+        let (rope, window_rope) = ropes(fields, family, rotated, window_heads)?;
         let scale = match &latent {
             Some(latent) => rope.logit_factor / ((latent.nope + latent.rope) as f32).sqrt(),
             None if family == Family::Gemma4 => 1.0,
             None if gemma => 1.0 / (fields.size_or("query_pre_attn_scalar", 256)? as f32).sqrt(),
             None => 1.0 / (head_dim as f32).sqrt(),
         };
-        let attention_bias = attention_bias(&fields, family)?;
+        let attention_bias = attention_bias(fields, family)?;
         let config = Self {
             family,
-            vocab: fields.size("vocab_size")?,
+            vocab: match family {
+                Family::Gemma3 => fields.size_or("vocab_size", gemma::VOCAB)?,
+                _ => fields.size("vocab_size")?,
+            },
             hidden,
             intermediate: match family {
                 Family::Llama4 => fields.size("intermediate_size_mlp")?,
@@ -165,24 +175,24 @@ impl ModelConfig {
             value_dim: latent.map_or(head_dim, |latent| latent.rank),
             scale,
             latent,
-            experts: ExpertsConfig::parse(&fields, family)?,
+            experts: ExpertsConfig::parse(fields, family)?,
             norm_eps,
-            max_len: fields.size_or("max_position_embeddings", default_len)?,
+            max_len: fields.size_or("max_position_embeddings", default_len(family))?,
             rope,
             window_rope,
             embedding_scale: if gemma { (hidden as f32).sqrt() } else { 1.0 },
-            logit_cap: gemma::logit_cap(&fields, family)?,
+            logit_cap: gemma::logit_cap(fields, family)?,
             activation,
-            tied: match fields.get("tie_word_embeddings") {
+            tied: match [fields, &whole].into_iter().find(|part| part.get(TIED).is_some()) {
                 None => gemma,
-                Some(_) => fields.flag("tie_word_embeddings")?,
+                Some(part) => part.flag(TIED)?,
             },
             attention_bias,
             mlp_bias: fields.flag("mlp_bias")?,
-            windows: windows(&fields, family, layers)?,
+            windows: windows(fields, family, layers)?,
             chunks: nope.as_ref().map_or(vec![None; layers], NopeConfig::chunks),
             nope,
-            eos: fields.tokens("eos_token_id")?,
+            eos: eos(&[fields, &whole])?,
         };
         // Layers of one shape also work in a single group. Layers of two shapes do not.
         match config.find_groups() {
@@ -244,6 +254,27 @@ impl ModelConfig {
     }
 }
 
+/// Returns the default of a model's maximum length.
+fn default_len(family: Family) -> usize {
+    match family {
+        Family::Llama => 2048,
+        Family::DeepseekV3 => 4096,
+        Family::Qwen3 => 32768,
+        Family::GptOss | Family::Gemma3 | Family::Gemma4 | Family::Llama4 => 131_072,
+    }
+}
+
+/// Returns the tokens that end a generation by any of the parts of a config.
+fn eos(parts: &[&Fields<'_>]) -> Result<Vec<u32>> {
+    let mut eos = Vec::new();
+    for part in parts {
+        eos.extend(part.tokens("eos_token_id")?);
+    }
+    eos.sort_unstable();
+    eos.dedup();
+    Ok(eos)
+}
+
 /// Returns the activation of MLPs; rejects an activation that the family does not have.
 fn activation(fields: &Fields<'_>, family: Family) -> Result<Activation> {
     let (field, name, activation) = match family {
@@ -268,7 +299,8 @@ fn heads(
     (hidden, q_heads): (usize, usize),
     latent: Option<LatentConfig>,
 ) -> Result<(usize, usize, Option<WindowHeads>, bool)> {
-    let kv_heads = fields.size_or("num_key_value_heads", q_heads)?;
+    let default = if family.norms_outputs() { gemma::KV_HEADS } else { q_heads };
+    let kv_heads = fields.size_or("num_key_value_heads", default)?;
     let may_share = |kv_heads: usize| match q_heads.is_multiple_of(kv_heads) {
         true => Ok(()),
         false => Err(fields

@@ -2,7 +2,10 @@
 //!
 //! DeepSeek V3 scores experts by sigmoids. A correction bias affects the choice of groups and experts, but not the
 //! weights. All tokens also use the shared expert, if there is one. gpt-oss weights the chosen experts by the softmax
-//! of their logits. Outputs are added in ascending order of experts, after the shared expert's output.
+//! of their logits. Llama 4 multiplies the inputs of the chosen experts by the sigmoids of their logits, and also has a
+//! shared expert. Outputs are added in ascending order of experts, after the shared expert's output.
+
+use serde_json::{Value, json};
 
 use crate::error::Result;
 use crate::family::Family;
@@ -29,6 +32,8 @@ pub enum Routing {
     },
     /// gpt-oss.
     Softmax,
+    /// Llama 4: the weights multiply the inputs of experts, not their outputs.
+    Sigmoid,
 }
 
 /// The experts of a model.
@@ -36,6 +41,8 @@ pub enum Routing {
 pub struct ExpertsConfig {
     /// The first layer with experts.
     pub first_layer: usize,
+    /// Layers from one layer with experts to the next.
+    pub step: usize,
     /// Number of experts of a layer, without the shared one.
     pub count: usize,
     /// Number of experts of one token, without the shared one.
@@ -55,9 +62,11 @@ impl ExpertsConfig {
     /// A field is missing, invalid, contradicts another one, or requests an unsupported method.
     pub fn parse(fields: &Fields<'_>, family: Family) -> Result<Option<Self>> {
         let config = match family {
-            Family::Llama | Family::Qwen3 | Family::Gemma3 | Family::Gemma4 | Family::Llama4 => {
-                return Ok(None);
-            }
+            Family::Llama | Family::Qwen3 | Family::Gemma3 | Family::Gemma4 => return Ok(None),
+            Family::Llama4 => match Self::llama4(fields)? {
+                Some(config) => config,
+                None => return Ok(None),
+            },
             Family::DeepseekV3 => Self::deepseek(fields)?,
             Family::GptOss => {
                 if fields.number_or("swiglu_limit", LIMIT.into())? != f64::from(LIMIT) {
@@ -67,6 +76,7 @@ impl ExpertsConfig {
                 }
                 Self {
                     first_layer: 0,
+                    step: 1,
                     count: fields.size("num_local_experts")?,
                     per_token: fields.size_or("num_experts_per_tok", 4)?,
                     intermediate: fields.size("intermediate_size")?,
@@ -81,6 +91,44 @@ impl ExpertsConfig {
             return Err(fields.wrong(&what));
         }
         Ok(Some(config))
+    }
+
+    /// Returns whether a layer has experts.
+    pub fn is_in(&self, layer: usize) -> bool {
+        layer >= self.first_layer && (layer - self.first_layer).is_multiple_of(self.step)
+    }
+
+    /// Returns Llama 4's experts, if any layer has them. `moe_layers` names these layers; without it, every
+    /// `interleave_moe_layer_step`-th layer has experts.
+    fn llama4(fields: &Fields<'_>) -> Result<Option<Self>> {
+        let layers = fields.size("num_hidden_layers")?;
+        let step = fields.size_or("interleave_moe_layer_step", 1)?;
+        let (first_layer, step) = match fields.get("moe_layers") {
+            None => (step - 1, step),
+            Some(Value::Array(list)) if list.is_empty() => return Ok(None),
+            Some(list) => {
+                let at = |i: usize| list.get(i).and_then(Value::as_u64).map(|n| n as usize);
+                let first = at(0).unwrap_or(layers);
+                let step = at(1).and_then(|next| next.checked_sub(first)).unwrap_or(layers).max(1);
+                let evenly: Vec<_> = (first..layers).step_by(step).collect();
+                if evenly.is_empty() || *list != json!(evenly) {
+                    let what =
+                        "moe_layers: only evenly spaced layers up to the last are implemented";
+                    return Err(fields.wrong(what));
+                }
+                (first, step)
+            }
+        };
+        let intermediate = fields.size("intermediate_size")?;
+        Ok(Some(Self {
+            first_layer,
+            step,
+            count: fields.size_or("num_local_experts", 16)?,
+            per_token: fields.size_or("num_experts_per_tok", 1)?,
+            intermediate,
+            shared: intermediate,
+            routing: Routing::Sigmoid,
+        }))
     }
 
     fn deepseek(fields: &Fields<'_>) -> Result<Self> {
@@ -115,6 +163,7 @@ impl ExpertsConfig {
         };
         Ok(Self {
             first_layer: fields.count_or("first_k_dense_replace", 0)?,
+            step: 1,
             count,
             per_token,
             intermediate,
@@ -155,7 +204,8 @@ pub struct ExpertsWork {
     logits: Vec<f32>,
     /// `[tokens, per_token]`: experts and their weights.
     chosen: Vec<(usize, f32)>,
-    rows: Vec<usize>,
+    /// Tokens of an expert, and the weights of its outputs.
+    rows: Vec<(usize, f32)>,
     x: Vec<f32>,
     y: Vec<f32>,
     mlp: MlpWork,
@@ -167,16 +217,22 @@ impl Experts {
     /// # Errors
     /// The errors of [`Source`].
     pub fn build(
-        source: &mut impl Source,
+        source: &mut dyn Source,
         name: &str,
         hidden: usize,
         config: ExpertsConfig,
     ) -> Result<Self> {
         let ExpertsConfig { count, intermediate, .. } = config;
-        if config.routing == Routing::Softmax {
-            let router = Linear::build(source, &format!("{name}.router"), count, hidden, true)?;
+        if !matches!(config.routing, Routing::Grouped { .. }) {
+            let bias = config.routing == Routing::Softmax;
+            let router = Linear::build(source, &format!("{name}.router"), count, hidden, bias)?;
             let list = packed_experts(source, &format!("{name}.experts"), hidden, config)?;
-            return Ok(Self { config, router, correction: None, list, shared: None });
+            let shared = format!("{name}.shared_expert");
+            let shared = match config.shared {
+                0 => None,
+                width => Some(Mlp::build(source, &shared, (hidden, width), false)?),
+            };
+            return Ok(Self { config, router, correction: None, list, shared });
         }
         let router = Linear::build(source, &format!("{name}.gate"), count, hidden, false)?;
         let correction = source.vector(&format!("{name}.gate.e_score_correction_bias"), count)?;
@@ -219,23 +275,24 @@ impl Experts {
                 resize(out, x.len());
             }
         }
+        let scales_inputs = self.config.routing == Routing::Sigmoid;
         for (number, expert) in self.list.iter().enumerate() {
             work.rows.clear();
             work.x.clear();
             for (token, chosen) in work.chosen.chunks_exact(self.config.per_token).enumerate() {
-                if chosen.iter().any(|one| one.0 == number) {
-                    work.rows.push(token);
-                    work.x.extend_from_slice(&x[token * hidden..(token + 1) * hidden]);
-                }
+                let Some(&(_, weight)) = chosen.iter().find(|one| one.0 == number) else {
+                    continue;
+                };
+                work.rows.push((token, if scales_inputs { 1.0 } else { weight }));
+                let x = &x[token * hidden..(token + 1) * hidden];
+                let factor = if scales_inputs { weight } else { 1.0 };
+                work.x.extend(x.iter().map(|x| x * factor));
             }
             if work.rows.is_empty() {
                 continue;
             }
             expert.apply(&work.x, &mut work.y, &mut work.mlp, transposed);
-            for (&token, row) in work.rows.iter().zip(work.y.chunks_exact(hidden)) {
-                let per_token = self.config.per_token;
-                let chosen = &work.chosen[token * per_token..(token + 1) * per_token];
-                let weight = chosen.iter().find(|one| one.0 == number).expect("a chosen expert").1;
+            for (&(token, weight), row) in work.rows.iter().zip(work.y.chunks_exact(hidden)) {
                 let out = &mut out[token * hidden..(token + 1) * hidden];
                 out.iter_mut().zip(row).for_each(|(out, row)| *out += weight * row);
             }
@@ -257,13 +314,17 @@ impl Experts {
         let take = self.config.per_token;
         let Routing::Grouped { groups, kept, normalised, scaling } = self.config.routing else {
             chosen.extend(best(logits, take).into_iter().map(|i| (i, logits[i])));
+            if self.config.routing == Routing::Sigmoid {
+                chosen[first..].iter_mut().for_each(|one| one.1 = sigmoid(one.1));
+                return;
+            }
             let top = chosen[first].1;
             chosen[first..].iter_mut().for_each(|one| one.1 = (one.1 - top).exp());
             let sum: f32 = chosen[first..].iter().map(|one| one.1).sum();
             chosen[first..].iter_mut().for_each(|one| one.1 /= sum);
             return;
         };
-        let scores: Vec<f32> = logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
+        let scores: Vec<f32> = logits.iter().copied().map(sigmoid).collect();
         let correction = self.correction.as_ref().expect("grouped routing has a correction");
         let mut ranked: Vec<f32> = scores.iter().zip(correction).map(|(x, y)| x + y).collect();
         let size = ranked.len() / groups;
@@ -285,6 +346,10 @@ impl Experts {
     }
 }
 
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
 /// Returns the indices of the `count` largest numbers, the largest first. Among equal numbers the lower index comes
 /// first.
 fn best(numbers: &[f32], count: usize) -> Vec<usize> {
@@ -294,35 +359,48 @@ fn best(numbers: &[f32], count: usize) -> Vec<usize> {
     places
 }
 
-/// Builds gpt-oss's experts. The checkpoint stores all experts in two tensors of transposed matrices; the columns of
-/// gate and up alternate.
+/// Builds the experts of gpt-oss and Llama 4. The checkpoint stores all experts in two tensors of transposed matrices.
+/// The columns of gate and up alternate in gpt-oss, which has biases; in Llama 4, up follows gate.
 fn packed_experts(
-    source: &mut impl Source,
+    source: &mut dyn Source,
     name: &str,
     hidden: usize,
     config: ExpertsConfig,
 ) -> Result<Vec<Mlp>> {
     let ExpertsConfig { count, intermediate, .. } = config;
-    let both = 2 * intermediate;
+    let (both, alternate) = (2 * intermediate, config.routing == Routing::Softmax);
+    let mut bias = |part: &str, cols| match alternate {
+        true => source.matrix(&format!("{name}.{part}_bias"), count, cols).map(Some),
+        false => Ok(None),
+    };
+    let (gate_up_bias, down_bias) = (bias("gate_up_proj", both)?, bias("down_proj", hidden)?);
+    let bias_of = |biases: &Option<Matrix>, i: usize| {
+        biases.as_ref().map(|biases| {
+            let mut row = vec![0.0; biases.cols()];
+            biases.row(i, &mut row);
+            row
+        })
+    };
     let gate_up = source.stack(&format!("{name}.gate_up_proj"), count, hidden, both)?;
-    let gate_up_bias = source.matrix(&format!("{name}.gate_up_proj_bias"), count, both)?;
-    let down = source.stack(&format!("{name}.down_proj"), count, intermediate, hidden)?;
-    let down_bias = source.matrix(&format!("{name}.down_proj_bias"), count, hidden)?;
-    let row = |matrix: &Matrix, i: usize| {
-        let mut row = vec![0.0; matrix.cols()];
-        matrix.row(i, &mut row);
-        row
-    };
-    let mlp = |i: usize| {
+    let halves = |i: usize| {
         let transposed = gate_up.part(i * hidden..(i + 1) * hidden).transpose();
-        let bias = row(&gate_up_bias, i);
-        let half = |side: usize| Linear {
-            weight: transposed.every_other(side),
-            bias: Some(bias.iter().skip(side).step_by(2).copied().collect()),
-        };
-        let weight = down.part(i * intermediate..(i + 1) * intermediate).transpose();
-        let down = Linear { weight, bias: Some(row(&down_bias, i)) };
-        Mlp { gate: half(0), up: half(1), down, activation: Activation::Clamped }
+        let bias = bias_of(&gate_up_bias, i);
+        [0, 1].map(|side| Linear {
+            weight: match alternate {
+                true => transposed.every_other(side),
+                false => transposed.part(side * intermediate..(side + 1) * intermediate),
+            },
+            bias: bias.as_ref().map(|bias| bias.iter().skip(side).step_by(2).copied().collect()),
+        })
     };
-    Ok((0..count).map(mlp).collect())
+    let gate_ups: Vec<_> = (0..count).map(halves).collect();
+    drop(gate_up); // So that only one of the large tensors is in memory beside the experts.
+    let down = source.stack(&format!("{name}.down_proj"), count, intermediate, hidden)?;
+    let activation = if alternate { Activation::Clamped } else { Activation::Silu };
+    let mlp = |(i, [gate, up]): (usize, [Linear; 2])| {
+        let weight = down.part(i * intermediate..(i + 1) * intermediate).transpose();
+        let down = Linear { weight, bias: bias_of(&down_bias, i) };
+        Mlp { gate, up, down, activation }
+    };
+    Ok(gate_ups.into_iter().enumerate().map(mlp).collect())
 }

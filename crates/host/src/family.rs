@@ -16,13 +16,14 @@ pub enum Family {
     DeepseekV3,
     /// `GptOssForCausalLM`: sinks, windows, mixtures of experts.
     GptOss,
-    /// `Gemma3ForCausalLM`: windows with their own rope, and norms of outputs.
+    /// `Gemma3ForCausalLM`, and the text model of `Gemma3ForConditionalGeneration`: windows with their own rope, and
+    /// norms of outputs.
     Gemma3,
-    /// `Gemma4ForCausalLM`: like Gemma 3, but the layers without a window have other heads. The host implements only
-    /// the text model, and no experts.
+    /// `Gemma4ForCausalLM`, and the text model of `Gemma4ForConditionalGeneration`: like Gemma 3, but the layers without
+    /// a window have other heads. The host implements no experts of this family.
     Gemma4,
-    /// `Llama4ForCausalLM`: layers with rotary positions read chunks; the other layers read all tokens. The host
-    /// implements only the text model, and no experts.
+    /// `Llama4ForCausalLM`, and the text model of `Llama4ForConditionalGeneration`: layers with rotary positions read
+    /// chunks, the other layers read all tokens; mixtures of experts.
     Llama4,
 }
 
@@ -62,13 +63,19 @@ impl Family {
             "Qwen3ForCausalLM" | "qwen3" => Ok(Self::Qwen3),
             "DeepseekV3ForCausalLM" | "deepseek_v3" => Ok(Self::DeepseekV3),
             "GptOssForCausalLM" | "gpt_oss" => Ok(Self::GptOss),
-            "Gemma3ForCausalLM" | "gemma3_text" => Ok(Self::Gemma3),
-            "Gemma4ForCausalLM" | "gemma4_text" => Ok(Self::Gemma4),
-            "Llama4ForCausalLM" | "llama4_text" => Ok(Self::Llama4),
+            "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "gemma3_text" | "gemma3" => {
+                Ok(Self::Gemma3)
+            }
+            "Gemma4ForCausalLM" | "Gemma4ForConditionalGeneration" | "gemma4_text" | "gemma4" => {
+                Ok(Self::Gemma4)
+            }
+            "Llama4ForCausalLM" | "Llama4ForConditionalGeneration" | "llama4_text" | "llama4" => {
+                Ok(Self::Llama4)
+            }
             other => Err(fields.wrong(&format!(
                 "architecture {other:?} is not implemented, only LlamaForCausalLM, Qwen3ForCausalLM, \
-                 DeepseekV3ForCausalLM, GptOssForCausalLM, Gemma3ForCausalLM, Gemma4ForCausalLM and \
-                 Llama4ForCausalLM"
+                 DeepseekV3ForCausalLM, GptOssForCausalLM, and Gemma3, Gemma4 and Llama4 ForCausalLM or \
+                 ForConditionalGeneration"
             ))),
         }
     }

@@ -1,8 +1,19 @@
 //! Config fields that only Gemma 3 and Gemma 4 have.
 
+use serde_json::Value;
+
 use crate::error::Result;
 use crate::family::Family;
 use crate::fields::{Fields, is_set};
+
+/// Default number of query heads, which published configs of Gemma 3 omit.
+pub const Q_HEADS: usize = 8;
+/// Default number of heads of K and V.
+pub const KV_HEADS: usize = 4;
+/// Default number of tokens of Gemma 3's vocabulary.
+pub const VOCAB: usize = 262_208;
+/// Default of Gemma 4's `hidden_size_per_layer_input`.
+const PER_LAYER_INPUT: usize = 256;
 
 /// The heads of Gemma 4's layers with a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,10 +39,20 @@ pub fn check(fields: &Fields<'_>, family: Family) -> Result<()> {
         ],
         _ => &["attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"],
     };
+    // Text has causal attention even if images do not.
+    let is_unset = |name: &str, value: &Value| {
+        !is_set(value) || (name == "use_bidirectional_attention" && value == "vision")
+    };
     for name in unsupported {
-        if let Some(value) = fields.get(name).filter(|value| is_set(value)) {
+        if let Some(value) = fields.get(name).filter(|value| !is_unset(name, value)) {
             return Err(fields.wrong(&format!("{name} {value} is not implemented")));
         }
+    }
+    let name = "hidden_size_per_layer_input";
+    if family == Family::Gemma4 && fields.get(name).is_none() {
+        let what =
+            format!("{name} is missing, and its default {PER_LAYER_INPUT} is not implemented");
+        return Err(fields.wrong(&what));
     }
     Ok(())
 }

@@ -99,7 +99,7 @@ impl Latent {
     /// # Errors
     /// The errors of [`Source`].
     pub fn build(
-        source: &mut impl Source,
+        source: &mut dyn Source,
         name: &str,
         (hidden, heads): (usize, usize),
         config: LatentConfig,

@@ -5,7 +5,8 @@
 //! error, clock, histogram           errors; times of a run
 //! fields, family                    typed look-ups in a model's config.json; the model's family
 //! config, gemma, rope               the model's shape; fields of Gemma; rotary embedding
-//! source, checkpoint                a model's tensors, from files or random
+//! generation                        sampling parameters of generation_config.json
+//! source, checkpoint, quantised     a model's tensors, from files or random; published formats of 8 and 4 bits
 //! matrix, ops, linear               matrix products, element-wise operations, projections
 //! latent, nope, experts, model      the forward pass; the caller stores K and V and computes attention
 //! contiguous                        the forward pass with contiguous K and V, for checks
@@ -33,6 +34,7 @@ pub mod experts;
 pub mod family;
 pub mod fields;
 pub mod gemma;
+pub mod generation;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod histogram;
@@ -43,6 +45,7 @@ pub mod memory;
 pub mod model;
 pub mod nope;
 pub mod ops;
+pub mod quantised;
 pub mod request;
 pub mod rope;
 pub mod runner;

@@ -19,7 +19,7 @@ impl Linear {
     /// # Errors
     /// The errors of [`Source`].
     pub fn build(
-        source: &mut impl Source,
+        source: &mut dyn Source,
         name: &str,
         rows: usize,
         cols: usize,
@@ -79,7 +79,7 @@ impl Mlp {
     /// # Errors
     /// The errors of [`Source`].
     pub fn build(
-        source: &mut impl Source,
+        source: &mut dyn Source,
         name: &str,
         (hidden, intermediate): (usize, usize),
         bias: bool,

@@ -75,6 +75,15 @@ impl Numbers {
         wide
     }
 
+    /// Returns all elements in bf16, rounded if necessary.
+    pub fn into_bf16(self) -> Vec<bf16> {
+        match self {
+            Self::F32(x) => x.into_iter().map(bf16::from_f32).collect(),
+            Self::F16(x) => x.into_iter().map(|x| bf16::from_f32(x.to_f32())).collect(),
+            Self::Bf16(x) => x,
+        }
+    }
+
     /// Does the same as [`Numbers::widen`], inlined into a caller that is compiled for the chosen vector instructions.
     #[inline(always)]
     fn widen_here(&self, start: usize, wide: &mut [f32]) {

@@ -7,7 +7,6 @@ use std::path::Path;
 
 use kvarena::Reach;
 
-use crate::checkpoint::Checkpoint;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::Result;
@@ -17,7 +16,7 @@ use crate::latent::{Latent, LatentWork};
 use crate::linear::{Linear, Mlp, MlpWork, resize};
 use crate::matrix::Matrix;
 use crate::ops::{self, Angles};
-use crate::source::Source;
+use crate::source::{self, Source};
 
 /// The inputs of one layer's attention.
 #[derive(Clone, Copy, Debug)]
@@ -143,14 +142,14 @@ impl Model {
     /// # Errors
     /// All errors of `config.rs` and `checkpoint.rs`.
     pub fn read(dir: &Path) -> Result<Self> {
-        Self::build(ModelConfig::read(dir)?, &mut Checkpoint::read(dir)?)
+        Self::build(ModelConfig::read(dir)?, &mut *source::open(dir)?)
     }
 
     /// Builds the model of `config` from the tensors of `source`.
     ///
     /// # Errors
     /// The errors of `source`.
-    pub fn build(config: ModelConfig, source: &mut impl Source) -> Result<Self> {
+    pub fn build(config: ModelConfig, source: &mut dyn Source) -> Result<Self> {
         let (vocab, hidden) = (config.vocab, config.hidden);
         let layer = |i| Layer::build(&config, source, i);
         let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
@@ -356,7 +355,7 @@ impl Model {
 }
 
 impl Layer {
-    fn build(config: &ModelConfig, source: &mut impl Source, index: usize) -> Result<Self> {
+    fn build(config: &ModelConfig, source: &mut dyn Source, index: usize) -> Result<Self> {
         let ModelConfig { hidden, q_heads, .. } = *config;
         let (_, head_dim) = config.heads_of(index);
         let name = |part: &str| format!("model.layers.{index}.{part}");
@@ -374,11 +373,11 @@ impl Layer {
             _ => None,
         };
         let o = Linear::build(source, &name("self_attn.o_proj"), hidden, attended, bias)?;
-        let rest = match config.experts.filter(|experts| index >= experts.first_layer) {
-            Some(experts) => Rest::Experts(Experts::build(source, &name("mlp"), hidden, experts)?),
+        let part = if config.nope.is_some() { "feed_forward" } else { "mlp" };
+        let rest = match config.experts.filter(|experts| experts.is_in(index)) {
+            Some(experts) => Rest::Experts(Experts::build(source, &name(part), hidden, experts)?),
             None => {
                 let size = (hidden, config.intermediate);
-                let part = if config.nope.is_some() { "feed_forward" } else { "mlp" };
                 let mlp = Mlp::build(source, &name(part), size, config.mlp_bias)?;
                 Rest::Mlp(Mlp { activation: config.activation, ..mlp })
             }
@@ -418,12 +417,7 @@ impl Layer {
 }
 
 /// Returns the weight of a norm. Gemma 3's checkpoints store its difference from 1.
-fn norm(
-    config: &ModelConfig,
-    source: &mut impl Source,
-    name: &str,
-    len: usize,
-) -> Result<Vec<f32>> {
+fn norm(config: &ModelConfig, source: &mut dyn Source, name: &str, len: usize) -> Result<Vec<f32>> {
     let mut weight = source.vector(name, len)?;
     if config.family == Family::Gemma3 {
         weight.iter_mut().for_each(|w| *w += 1.0);
@@ -434,7 +428,7 @@ fn norm(
 /// Builds a layer's projections to the heads of q, k and v.
 fn heads(
     config: &ModelConfig,
-    source: &mut impl Source,
+    source: &mut dyn Source,
     index: usize,
     name: impl Fn(&str) -> String,
 ) -> Result<Projections> {

@@ -33,15 +33,10 @@ impl NopeConfig {
     /// Reads `no_rope_layers` or `no_rope_layer_interval`, and the fields that belong to them.
     ///
     /// # Errors
-    /// Layers with experts, a chunk that is not a power of two, lists that contradict each other or the number of
-    /// layers, or a field that is missing or invalid.
+    /// A chunk that is not a power of two, lists that contradict each other or the number of layers, or a field that is
+    /// missing or invalid.
     pub fn parse(fields: &Fields<'_>) -> Result<Self> {
         let layers = fields.size("num_hidden_layers")?;
-        if !fields.get("moe_layers").and_then(Value::as_array).is_some_and(Vec::is_empty) {
-            return Err(
-                fields.wrong("experts of Llama 4 are not implemented: moe_layers is not []")
-            );
-        }
         let chunk = fields.size("attention_chunk_size")? as u32;
         if !chunk.is_power_of_two() {
             return Err(
@@ -121,8 +116,7 @@ mod tests {
     use crate::fields::Fields;
 
     fn parse(changes: Value) -> Result<NopeConfig, String> {
-        let mut config =
-            json!({"num_hidden_layers": 8, "attention_chunk_size": 32, "moe_layers": []});
+        let mut config = json!({"num_hidden_layers": 8, "attention_chunk_size": 32});
         let changes = changes.as_object().expect("an object").clone();
         config.as_object_mut().expect("an object").extend(changes);
         let fields = Fields::new(Path::new("config.json"), &config).expect("an object");
@@ -142,8 +136,6 @@ mod tests {
     #[test]
     fn unsupported_config_values_are_named() {
         let refused = |changes| parse(changes).expect_err("the config is rejected");
-        assert!(refused(json!({"moe_layers": [1]})).contains("moe_layers"));
-        assert!(refused(json!({"moe_layers": null})).contains("moe_layers"));
         assert!(refused(json!({"attention_chunk_size": 48})).contains("48"));
         assert!(refused(json!({"no_rope_layers": [1, 0]})).contains("8 layers"));
         let types = vec!["full_attention"; 8];

@@ -164,14 +164,18 @@ fn scale_llama3(rope: &Fields<'_>, frequencies: &mut [f64]) -> Result<()> {
     let low = rope.number("low_freq_factor")?;
     let high = rope.number("high_freq_factor")?;
     let trained_len = rope.number("original_max_position_embeddings")?;
-    if low <= 0.0 || high <= low || trained_len <= 0.0 {
+    if low <= 0.0 || high < low || trained_len <= 0.0 {
         return Err(rope.wrong(&format!(
-            "llama3 rope needs 0 < low_freq_factor < high_freq_factor and a length, not {low}, {high} and {trained_len}"
+            "llama3 rope needs 0 < low_freq_factor <= high_freq_factor and a length, not {low}, {high} and {trained_len}"
         )));
     }
     for f in frequencies {
         let turns = trained_len * *f / TAU; // full turns over the training length
-        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        // Llama 4 has equal factors, and so nothing between them.
+        let kept = match turns >= high {
+            true => 1.0,
+            false => ((turns - low) / (high - low)).max(0.0),
+        };
         *f = (1.0 - kept) * *f / factor + kept * *f;
     }
     Ok(())

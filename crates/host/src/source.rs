@@ -1,5 +1,7 @@
 //! The source of tensors: a checkpoint, or a generator of random numbers.
 
+use std::path::Path;
+
 use half::bf16;
 
 use crate::checkpoint::Checkpoint;
@@ -7,41 +9,46 @@ use crate::error::Result;
 use crate::matrix::{Matrix, Numbers};
 use crate::sample::splitmix;
 
-/// Provides the tensors of a model by name.
+/// Provides the tensors of a model by name, in F32, F16 or BF16. A model requests each tensor once, so a source reads
+/// and dequantises a tensor at the request and does not keep it.
 pub trait Source {
+    /// Returns the elements of a tensor, row-major.
+    ///
+    /// # Errors
+    /// The tensor is missing or cannot be read, or has another shape or an unsupported element type.
+    fn numbers(&mut self, name: &str, shape: &[usize]) -> Result<Numbers>;
+
     /// Returns a matrix `[rows, cols]`.
     ///
     /// # Errors
-    /// The tensor is missing, or has another shape or an unsupported element type.
-    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix>;
+    /// See [`Source::numbers`].
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+        Ok(Matrix::new(rows, cols, self.numbers(name, &[rows, cols])?))
+    }
 
     /// Returns a vector `[len]`, such as the weight of a norm or a bias.
     ///
     /// # Errors
-    /// See [`Source::matrix`].
-    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>>;
+    /// See [`Source::numbers`].
+    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        Ok(self.numbers(name, &[len])?.to_f32())
+    }
 
     /// Returns `count` matrices `[rows, cols]` of one tensor, stacked by rows.
     ///
     /// # Errors
-    /// See [`Source::matrix`].
+    /// See [`Source::numbers`].
     fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
-        self.matrix(name, count * rows, cols)
+        Ok(Matrix::new(count * rows, cols, self.numbers(name, &[count, rows, cols])?))
     }
 }
 
-impl Source for Checkpoint {
-    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
-        Checkpoint::matrix(self, name, rows, cols)
-    }
-
-    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
-        Checkpoint::vector(self, name, len)
-    }
-
-    fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
-        Checkpoint::stack(self, name, count, rows, cols)
-    }
+/// Opens the weights of a model directory.
+///
+/// # Errors
+/// The errors of [`Checkpoint::open`].
+pub fn open(dir: &Path) -> Result<Box<dyn Source>> {
+    Ok(Box::new(Checkpoint::open(dir)?))
 }
 
 /// Random matrices, and vectors of ones, to measure a shape without its checkpoint. Each name has its own part of the
@@ -70,17 +77,14 @@ impl Random {
 }
 
 impl Source for Random {
-    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+    fn numbers(&mut self, name: &str, shape: &[usize]) -> Result<Numbers> {
+        let count = shape.iter().product();
+        let [_, .., cols] = *shape else { return Ok(Numbers::F32(vec![1.0; count])) };
         let (mut state, scale) = (self.seed_of(name), Self::scale(cols));
         let mut number = || {
             let unit = splitmix(&mut state) >> 40; // 24 bits
             bf16::from_f32((unit as f32 / (1 << 24) as f32 - 0.5) * scale)
         };
-        let numbers = (0..rows * cols).map(|_| number()).collect();
-        Ok(Matrix::new(rows, cols, Numbers::Bf16(numbers)))
-    }
-
-    fn vector(&mut self, _: &str, len: usize) -> Result<Vec<f32>> {
-        Ok(vec![1.0; len])
+        Ok(Numbers::Bf16((0..count).map(|_| number()).collect()))
     }
 }

@@ -27,24 +27,39 @@ impl Template {
     /// # Errors
     /// An existing file cannot be read or is damaged.
     pub fn read(dir: &Path) -> Result<Option<Self>> {
-        let config_path = dir.join("tokenizer_config.json");
-        let config = if config_path.exists() { read_json(&config_path)? } else { Value::Null };
         let file = dir.join("chat_template.jinja");
-        let source = if file.exists() {
-            let bytes = read_file(&file)?;
-            String::from_utf8(bytes)
-                .map_err(|e| Error::model(format!("{}: {e}", file.display())))?
-        } else {
-            match template_of(&config) {
-                Some(source) => source.to_owned(),
-                None => return Ok(None),
-            }
-        };
+        if file.exists() {
+            return Self::from_file(&file, Some(dir)).map(Some);
+        }
+        let [config, map] = tokens_of(Some(dir))?;
+        let Some(source) = template_of(&config) else { return Ok(None) };
+        Self::parse(dir, source.to_owned(), &config, &map).map(Some)
+    }
+
+    /// Reads the template of a file. The special tokens are those of the model directory `dir`, if there is one.
+    ///
+    /// # Errors
+    /// A file cannot be read or is damaged.
+    pub fn from_file(file: &Path, dir: Option<&Path>) -> Result<Self> {
+        let source = String::from_utf8(read_file(file)?)
+            .map_err(|e| Error::model(format!("{}: {e}", file.display())))?;
+        let [config, map] = tokens_of(dir)?;
+        Self::parse(file, source, &config, &map)
+    }
+
+    /// Reads the template of the content of a `tokenizer_config.json`; `path` is for messages.
+    ///
+    /// # Errors
+    /// There is no template, or it is damaged.
+    pub fn of_config(path: &Path, config: &Value) -> Result<Self> {
+        let source = template_of(config).unwrap_or_default();
+        Self::parse(path, source.to_owned(), config, &Value::Null)
+    }
+
+    fn parse(path: &Path, source: String, config: &Value, map: &Value) -> Result<Self> {
         let environment = environment(source)
-            .map_err(|e| Error::model(format!("{}: chat template: {e}", dir.display())))?;
-        let map_path = dir.join("special_tokens_map.json");
-        let map = if map_path.exists() { read_json(&map_path)? } else { Value::Null };
-        Ok(Some(Self { environment, special: special_tokens(&config, &map) }))
+            .map_err(|e| Error::model(format!("{}: chat template: {e}", path.display())))?;
+        Ok(Self { environment, special: special_tokens(config, map) })
     }
 
     /// Returns the prompt for the assistant's next turn. `arguments` are further variables of the template. They
@@ -92,6 +107,16 @@ fn tests_content(source: &str) -> bool {
         operand.is_some_and(|operand| operand.eq_ignore_ascii_case("none"))
             && !source[..at].ends_with(is_word)
     })
+}
+
+/// Returns the contents of the files that name a directory's special tokens: `tokenizer_config.json` and
+/// `special_tokens_map.json`. Null stands for a missing file.
+fn tokens_of(dir: Option<&Path>) -> Result<[Value; 2]> {
+    let read = |name: &str| {
+        let path = dir.map(|dir| dir.join(name)).filter(|path| path.exists());
+        path.map_or(Ok(Value::Null), |path| read_json(&path))
+    };
+    Ok([read("tokenizer_config.json")?, read("special_tokens_map.json")?])
 }
 
 /// Returns the model's special tokens by name, as `transformers` collects them: strings of the tokenizer's config named

@@ -33,38 +33,54 @@ pub struct Text {
     letter: Option<u32>,
 }
 
-/// A prompt as text.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Rendered {
-    /// The text.
-    pub text: String,
-    /// Whether the tokenizer must add its special tokens. The output of a template already contains them.
-    pub special: bool,
-}
-
 impl Text {
-    /// Reads `tokenizer.json`, and the chat template of `chat_template.jinja` or `tokenizer_config.json`. Without
-    /// `tokenizer.json` it reads nothing.
+    /// Reads `tokenizer.json`, if there is one, and the chat template of `chat_template.jinja` or
+    /// `tokenizer_config.json`. `template` replaces this template.
     ///
     /// # Errors
-    /// An existing file is unreadable or damaged, or the tokenizer has tokens beyond the model's vocabulary.
-    pub fn read(dir: &Path, vocab: usize) -> Result<Self> {
+    /// An existing file is unreadable or damaged, or see [`Text::parse`].
+    pub fn read(dir: &Path, vocab: usize, template: Option<Template>) -> Result<Self> {
+        let template = match template {
+            Some(template) => Some(template),
+            None => Template::read(dir)?,
+        };
         let path = dir.join("tokenizer.json");
-        if !path.exists() {
-            return Ok(Self::default());
+        match path.exists() {
+            true => Self::parse(&path, &read_file(&path)?, vocab, template),
+            false => Ok(Self::without_tokenizer(template)),
         }
-        let tokenizer = Tokenizer::from_bytes(read_file(&path)?)
-            .map_err(|e| Error::model(format!("{}: {e}", path.display())))?;
-        let vocabulary = tokenizer.get_vocab(true);
-        let longest = vocabulary.keys().map(String::len).max().unwrap_or(1);
-        let past = vocabulary.into_iter().max_by_key(|(_, id)| *id);
-        if let Some((token, id)) = past.filter(|(_, id)| *id as usize >= vocab) {
-            return Err(Error::model(format!(
-                "{}: token {token:?} has id {id}, but the model's vocabulary has {vocab} tokens",
-                path.display()
+    }
+
+    /// Reads the content of a `tokenizer.json`; `path` is for messages. Ignores the sections `truncation` and
+    /// `padding`, as the reference does: they are left from training.
+    ///
+    /// # Errors
+    /// The content is damaged, or a token other than an added one is beyond the model's vocabulary. Published folders
+    /// have added tokens beyond it, for images; [`Limits::check`](crate::server::Limits::check) rejects their use.
+    pub fn parse(
+        path: &Path,
+        content: &[u8],
+        vocab: usize,
+        template: Option<Template>,
+    ) -> Result<Self> {
+        let wrong = |what: String| Error::model(format!("{}: {what}", path.display()));
+        let mut tokenizer = Tokenizer::from_bytes(content).map_err(|e| wrong(e.to_string()))?;
+        tokenizer.with_padding(None).with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+        let longest = tokenizer.get_vocab(true).keys().map(String::len).max().unwrap_or(1);
+        let added = tokenizer.get_added_tokens_decoder();
+        let mut own = tokenizer.get_vocab(false);
+        own.retain(|_, id| *id as usize >= vocab && !added.contains_key(id));
+        if let Some((token, id)) = own.into_iter().max_by_key(|(_, id)| *id) {
+            return Err(wrong(format!(
+                "token {token:?} has id {id}, but the model's vocabulary has {vocab} tokens"
             )));
         }
-        Ok(Self::new(tokenizer, Template::read(dir)?, longest))
+        Ok(Self::new(tokenizer, template, longest))
+    }
+
+    /// Returns the text of a model without a tokenizer: prompts are token ids.
+    pub fn without_tokenizer(template: Option<Template>) -> Self {
+        Self { template, ..Self::default() }
     }
 
     fn new(tokenizer: Tokenizer, template: Option<Template>, longest: usize) -> Self {
@@ -123,30 +139,34 @@ impl Text {
         }
     }
 
-    /// Returns the tokens of the prompt for the assistant's next turn. The model's template makes the prompt. Without a
-    /// template, the prompt is the joined messages.
+    /// Returns the tokens of the prompt for the assistant's next turn. The model's template makes the prompt.
     ///
     /// # Errors
-    /// The template rejects the messages, or the prompt cannot be encoded.
+    /// See [`Text::render`]; or the prompt cannot be encoded.
     pub fn chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let message = |m: &Message| json!({ "role": m.role, "content": m.content });
         let messages: Vec<Value> = messages.iter().map(message).collect();
-        let Rendered { text, special } = self.render(&messages, &Map::new())?;
-        self.encode_with(&text, special)
+        // The template's output already contains special tokens.
+        self.encode_with(&self.render(&messages, &Map::new())?, false)
     }
 
     /// Returns the text of the prompt for the assistant's next turn. `messages` have the template's form, and
     /// `arguments` are passed to the template.
     ///
     /// # Errors
-    /// The template rejects the messages.
-    pub fn render(&self, messages: &[Value], arguments: &Map<String, Value>) -> Result<Rendered> {
-        if let Some(template) = &self.template {
-            return Ok(Rendered { text: template.render(messages, arguments)?, special: false });
-        }
-        let parts: Vec<&str> = messages.iter().filter_map(|m| m["content"].as_str()).collect();
-        let between = if self.has_tokenizer() { "\n" } else { " " };
-        Ok(Rendered { text: parts.join(between), special: true })
+    /// There is no template, or it rejects the messages.
+    pub fn render(&self, messages: &[Value], arguments: &Map<String, Value>) -> Result<String> {
+        self.template()?.render(messages, arguments)
+    }
+
+    /// Returns the chat template.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn template(&self) -> Result<&Template> {
+        let missing = "the model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): \
+                       start the program with --chat-template FILE";
+        self.template.as_ref().ok_or_else(|| Error::request(missing))
     }
 }
 
@@ -220,6 +240,45 @@ mod byte_tokenizer;
 mod tests {
     use super::byte_tokenizer::byte_tokenizer;
     use super::*;
+
+    #[test]
+    fn added_tokens_past_the_vocabulary_are_accepted() {
+        let path = Path::new("tokenizer.json");
+        let parse =
+            |tokenizer: &Value| Text::parse(path, tokenizer.to_string().as_bytes(), 256, None);
+        let mut tokenizer = byte_tokenizer(256);
+        let image = "<image_soft_token>";
+        tokenizer["added_tokens"] = json!([{
+            "id": 256, "content": image, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        }]);
+        let text = parse(&tokenizer).expect("accepted");
+        assert_eq!(text.encode(&format!("a{image}b")).expect("tokens"), [97, 256, 98]);
+        // Some folders also list it in the vocabulary.
+        tokenizer["model"]["vocab"][image] = json!(256);
+        assert!(parse(&tokenizer).is_ok());
+        tokenizer["model"]["vocab"]["other"] = json!(257);
+        let error = parse(&tokenizer).err().expect("another token is past the vocabulary");
+        assert!(error.message.contains("\"other\" has id 257"), "{error}");
+    }
+
+    /// Both sections are left from training, and the reference ignores them.
+    #[test]
+    fn truncation_and_padding_are_ignored() {
+        let mut tokenizer = byte_tokenizer(256);
+        tokenizer["truncation"] = json!({
+            "direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0,
+        });
+        tokenizer["padding"] = json!({
+            "strategy": { "Fixed": 32 }, "direction": "Left", "pad_to_multiple_of": null, "pad_id": 0,
+            "pad_type_id": 0, "pad_token": "<0x00>",
+        });
+        let content = tokenizer.to_string();
+        let text = Text::parse(Path::new(""), content.as_bytes(), 256, None).expect("a tokenizer");
+        for len in [3, 16, 24, 40] {
+            assert_eq!(text.encode(&"a".repeat(len)).expect("tokens"), vec![97; len]);
+        }
+    }
 
     /// A model whose tokens are single bytes.
     fn bytes() -> Text {

@@ -12,12 +12,14 @@ use kvarena_host::config::ModelConfig;
 use kvarena_host::contiguous::greedy;
 use kvarena_host::fields::read_json;
 use kvarena_host::model::Model;
+use kvarena_host::source::Source;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::json;
 
 #[test]
 fn the_model_without_pages_generates_the_golden_tokens() {
     let others = ["deepseek-groups", "gemma3-tiny", "gemma4-tiny", "llama4-tiny"];
+    let others = others.into_iter().chain(common::PUBLISHED);
     for name in common::MODELS.into_iter().chain(common::MIXTURES).chain(others) {
         let model = Model::read(&common::dir(name)).expect("the golden model loads");
         for (number, case) in common::cases(name).iter().enumerate() {
@@ -58,7 +60,7 @@ fn tensors_come_from_the_shard_that_the_index_names() {
         let map = json!({ "model.embed_tokens.weight": "a.safetensors", "model.norm.weight": shard,
             "other": "b.safetensors" });
         dir.write("model.safetensors.index.json", json!({ "weight_map": map }).to_string());
-        Checkpoint::read(dir.path())
+        Checkpoint::open(dir.path())
     };
     let mut read = index("a.safetensors").expect("each shard holds its tensors");
     assert!(read.vector("model.embed_tokens.weight", 1).is_err(), "the matrix of shard a");

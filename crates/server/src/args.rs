@@ -22,6 +22,10 @@ pub struct Args {
     #[arg(long, value_name = "DIR", conflicts_with = "random_model")]
     pub model: Option<PathBuf>,
 
+    /// A file with the chat template (Jinja), instead of the model's own.
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+
     /// Random weights in a model's shape, for measuring.
     #[arg(long, value_name = "SHAPE")]
     pub random_model: Option<Shape>,
@@ -76,17 +80,19 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub n: u32,
 
-    /// Temperature of the draws; 0 is greedy [default: 0, but 1 for requests over HTTP].
+    /// Temperature of the draws; 0 is greedy [default: 0, but over HTTP the model's recommendation, or 1].
     #[arg(long)]
     pub temperature: Option<f32>,
 
-    /// Draw from this many of the most likely tokens; 0: from all.
-    #[arg(long, default_value_t = 0)]
-    pub top_k: u32,
+    /// Draw from this many of the most likely tokens; 0: from all [default: 0, but over HTTP the model's
+    /// recommendation].
+    #[arg(long)]
+    pub top_k: Option<u32>,
 
-    /// Draw from the most likely tokens that together reach this probability.
-    #[arg(long, default_value_t = 1.0)]
-    pub top_p: f32,
+    /// Draw from the most likely tokens that together reach this probability [default: 1, but over HTTP the model's
+    /// recommendation].
+    #[arg(long)]
+    pub top_p: Option<f32>,
 
     /// Seed of the draws, and of random weights and requests.
     #[arg(long, default_value_t = 0)]
@@ -227,8 +233,8 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub common: u32,
 
-    /// Check in every setting that a GPU's logits are within bounds of the CPU's.
-    #[arg(long, conflicts_with_all = ["chat", "prompt", "requests"])]
+    /// Check in every setting that a GPU's logits are within bounds of the CPU's: of --model, or of two built-in models.
+    #[arg(long, conflicts_with_all = ["chat", "prompt", "requests", "random_model"])]
     pub check: bool,
 
     /// Threads for matrix products and attention [default: all cores].

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! args, setup         the command line, and its conversion to a model, an engine's config and requests
+//! built_in            the models that the program contains
 //! chat, demo, output  the program on a terminal
 //! http                OpenAI's API around the serving loop
 //! gpu                 set-up, checks and benches of the host on a GPU (feature `cuda`)
@@ -10,6 +11,7 @@
 #![deny(missing_docs, unsafe_code)]
 
 pub mod args;
+pub mod built_in;
 pub mod chat;
 pub mod demo;
 #[cfg(feature = "cuda")]

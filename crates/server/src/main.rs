@@ -6,13 +6,14 @@ use std::process::ExitCode;
 use clap::Parser;
 use kvarena::{CpuOptions, Engine, EngineConfig, LabelChannels};
 use kvarena_host::calibrate::{self, Calibrating};
+use kvarena_host::config::ModelConfig;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::error::{Error, Result};
+use kvarena_host::generation::Generation;
 use kvarena_host::memory;
-use kvarena_host::model::Model;
 use kvarena_host::request::Request;
 use kvarena_host::runner::Runner;
-use kvarena_host::server::Server;
+use kvarena_host::server::{Limits, Server};
 use kvarena_host::sparse::Sparse;
 use kvarena_host::sparse::change::{Change, Count, RecordedTokens};
 use kvarena_host::sparse::channels;
@@ -24,7 +25,7 @@ use kvarena_server::chat::{Console, Interrupt, chat};
 use kvarena_server::demo;
 use kvarena_server::http;
 use kvarena_server::output::{Form, Printer};
-use kvarena_server::setup;
+use kvarena_server::setup::{self, Work};
 use serde_json::json;
 
 /// The state of Ctrl-C.
@@ -75,21 +76,24 @@ fn run(args: &Args) -> Result<()> {
 }
 
 fn on_cpu(args: &Args) -> Result<()> {
-    let (model, text) = setup::model(args)?;
+    let (shape, text) = setup::model_files(args)?;
+    let work = setup::work(args, &shape, &text)?;
     let cpu = setup::cpu_options(args)?;
-    let config = setup::engine_config(args, &model.config, setup::POOL_BYTES)?;
+    let config = setup::engine_config(args, &shape, setup::POOL_BYTES)?;
+    work.check(&Limits::new(&shape, &config.shape().map_err(setup::unusable)?))?;
     if let Some(sparse) = args.sparse {
-        return sparsely(args, sparse, &model, text, (cpu, config));
+        return sparsely(args, sparse, (shape, text, work), (cpu, config));
     }
+    let model = setup::model(args, &shape)?;
     let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
-    let (runner, policy) = (CpuRunner::new(&model), setup::policy(args, &model.config)?);
+    let (runner, policy) = (CpuRunner::new(&model), setup::policy(args, &shape)?);
     if let Some(path) = &args.calibrate {
         let mut server = Server::new(Calibrating::new(runner), engine, policy);
-        serve(args, text, &mut server)?;
+        serve(args, text, work, &mut server)?;
         return calibrate::write(path, &server.runner().scales()?);
     }
     let mut server = Server::new(runner, engine, policy);
-    serve(args, text, &mut server)?;
+    serve(args, text, work, &mut server)?;
     report(args, &server);
     Ok(())
 }
@@ -98,8 +102,7 @@ fn on_cpu(args: &Args) -> Result<()> {
 fn sparsely(
     args: &Args,
     sparse: Sparse,
-    model: &Model,
-    text: Text,
+    (shape, text, work): (ModelConfig, Text, Work),
     (cpu, config): (CpuOptions, EngineConfig),
 ) -> Result<()> {
     let given = args.labels.as_deref().map(channels::read).transpose()?;
@@ -107,21 +110,25 @@ fn sparsely(
     let (kept, table) = sparse.engine(&config, count)?;
     let given = given.map(|labels| labels.local(&kept.pool)).transpose();
     let given = given.map_err(|error| Error::request(format!("--labels: {error}")))?;
+    if given.is_none() && (args.chat || args.serve.is_some()) {
+        return Err(Error::request("--sparse with --chat or --serve needs --labels"));
+    }
     let open = |config, labels| {
         Engine::new(config, CpuOptions { labels, ..cpu.clone() }).map_err(setup::no_engine)
     };
+    let model = &setup::model(args, &shape)?;
     let reader = Reader::new(sparse.top, args.recall.then(|| Recall::new(table)));
     let runner = CpuRunner::new(model).read_sparsely(reader);
     let policy = setup::policy(args, &model.config)?;
-    if args.chat || args.serve.is_some() {
-        let wanted = || Error::request("--sparse with --chat or --serve needs --labels");
-        let engine = open(kept, Some(given.ok_or_else(wanted)?))?;
-        let mut server = Server::new(runner, engine, policy);
-        serve(args, text, &mut server)?;
-        report(args, &server);
-        return Ok(());
-    }
-    let requests = setup::requests(args, &model.config, &text)?;
+    let requests = match work {
+        Work::Requests(requests) => requests,
+        work => {
+            let mut server = Server::new(runner, open(kept, given)?, policy);
+            serve(args, text, work, &mut server)?;
+            report(args, &server);
+            return Ok(());
+        }
+    };
     let mut recorded = RecordedTokens::new(&INTERRUPT.cancel);
     let labels = match given {
         Some(labels) if !args.recall => labels,
@@ -168,22 +175,20 @@ fn report_sparse(args: &Args, change: Count, recall: Option<&Recall>) {
 fn on_gpu(args: &Args) -> Result<()> {
     use kvarena_server::gpu;
     if args.check {
-        let out = &mut stdout().lock();
-        return match args.tp {
-            1 => gpu::check::run(out),
-            ranks => gpu::check::run_ranks(ranks as usize, args.sums.map(Into::into), out),
-        };
+        return gpu::check::run(args, &mut stdout().lock());
     }
     if let Some(part) = args.bench {
         return gpu::bench::run(args, part, &mut stdout().lock());
     }
-    if args.sparse.is_some() && args.labels.is_none() {
-        return measured_on_gpu(args);
-    }
-    match args.tp {
-        1 => gpu::setup::server(args).and_then(|(server, text)| serve_on_gpu(args, text, server)),
-        _ => gpu::setup::ranks_server(args)
-            .and_then(|(server, text)| serve_on_gpu(args, text, server)),
+    let mut loaded = gpu::setup::Loaded::new(args)?;
+    let work = setup::work(args, &loaded.config, &loaded.text)?;
+    let text = std::mem::take(&mut loaded.text);
+    match (args.tp, work) {
+        (_, Work::Requests(requests)) if args.sparse.is_some() && args.labels.is_none() => {
+            measured_on_gpu(args, &loaded, &text, &requests)
+        }
+        (1, work) => serve_on_gpu(args, text, work, loaded.one(args)?),
+        (_, work) => serve_on_gpu(args, text, work, loaded.ranks(args)?),
     }
 }
 
@@ -191,26 +196,29 @@ fn on_gpu(args: &Args) -> Result<()> {
 fn serve_on_gpu(
     args: &Args,
     text: Text,
+    work: Work,
     mut server: Server<impl kvarena_host::gpu::runner::OnGpu>,
 ) -> Result<()> {
-    serve(args, text, &mut server)?;
+    serve(args, text, work, &mut server)?;
     report_on_gpu(args, &server);
     Ok(())
 }
 
 /// Serves with sparse reads; the first pass reads all positions and measures the channels.
 #[cfg(feature = "cuda")]
-fn measured_on_gpu(args: &Args) -> Result<()> {
+fn measured_on_gpu(
+    args: &Args,
+    loaded: &kvarena_server::gpu::setup::Loaded,
+    text: &Text,
+    requests: &[Request],
+) -> Result<()> {
     use kvarena_host::gpu::sparse::Reading;
-    use kvarena_server::gpu::setup::Loaded;
     let Some(sparse) = args.sparse else { unreachable!("`--sparse` is set") };
-    let loaded = Loaded::new(args)?;
-    let requests = setup::requests(args, &loaded.config, &loaded.text)?;
     let mut runner = loaded.runner(args)?;
     runner.measure_channels()?;
     let mut recorded = RecordedTokens::new(&INTERRUPT.cancel);
     let mut server = loaded.server(args, runner, None)?;
-    submit(&mut server, &requests)?;
+    submit(&mut server, requests)?;
     server.run(&mut recorded)?;
     // Both passes use the same runner, and so the same implementations of products.
     let mut runner = server.into_runner();
@@ -221,8 +229,8 @@ fn measured_on_gpu(args: &Args) -> Result<()> {
     }
     let reading = Some(Reading { top: sparse.top, labels });
     let mut server = loaded.server(args, runner, reading)?;
-    submit(&mut server, &requests)?;
-    let mut printer = printer(args, &loaded.text, &requests);
+    submit(&mut server, requests)?;
+    let mut printer = printer(args, text, requests);
     let mut change = Change::new(&mut printer, &recorded);
     server.run(&mut change)?;
     let change = change.count();
@@ -249,23 +257,21 @@ fn on_gpu(_: &Args) -> Result<()> {
     Err(Error::request("a GPU needs a build with --features cuda"))
 }
 
-fn serve<R: Runner>(args: &Args, text: Text, server: &mut Server<R>) -> Result<()> {
-    if let Some(address) = &args.serve {
-        return http::run(args, address, text, server);
-    }
-    let text = &text;
-    if args.chat {
-        let defaults = setup::defaults(args, server.runner().config());
+fn serve<R: Runner>(args: &Args, text: Text, work: Work, server: &mut Server<R>) -> Result<()> {
+    let text = match work {
+        Work::Serve(door) => return http::run(args, *door, text, server),
+        Work::Chat | Work::Requests(_) => &text,
+    };
+    let defaults = setup::defaults(args, server.runner().config(), &Generation::default());
+    let Work::Requests(requests) = work else {
         let system = args.system.as_deref();
         let sign = if stdin().is_terminal() { "> " } else { "" };
         let console = Console { input: stdin().lock(), out: stdout().lock(), sign };
         return chat(server, text, &defaults, system, console, &INTERRUPT);
-    }
+    };
     if setup::is_demo(args) && !args.json {
-        let defaults = setup::defaults(args, server.runner().config());
         return demo::show(server, text, &defaults, stdout().lock(), &INTERRUPT.cancel);
     }
-    let requests = setup::requests(args, server.runner().config(), text)?;
     submit(server, &requests)?;
     let mut printer = printer(args, text, &requests);
     server.run(&mut printer)?;

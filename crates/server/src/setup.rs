@@ -1,6 +1,6 @@
 //! Converts the command line to a model, an engine's config and requests.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kvarena::{
     Capacity, CpuOptions, EngineConfig, EngineError, Groups, KvDtype, KvScales, PoolConfig,
@@ -9,17 +9,22 @@ use kvarena::{
 use serde_json::{Value, json};
 
 use crate::args::{Args, BackendName, ScalesName, Shape, Switch};
+use crate::built_in::{GLOSSARY, glossary_text};
 use crate::demo;
+use crate::http::Door;
 use crate::http::announcer::{EVENT_PAGES_MAX, HASHING};
+use crate::http::options::GenerationConfig;
 use kvarena_host::calibrate;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::draft::Drafting;
 use kvarena_host::error::{Error, Result, with_cause};
+use kvarena_host::generation::Generation;
 use kvarena_host::model::Model;
 use kvarena_host::request::{Defaults, Request, read_requests};
 use kvarena_host::sample::{Sampling, splitmix};
-use kvarena_host::server::Policy;
-use kvarena_host::source::Random;
+use kvarena_host::server::{Limits, Policy};
+use kvarena_host::source::{self, Random};
+use kvarena_host::template::Template;
 use kvarena_host::text::Text;
 
 /// Maximum number of bytes of K and V on the CPU, if the command line gives no number of pages.
@@ -28,41 +33,79 @@ pub const POOL_BYTES: u64 = 1 << 30;
 /// Maximum number of unfinished steps; a fork waits if no step is available.
 const STEPS_MAX: u32 = 1024;
 
-/// Returns the directory of the default model. It was trained on explanations of some words of kvarena.
-pub fn glossary_model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("data/glossary")
-}
-
-/// Returns the directory of the test model. Its folder contains the tokens that a reference framework generates.
-pub fn tiny_model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/tests/data/qwen3-tiny")
-}
-
-/// Reads the model, or generates random weights.
+/// Reads the files of the model except its weights: its shape, its tokenizer and its chat template.
 ///
 /// # Errors
-/// The model cannot be used.
-pub fn model(args: &Args) -> Result<(Model, Text)> {
-    if let Some(shape) = args.random_model {
-        let config = config_of(shape)?;
-        return Ok((Model::build(config, &mut Random { seed: args.seed })?, Text::default()));
+/// The model or the template of the command line cannot be used.
+pub fn model_files(args: &Args) -> Result<(ModelConfig, Text)> {
+    let dir = args.model.as_deref();
+    dir.map_or(Ok(()), check_dir)?;
+    let template = args.chat_template.as_ref().map(|file| Template::from_file(file, dir));
+    let template = template.transpose().map_err(|e| Error::request(e.message))?;
+    match (dir, args.random_model) {
+        (_, Some(shape)) => Ok((config_of(shape)?, Text::without_tokenizer(template))),
+        (Some(dir), None) => {
+            let config = ModelConfig::read(dir)?;
+            let text = Text::read(dir, config.vocab, template)?;
+            Ok((config, text))
+        }
+        (None, None) => {
+            let config = GLOSSARY.config()?;
+            let text = glossary_text(config.vocab, template)?;
+            Ok((config, text))
+        }
     }
-    let dir = model_dir(args)?;
-    let model = Model::read(&dir)?;
-    let text = Text::read(&dir, model.config.vocab)?;
-    Ok((model, text))
 }
 
-/// Returns the directory of the command line, or the default model's.
+/// Reads the weights of the model, or generates random ones.
 ///
 /// # Errors
-/// The path is not a directory.
-pub fn model_dir(args: &Args) -> Result<PathBuf> {
-    let dir = args.model.clone().unwrap_or_else(glossary_model);
-    match dir.is_dir() {
-        true => Ok(dir),
-        false => Err(Error::model(format!("{} is not a directory", dir.display()))),
+/// The weights cannot be read or do not fit the shape.
+pub fn model(args: &Args, config: &ModelConfig) -> Result<Model> {
+    let config = config.clone();
+    match &args.model {
+        _ if args.random_model.is_some() => Model::build(config, &mut Random { seed: args.seed }),
+        Some(dir) => Model::build(config, &mut *source::open(dir)?),
+        None => Model::build(config, &mut GLOSSARY.checkpoint()?),
     }
+}
+
+/// Checks that a path is a model directory.
+///
+/// # Errors
+/// It is not; the message contains the next step.
+fn check_dir(path: &Path) -> Result<()> {
+    let shown = path.display();
+    if path.join("config.json").exists() {
+        return Ok(());
+    }
+    let what = if path.join("snapshots").is_dir() {
+        format!(
+            "{shown} is a cache folder of the Hugging Face Hub: give a folder inside {shown}/snapshots"
+        )
+    } else if path.is_dir() {
+        format!("cannot read {shown}/config.json: give a model folder in the Hugging Face format")
+    } else if path.exists() {
+        format!("{shown} is a file: give the folder that contains it, with config.json and weights")
+    } else if let Some(name) = hub_name(path) {
+        format!(
+            "there is no folder {shown}, and names of the Hugging Face Hub are not downloaded: run `hf download {shown} \
+             --local-dir {name}`, then give --model {name}"
+        )
+    } else {
+        format!("there is no folder {shown}: give a model folder in the Hugging Face format")
+    };
+    Err(Error::model(what))
+}
+
+/// Returns the second part of `OWNER/NAME`, unless a folder has the owner's name.
+fn hub_name(path: &Path) -> Option<&str> {
+    let (owner, name) = path.to_str()?.split_once('/')?;
+    let is_part = |part: &str| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(is_plain)
+    };
+    (is_part(owner) && is_part(name) && !Path::new(owner).exists()).then_some(name)
 }
 
 /// Returns the config of a random model.
@@ -278,7 +321,8 @@ pub fn no_engine<E: std::error::Error + 'static>(error: EngineError<E>) -> Error
     Error::run(format!("cannot create the engine: {}", with_cause(&error)))
 }
 
-pub(crate) fn unusable(error: kvarena::ConfigError) -> Error {
+/// Returns the error for a pool that cannot be created.
+pub fn unusable(error: kvarena::ConfigError) -> Error {
     Error::request(format!("cannot create a pool of this shape: {error}"))
 }
 
@@ -326,24 +370,75 @@ pub fn chunk(args: &Args) -> u32 {
     args.chunk.unwrap_or(if args.backend == BackendName::Cuda { 8192 } else { 512 })
 }
 
-/// Returns the defaults of requests.
-pub fn defaults(args: &Args, model: &ModelConfig) -> Defaults {
+/// Returns the sampling parameters of the model's `generation_config.json`, unless the command line ignores them.
+///
+/// # Errors
+/// The file is unreadable or damaged, or has a parameter that is out of range.
+pub fn generation(args: &Args) -> Result<Generation> {
+    match &args.model {
+        Some(dir) if args.http.generation_config == GenerationConfig::Auto => Generation::read(dir),
+        _ => Ok(Generation::default()),
+    }
+}
+
+/// Returns the defaults of requests: the options of the command line, then the parameters of `generation`.
+pub fn defaults(args: &Args, model: &ModelConfig, generation: &Generation) -> Defaults {
     let mut stop = args.stop_token.clone();
     if !args.ignore_eos {
         stop.extend(&model.eos);
     }
+    // Clients of the HTTP API expect sampled tokens; users of the program expect the same answer each time.
+    let temperature = if args.serve.is_some() { 1.0 } else { 0.0 };
     Defaults {
         max_new_tokens: args.max_new_tokens,
         samples: args.n,
         sampling: Sampling {
-            // Clients of the HTTP API expect sampled tokens; users of the program expect the same answer each time.
-            temperature: args.temperature.unwrap_or(if args.serve.is_some() { 1.0 } else { 0.0 }),
-            top_k: args.top_k,
-            top_p: args.top_p,
-            min_p: 0.0,
+            temperature: args.temperature.or(generation.temperature).unwrap_or(temperature),
+            top_k: args.top_k.or(generation.top_k).unwrap_or(0),
+            top_p: args.top_p.or(generation.top_p).unwrap_or(1.0),
+            min_p: generation.min_p.unwrap_or(0.0),
             seed: args.seed,
         },
         stop,
+    }
+}
+
+/// The work of the command line. It is checked before weights are read.
+pub enum Work {
+    /// Serve clients over HTTP.
+    Serve(Box<Door>),
+    /// Chat on the terminal.
+    Chat,
+    /// Serve these requests.
+    Requests(Vec<Request>),
+}
+
+/// Returns the work of the command line.
+///
+/// # Errors
+/// An option or a request is not valid, an address cannot be bound, or a chat has no template.
+pub fn work(args: &Args, model: &ModelConfig, text: &Text) -> Result<Work> {
+    if let Some(address) = &args.serve {
+        return Door::open(args, address).map(|door| Work::Serve(Box::new(door)));
+    }
+    if args.chat {
+        return text.template().map(|_| Work::Chat);
+    }
+    requests(args, model, text).map(Work::Requests)
+}
+
+impl Work {
+    /// Checks the requests against the sizes of the model and the pool.
+    ///
+    /// # Errors
+    /// A request is not valid or too long.
+    pub fn check(&self, limits: &Limits) -> Result<()> {
+        let Self::Requests(requests) = self else { return Ok(()) };
+        let check = |(number, request): (usize, &Request)| match limits.check(request.clone()) {
+            Ok(_) => Ok(()),
+            Err(what) => Err(Error::request(format!("request {number}: {what}"))),
+        };
+        requests.iter().enumerate().try_for_each(check)
     }
 }
 
@@ -359,8 +454,8 @@ pub fn is_demo(args: &Args) -> bool {
 ///
 /// # Errors
 /// A file cannot be read, a line, a prompt or `--random-requests` is not valid, or the command line names no requests.
-pub fn requests(args: &Args, model: &ModelConfig, text: &Text) -> Result<Vec<Request>> {
-    let defaults = defaults(args, model);
+fn requests(args: &Args, model: &ModelConfig, text: &Text) -> Result<Vec<Request>> {
+    let defaults = defaults(args, model, &Generation::default());
     let mut requests = Vec::new();
     for prompt in &args.prompt {
         requests.push(defaults.request(text.encode(prompt)?));

@@ -304,14 +304,18 @@ fn a_correct_prediction_saves_steps() {
 
 #[test]
 fn a_chat_reuses_its_last_turn() {
-    let ran = tiny(&["--chat", "--max-new-tokens", "20", "--page-size", "1"], "344 506 214\n7\n");
+    let files = Dir::new();
+    let template = files.write("joined.jinja", common::JOINED);
+    let template = template.to_str().expect("UTF-8");
+    let chat = ["--chat", "--chat-template", template, "--max-new-tokens", "20"];
+    let ran = tiny(&[&chat[..], &["--page-size", "1"]].concat(), "344 506 214\n7\n");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert_eq!(ran.out.lines().count(), 2);
     assert!(ran.out.lines().all(|line| line.split_whitespace().count() == 20));
     // The last generated token has no K and V.
     assert!(ran.err.contains("(22 prompt tokens reused)"), "{}", ran.err);
     // The conversation omits a turn that cannot be served.
-    let again = tiny(&["--chat", "--max-new-tokens", "20"], "344 506 214\n600\nx\n7\n");
+    let again = tiny(&chat, "344 506 214\n600\nx\n7\n");
     assert_eq!((again.code, again.out), (Some(2), ran.out), "{}", again.err);
 }
 

@@ -9,6 +9,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
+use clap::Parser;
 use common::gpu::{device, lock_gpus};
 use common::run_server;
 use common::serving::CollectedStreams;
@@ -29,9 +30,15 @@ use kvarena_host::runner::{Runner, Work};
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::Server;
 use kvarena_host::source::Random;
-use kvarena_server::args::Shape;
+use kvarena_server::args::{Args, Shape};
 use kvarena_server::gpu::check::{self, Case, Schedule, Setting};
 use kvarena_server::setup;
+
+/// Returns the options of `--check`.
+fn args(more: &[&str]) -> Args {
+    let words = ["kvarena-server", "--check"].iter().chain(more);
+    Args::try_parse_from(words).expect("options")
+}
 
 /// Checks every setting for both models, deliberate faults, and draws with and without overlap and graphs.
 #[test]
@@ -41,7 +48,7 @@ fn the_gpu_generates_the_cpus_text() {
         return;
     }
     let mut output = Vec::new();
-    let outcome = check::run(&mut output);
+    let outcome = check::run(&args(&[]), &mut output);
     let output = String::from_utf8(output).expect("UTF-8");
     assert!(outcome.is_ok(), "{output}{outcome:?}");
     assert_eq!(output.matches(": ok,").count(), 2 * check::settings().len());
@@ -160,7 +167,8 @@ fn two_gpus_are_as_close_as_one() {
     // First the ranks sum through peer memory, if the GPUs can access it; then through NCCL.
     for sums in [None, Some(Transport::Nccl)] {
         let mut output = Vec::new();
-        let checked = check::run_ranks(2, sums, &mut output);
+        let nccl: &[&str] = if sums.is_some() { &["--sums", "nccl"] } else { &[] };
+        let checked = check::run(&args(&[&["--tp", "2"], nccl].concat()), &mut output);
         let output = String::from_utf8_lossy(&output);
         assert!(checked.is_ok(), "{sums:?}, {checked:?}: {output}");
         let every_ninth = check::settings().into_iter().step_by(9).count();

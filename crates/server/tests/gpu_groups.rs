@@ -13,21 +13,17 @@ use kvarena_host::draft::Drafting;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::products::Choice;
 use kvarena_host::gpu::sums::Transport;
-use kvarena_server::gpu::check::{Case, LOGITS_BOUND, Schedule, Setting};
-
-/// Maximum RMS difference of all logits from the CPU's, in their standard deviations, if rounding routes some tokens to
-/// another expert.
-const EXPERTS_BOUND: f64 = 0.15;
+use kvarena_server::gpu::check::{Case, EXPERTS_BOUND, LOGITS_BOUND, Schedule, Setting};
 
 /// Compares a model's results in a setting with a reference.
 type Check = fn(&mut Case, Setting);
 
 /// Checks that each stream has the tokens of the reference implementation.
 fn has_golden_tokens(case: &mut Case, setting: Setting) {
-    let expected = case.expected().expect("golden tokens");
+    let expected = case.expected().to_vec();
     let streams = case.tokens(setting).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
     for ((request, sample), tokens) in streams {
-        let name = case.name;
+        let name = &case.name;
         assert_eq!(tokens, expected[request], "{name}: request {request}.{sample}, {setting:?}");
     }
 }
@@ -54,8 +50,8 @@ fn has_equal_tokens(case: &Case, setting: Setting) {
     assert_eq!(with, without, "{}: {setting:?}", case.name);
 }
 
-fn serve(device: &Rc<Device>, name: &'static str, check: Check) {
-    let mut case = Case::tiny(device, name).expect("a served model");
+fn serve(device: &Rc<Device>, name: &str, check: Check) {
+    let mut case = Case::folder(device, &common::dir(name)).expect("a served model");
     let plain = Setting::default();
     let small = Setting { page_size: 1, layout: Layout::LayerFirst, ..plain };
     let drafts = Some(Drafting { tokens: 4, tree: false });

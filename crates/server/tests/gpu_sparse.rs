@@ -85,10 +85,12 @@ fn channels_are_measured_and_changes_counted() {
         assert_eq!(spread.len(), 8);
         assert!(spread.iter().zip(&streams).any(|(spread, one)| spread == one), "{spread:?}");
     }
+    let template = files.write("joined.jinja", common::JOINED);
+    let template = ["--chat-template", template.to_str().expect("UTF-8")];
     let chat = ["--backend", "cuda", "--chat", "--quiet", "--sparse", "24", "--labels", own];
     let dir = common::dir("qwen3-tiny");
     let model = ["--model", dir.to_str().expect("UTF-8"), "--max-new-tokens", "3"];
-    let ran = run_server(&[&chat[..], &model].concat(), "344 506 214\n");
+    let ran = run_server(&[&chat[..], &model, &template].concat(), "344 506 214\n");
     assert_eq!((ran.code, ran.out.split_whitespace().count()), (Some(0), 3), "{}", ran.err);
 }
 

@@ -104,7 +104,9 @@ fn channels_are_kept_in_a_file() {
     };
     refused("gpt-oss-tiny", &["--sparse", "24", "--labels", path], "4 layers");
     refused("qwen3-tiny", &["--sparse", "24,9", "--labels", path], "8 channels");
-    let chat = ["--sparse", "24", "--labels", path, "--chat", "--quiet"];
-    let ran = common::tiny(&[&chat[..], &["--max-new-tokens", "3"]].concat(), "344 506 214\n");
+    let template = files.write("joined.jinja", common::JOINED);
+    let template = ["--chat-template", template.to_str().expect("UTF-8")];
+    let chat = ["--sparse", "24", "--labels", path, "--chat", "--quiet", "--max-new-tokens", "3"];
+    let ran = common::tiny(&[&chat[..], &template].concat(), "344 506 214\n");
     assert_eq!((ran.code, ran.out.split_whitespace().count()), (Some(0), 3), "{}", ran.err);
 }

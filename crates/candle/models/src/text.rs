@@ -9,13 +9,19 @@ use tokenizers::Tokenizer;
 pub struct Text(Option<Tokenizer>);
 
 impl Text {
-    /// Reads a folder's `tokenizer.json`, if it has one.
+    /// Reads a folder's `tokenizer.json`, if it has one. Ignores its sections `truncation` and `padding`, as the
+    /// reference does: they are left from training.
     ///
     /// # Errors
     /// The tokenizer's errors.
     pub fn load(folder: &Path) -> tokenizers::Result<Self> {
         let path = folder.join("tokenizer.json");
-        Ok(Self(path.exists().then(|| Tokenizer::from_file(path)).transpose()?))
+        if !path.exists() {
+            return Ok(Self(None));
+        }
+        let mut tokenizer = Tokenizer::from_file(path)?;
+        tokenizer.with_padding(None).with_truncation(None)?;
+        Ok(Self(Some(tokenizer)))
     }
 
     /// Returns a text's tokens.

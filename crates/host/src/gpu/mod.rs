@@ -4,7 +4,7 @@
 //! ```text
 //! error, libs          errors; the search for NVIDIA's libraries
 //! device, kernels      the GPU and its stream; the kernels of ptx/ and their parameters
-//! files, weights       weights in device memory: read from safetensors, or random from a seed
+//! weights              weights in device memory: from a source of tensors, or random from a seed
 //! products             matrix products by cublasLt or a kernel of ptx/, chosen by measurement
 //! gemm                 Hopper's kernels for products of up to 256 rows: how they split the work
 //! image, kept          upload of a step's tokens and sampling parameters, download of the sampled tokens; kept logits
@@ -22,7 +22,6 @@
 
 pub mod device;
 pub mod error;
-mod files;
 pub mod forward;
 pub mod gemm;
 mod image;

@@ -15,7 +15,7 @@
 mod others;
 
 use std::iter;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,11 +35,12 @@ use super::shape::check_shape;
 use super::sparse::Reading;
 use super::sums::Link;
 use super::weights::{Share, Weights};
+use crate::checkpoint::Checkpoint;
 use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::runner::{Runner, Work};
-use crate::source::Random;
+use crate::source::{self, Random};
 use others::{Direction, Message, Moving, OtherRanks, Progress, begin_moves, or_end};
 
 /// The source of a model's weights.
@@ -47,6 +48,8 @@ use others::{Direction, Message, Moving, OtherRanks, Progress, begin_moves, or_e
 pub enum WeightSource {
     /// A directory.
     Files(PathBuf),
+    /// A `model.safetensors` in memory.
+    InMemory(&'static [u8]),
     /// Random numbers of this seed.
     Random(u64),
 }
@@ -55,10 +58,14 @@ impl WeightSource {
     /// Loads or generates a share of the weights on a device.
     ///
     /// # Errors
-    /// As [`Weights::read`] and [`Weights::random`].
+    /// As [`source::open`], [`Weights::read`] and [`Weights::random`].
     pub fn weights(&self, device: &Device, config: &ModelConfig, share: Share) -> Result<Weights> {
         match self {
-            Self::Files(dir) => Weights::read(device, config, share, dir),
+            Self::Files(dir) => Weights::read(device, config, share, &mut *source::open(dir)?),
+            Self::InMemory(content) => {
+                let mut checkpoint = Checkpoint::in_memory(Path::new("built-in"), content)?;
+                Weights::read(device, config, share, &mut checkpoint)
+            }
             Self::Random(seed) => Weights::random(device, config, share, Random { seed: *seed }),
         }
     }

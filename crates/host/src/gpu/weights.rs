@@ -4,7 +4,6 @@
 //! One allocation contains everything; each tensor first gets its offset and is then filled. The weights of the norms
 //! before `qkv` and a dense `gate_up` are folded into these matrices and are replaced by ones.
 
-use std::path::Path;
 use std::ptr::{null, null_mut};
 
 use cudarc::driver::sys;
@@ -13,13 +12,12 @@ use kvarena::backend::cuda::DeviceBuffer;
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult, driver};
-use super::files::Files;
 use super::kernels::{FillParams, FoldParams};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::experts::ExpertsConfig;
 use crate::family::Family;
-use crate::source::Random;
+use crate::source::{Random, Source};
 
 /// Alignment of tensors in bytes.
 const ALIGN: u64 = 256;
@@ -290,22 +288,22 @@ impl Offsets {
 }
 
 impl Weights {
-    /// Copies a share of a model directory's tensors to the device; `config` is the whole model's.
+    /// Copies a share of the tensors of `source` to the device, one at a time; `config` is the whole model's.
     ///
     /// # Errors
-    /// Any error of `checkpoint.rs`, a model that cannot be divided by the ranks, too little memory, or a failed driver
-    /// call.
-    pub fn read(device: &Device, config: &ModelConfig, share: Share, dir: &Path) -> Result<Self> {
-        let files = Files::open(dir)?;
+    /// The errors of `source`, a model that cannot be divided by the ranks, too little memory, or a failed driver call.
+    pub fn read(
+        device: &Device,
+        config: &ModelConfig,
+        share: Share,
+        source: &mut dyn Source,
+    ) -> Result<Self> {
         Self::make(device, config, share, |memory, at, tensor| {
-            let mut bytes = files.bf16(&tensor.name, &tensor.shape)?;
+            let mut numbers = source.numbers(&tensor.name, &tensor.shape)?.into_bf16();
             if tensor.offset != 0.0 {
-                for number in bytes.to_mut().chunks_exact_mut(2) {
-                    let sum = bf16::from_le_bytes([number[0], number[1]]).to_f32() + tensor.offset;
-                    number.copy_from_slice(&bf16::from_f32(sum).to_le_bytes());
-                }
+                numbers.iter_mut().for_each(|x| *x = bf16::from_f32(x.to_f32() + tensor.offset));
             }
-            Ok(memory.write(at, &bytes).map_err(GpuError::from)?)
+            Ok(memory.write(at, &numbers).map_err(GpuError::from)?)
         })
     }
 

@@ -2,6 +2,7 @@
 
 use kvarena::EngineShape;
 
+use crate::config::ModelConfig;
 use crate::request::Request;
 
 /// New tokens of a request that sets no number.
@@ -19,10 +20,8 @@ pub struct Limits {
     pub positions: usize,
     /// Maximum number of tokens of one sequence in the pool.
     pub pool: usize,
-    /// Pages of the pool.
-    pub pages: u32,
-    /// Tokens of a page.
-    pub page_size: u32,
+    /// Shape of the pool.
+    pub shape: EngineShape,
 }
 
 /// Returns the maximum number of tokens of a sequence that runs alone in the pool. O(log of the tokens).
@@ -39,6 +38,12 @@ pub fn longest(shape: &EngineShape) -> u32 {
 }
 
 impl Limits {
+    /// Returns the limits of a model and a pool.
+    pub fn new(model: &ModelConfig, shape: &EngineShape) -> Self {
+        let (vocab, positions) = (model.vocab, model.max_len);
+        Self { vocab, positions, pool: longest(shape) as usize, shape: *shape }
+    }
+
     /// Returns the maximum number of new tokens after a prompt of this length. The last new token is never an input, so
     /// it needs no K and V.
     pub fn room(&self, prompt: usize) -> usize {
@@ -85,19 +90,27 @@ impl Limits {
             return Err(format!(
                 "a prompt of {prompt} tokens and {wanted} new ones need K and V of {} tokens, but {}",
                 prompt + wanted - 1,
-                self.least()
+                self.least(prompt + wanted - 1)
             ));
         }
         request.max_new_tokens.get_or_insert(USUAL_NEW_TOKENS.min(room as u32));
         Ok(request)
     }
 
-    /// Describes the size that a long request exceeds first.
-    pub fn least(&self) -> String {
-        let Self { positions, pool, pages, page_size, .. } = *self;
-        match pool < positions {
-            true => format!("the pool holds {pool} ({pages} pages of {page_size})"),
-            false => format!("the model has {positions} positions"),
+    /// Describes the size that a sequence of so many tokens exceeds first.
+    pub fn least(&self, tokens: usize) -> String {
+        let Self { positions, pool, shape, .. } = self;
+        if pool >= positions {
+            return format!("the model has {positions} positions");
         }
+        let (pages, page_size) = (shape.layout.page_count(), shape.layout.page_size());
+        if shape.layout.groups().count() == 1 {
+            return format!("the pool holds {pool} ({pages} pages of {page_size})");
+        }
+        let needed = shape.most_pages(u32::try_from(tokens).unwrap_or(u32::MAX));
+        format!(
+            "the pool holds {pool}: {tokens} tokens take up to {needed} pages of {page_size}, because each group of layers takes \
+             pages of its own, and it has {pages} (--pages)"
+        )
     }
 }

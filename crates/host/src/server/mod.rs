@@ -272,14 +272,7 @@ impl<R: Runner> Server<R> {
 
     /// Returns the limits of requests.
     pub fn limits(&self) -> Limits {
-        let (config, shape) = (self.runner.config(), self.engine.shape());
-        Limits {
-            vocab: config.vocab,
-            positions: config.max_len,
-            pool: longest(shape) as usize,
-            pages: shape.layout.page_count(),
-            page_size: shape.layout.page_size(),
-        }
+        Limits::new(self.runner.config(), self.engine.shape())
     }
 
     /// Returns the counters and the times by part.

@@ -22,6 +22,9 @@ pub const MIXTURES: [&str; 2] = ["deepseek-tiny", "gpt-oss-tiny"];
 /// Golden models with layers that read a window or a chunk.
 pub const GROUPED: [&str; 4] = ["gpt-oss-tiny", "gemma3-tiny", "gemma4-tiny", "llama4-tiny"];
 
+/// Golden models in the forms in which large models are published.
+pub const PUBLISHED: [&str; 3] = ["gpt-oss-mxfp4", "deepseek-fp8", "llama4-published"];
+
 /// Returns a golden model's directory. The tests of the server include this file.
 pub fn dir(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/tests/data").join(model)

@@ -17,7 +17,7 @@ use std::io::Write;
 use serde_json::{Value, json};
 
 use super::report::{idle, median_ms};
-use super::setup::{ranks_server, server};
+use super::setup::Loaded;
 use crate::args::{Args, Bench, DtypeName, Shape};
 use crate::setup::{config_of, engine_config, unusable};
 use kvarena_host::clock::Part;
@@ -86,9 +86,10 @@ pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
     };
     let args =
         if part == Bench::Load { load::args(&args, page_bytes(&args, shape)?) } else { args };
+    let mut loaded = Loaded::new(&args)?;
     match args.tp {
-        1 => rows(&args, (part, shape), &batches, &mut server(&args)?.0, out),
-        _ => rows(&args, (part, shape), &batches, &mut ranks_server(&args)?.0, out),
+        1 => rows(&args, (part, shape), &batches, &mut loaded.one(&args)?, out),
+        _ => rows(&args, (part, shape), &batches, &mut loaded.ranks(&args)?, out),
     }
 }
 

@@ -13,7 +13,7 @@ mod settings;
 mod shaped;
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use kvarena::backend::cuda::Cuda;
@@ -23,28 +23,34 @@ use kvarena::{
 
 use super::setup::wait_for_host_pages;
 use crate::args::Shape;
-use crate::setup::{config_of, no_engine, tiny_model, unusable};
+use crate::built_in::QWEN3_TINY;
+use crate::setup::{config_of, no_engine, unusable};
+use kvarena_host::config::ModelConfig;
 use kvarena_host::contiguous;
 use kvarena_host::error::{Error, Result};
-use kvarena_host::fields::read_json;
+use kvarena_host::fields::{parse_json, read_json};
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::forward::InjectedFault;
 use kvarena_host::gpu::ranks::{RanksRunner, WeightSource};
 use kvarena_host::gpu::runner::{GpuOptions, GpuRunner, OnGpu};
+use kvarena_host::gpu::shape::check_shape;
 use kvarena_host::gpu::sparse::{Reading, first_channels};
 use kvarena_host::gpu::sums::Transport;
 use kvarena_host::gpu::weights::{Share, Weights};
 use kvarena_host::model::Model;
 use kvarena_host::request::{Defaults, Request};
-use kvarena_host::sample::Sampling;
+use kvarena_host::sample::{Sampling, splitmix};
 use kvarena_host::server::{Policy, Server, Sink};
-use kvarena_host::source::Random;
+use kvarena_host::source::{self, Random};
 use kvarena_host::sparse::channels::Measured;
 use kvarena_host::stream::Stream;
+use serde_json::Value;
 
-pub use distance::{Distance, FEW_LOGITS_BOUND, FEW_TOKEN_BOUND, LOGITS_BOUND, TOKEN_BOUND};
-pub use report::{run, run_ranks};
-pub use settings::{SCHEDULES, Schedule, Setting, samplings, settings};
+pub use distance::{
+    Distance, EXPERTS_BOUND, FEW_LOGITS_BOUND, FEW_TOKEN_BOUND, LOGITS_BOUND, TOKEN_BOUND,
+};
+pub use report::run;
+pub use settings::{ALL, SCHEDULES, Schedule, Setting, samplings, settings};
 
 const NEW_TOKENS: u32 = 20;
 /// Label channels of a head, if streams read sparsely.
@@ -53,7 +59,7 @@ const CHANNELS: u32 = 16;
 /// A model on the CPU and on the GPU, with prompts.
 pub struct Case {
     /// Name for messages.
-    pub name: &'static str,
+    pub name: String,
     device: Rc<Device>,
     model: Model,
     weights: Rc<Weights>,
@@ -62,7 +68,7 @@ pub struct Case {
     pub ranks: usize,
     /// Transport of sums.
     pub sums: Option<Transport>,
-    prompts: Vec<Vec<u32>>,
+    golden: Golden,
     /// The tokens that follow each prompt. Drafts come from these tokens, so that some drafts are accepted.
     continuations: Vec<Vec<u32>>,
     /// Channels for labels, as the CPU measures them.
@@ -95,12 +101,14 @@ impl Sink for TokensAndLogits {
 }
 
 impl Case {
-    /// Returns the golden Qwen3 model with its prompts.
+    /// Returns the built-in Qwen3 model with its golden prompts.
     ///
     /// # Errors
-    /// The data is missing, or the GPU cannot serve.
+    /// The GPU cannot serve.
     pub fn golden(device: &Rc<Device>) -> Result<Self> {
-        Self::tiny(device, "qwen3-tiny")
+        let model = Model::build(QWEN3_TINY.config()?, &mut QWEN3_TINY.checkpoint()?)?;
+        let source = WeightSource::InMemory(QWEN3_TINY.weights);
+        Self::new(QWEN3_TINY.name, device, model, source, Golden::parse_bytes(QWEN3_PROMPTS)?)
     }
 
     /// Returns a seeded Llama with heads of 64, with the golden prompts of llama-tiny.
@@ -110,58 +118,69 @@ impl Case {
     pub fn seeded(device: &Rc<Device>) -> Result<Self> {
         let (config, mut random) = (config_of(Shape::LlamaTiny64)?, Random { seed: 64 });
         let model = Model::build(config, &mut random)?;
-        let prompts = prompts(tiny_model().with_file_name("llama-tiny"))?;
-        Self::new("llama-tiny-64", device, model, WeightSource::Random(64), prompts)
+        let golden = Golden { tokens: Vec::new(), ..Golden::parse_bytes(LLAMA_PROMPTS)? };
+        Self::new("llama-tiny-64", device, model, WeightSource::Random(64), golden)
     }
 
-    /// Returns a golden model of the host's tests with its prompts. `name` is its directory.
+    /// Returns the model of a directory, with the prompts of its `golden.json` or, without this file, random ones.
     ///
     /// # Errors
-    /// See [`Case::golden`].
-    pub fn tiny(device: &Rc<Device>, name: &'static str) -> Result<Self> {
-        let dir = tiny_model().with_file_name(name);
-        let model = Model::read(&dir)?;
-        Self::new(name, device, model, WeightSource::Files(dir.clone()), prompts(dir)?)
+    /// The model cannot be used or has too few positions, or the GPU cannot serve it.
+    pub fn folder(device: &Rc<Device>, dir: &Path) -> Result<Self> {
+        let config = ModelConfig::read(dir)?;
+        check_shape(&config)?;
+        let path = dir.join("golden.json");
+        let golden = match path.exists() {
+            true => Golden::parse(&read_json(&path)?),
+            false => Golden::random(&config)?,
+        };
+        let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy();
+        let model = Model::build(config, &mut *source::open(dir)?)?;
+        Self::new(&name, device, model, WeightSource::Files(dir.into()), golden)
     }
 
-    /// Returns the tokens that a reference implementation generates for the prompts of a model directory.
-    ///
-    /// # Errors
-    /// The data is missing, or the weights are random.
-    pub fn expected(&self) -> Result<Vec<Vec<u32>>> {
-        match &self.source {
-            WeightSource::Files(dir) => golden_ids(dir, "tokens"),
-            WeightSource::Random(_) => Err(Error::run("random weights have no reference")),
-        }
+    /// Returns the tokens that a reference implementation generates for each prompt; empty without `golden.json`.
+    pub fn expected(&self) -> &[Vec<u32>] {
+        &self.golden.tokens
     }
 
     fn new(
-        name: &'static str,
+        name: &str,
         device: &Rc<Device>,
         model: Model,
         source: WeightSource,
-        prompts: Vec<Vec<u32>>,
+        golden: Golden,
     ) -> Result<Self> {
         let device = device.clone();
         let weights = Rc::new(source.weights(&device, &model.config, Share::WHOLE)?);
-        let labels = labels(&model, &prompts)?;
+        let labels = labels(&model, &golden.prompts)?;
         let wrong_labels = first_channels(&model.config, CHANNELS);
         let (continuations, reference) = (Vec::new(), HashMap::new());
         let (ranks, sums) = (1, None);
         Ok(Self {
-            name,
+            name: name.to_owned(),
             device,
             model,
             weights,
             source,
             ranks,
             sums,
-            prompts,
+            golden,
             continuations,
             labels,
             wrong_labels,
             reference,
         })
+    }
+
+    /// Returns the settings that the model's layers support. No backend supports trees of drafts in layers with a
+    /// window, and the reference of sparse reads has no windows.
+    pub fn settings(&self) -> Vec<Setting> {
+        let has_windows = self.model.config.windows.iter().any(Option::is_some);
+        let needs_all = |setting: &Setting| {
+            setting.sparse.is_some() || setting.drafts.is_some_and(|drafts| drafts.tree)
+        };
+        settings().into_iter().filter(|setting| !(has_windows && needs_all(setting))).collect()
     }
 
     /// Serves the prompts with a setting.
@@ -226,9 +245,9 @@ impl Case {
         let stop = setting.stop.into_iter().collect();
         let defaults = Defaults { max_new_tokens: Some(NEW_TOKENS), samples, sampling, stop };
         let mut requests: Vec<_> =
-            self.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
+            self.golden.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
         for ((request, prompt), tokens) in
-            requests.iter_mut().zip(&self.prompts).zip(&self.continuations)
+            requests.iter_mut().zip(&self.golden.prompts).zip(&self.continuations)
         {
             // Each prompt has two predictions with different mistakes, so that trees branch.
             for wrong in [5, 7] {
@@ -273,7 +292,8 @@ impl Case {
     fn sizes(&self, setting: Setting) -> Result<(EngineConfig, Policy, GpuOptions)> {
         let share = Share { rank: 0, ranks: self.ranks };
         let config = &share.of(&self.model.config)?;
-        let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
+        let longest =
+            self.golden.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
         let tokens = if setting.schedule == Schedule::Preempting { longest } else { 4096 };
         let policy = policy(setting);
         let has_groups = setting.groups && setting.sparse.is_none();
@@ -385,17 +405,42 @@ fn labels(model: &Model, prompts: &[Vec<u32>]) -> Result<LabelChannels> {
     measured.best(CHANNELS)
 }
 
-fn prompts(dir: PathBuf) -> Result<Vec<Vec<u32>>> {
-    golden_ids(&dir, "prompt")
+/// Prompts, and the tokens that a reference implementation generates for each of them, if they are known.
+struct Golden {
+    prompts: Vec<Vec<u32>>,
+    tokens: Vec<Vec<u32>>,
 }
 
-/// Reads the tokens of each golden case.
-fn golden_ids(dir: &Path, field: &str) -> Result<Vec<Vec<u32>>> {
-    let golden = read_json(&dir.join("golden.json"))?;
-    let cases = golden["cases"].as_array().map_or(&[][..], Vec::as_slice);
-    let ids = |case: &serde_json::Value| {
-        let ids = case[field].as_array().map_or(&[][..], Vec::as_slice);
-        ids.iter().filter_map(|id| id.as_u64()).map(|id| id as u32).collect()
-    };
-    Ok(cases.iter().map(ids).collect())
+/// Golden prompts, and a reference's tokens, of the built-in model and of llama-tiny.
+const QWEN3_PROMPTS: &[u8] = include_bytes!("../../../host/tests/data/qwen3-tiny/golden.json");
+const LLAMA_PROMPTS: &[u8] = include_bytes!("../../../host/tests/data/llama-tiny/golden.json");
+
+impl Golden {
+    fn parse_bytes(golden: &[u8]) -> Result<Self> {
+        Ok(Self::parse(&parse_json(Path::new("golden.json"), golden)?))
+    }
+
+    fn parse(golden: &Value) -> Self {
+        let cases = golden["cases"].as_array().map_or(&[][..], Vec::as_slice);
+        let ids = |case: &Value, field: &str| -> Vec<u32> {
+            let ids = case[field].as_array().map_or(&[][..], Vec::as_slice);
+            ids.iter().filter_map(|id| id.as_u64()).map(|id| id as u32).collect()
+        };
+        let of = |field| cases.iter().map(|case| ids(case, field)).collect();
+        Self { prompts: of("prompt"), tokens: of("tokens") }
+    }
+
+    /// Returns random prompts of the golden ones' lengths. The longest stream has [`ALL`] positions.
+    fn random(config: &ModelConfig) -> Result<Self> {
+        if config.max_len < ALL as usize {
+            let what =
+                format!("--check needs {ALL} positions, but the model has {}", config.max_len);
+            return Err(Error::model(what));
+        }
+        let mut state = 1;
+        let mut token = || (splitmix(&mut state) % config.vocab as u64) as u32;
+        let lengths = [1, 16, 17, 29, 53, 64, 73, 128];
+        let prompts = lengths.map(|len| (0..len).map(|_| token()).collect()).into();
+        Ok(Self { prompts, tokens: Vec::new() })
+    }
 }

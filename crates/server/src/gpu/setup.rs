@@ -8,6 +8,7 @@ use kvarena::backend::cuda::CudaOptions;
 use kvarena::{Backend, Engine, EngineConfig, KvDtype, LabelChannels};
 
 use crate::args::{Args, DtypeName, Switch};
+use crate::built_in::GLOSSARY;
 use crate::setup;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::error::{Error, Result};
@@ -27,17 +28,6 @@ use kvarena_host::text::Text;
 /// Page tables, plans and graphs get 1 / `RESERVE` of the memory that weights and activations leave.
 const RESERVE: u64 = 16;
 
-/// Returns the server of the command line on one GPU, ready to serve.
-///
-/// # Errors
-/// No GPU, no cublasLt, an option that cannot be served, a model that cannot be used or does not fit, or a pool that
-/// cannot be created.
-pub fn server(args: &Args) -> Result<(Server<GpuRunner>, Text)> {
-    let mut loaded = Loaded::new(args)?;
-    let (runner, reading) = (loaded.runner(args)?, loaded.reading.take());
-    Ok((loaded.server(args, runner, reading)?, loaded.text))
-}
-
 /// A model and the checked options, before the weights are read.
 pub struct Loaded {
     /// Shape of the model.
@@ -55,11 +45,47 @@ impl Loaded {
     /// # Errors
     /// A model or an option that no GPU supports, or a file that cannot be read.
     pub fn new(args: &Args) -> Result<Self> {
-        let (config, source, text) = model(args)?;
+        check_dtype(KvDtype::from(args.kv_dtype))?;
+        let (config, text) = setup::model_files(args)?;
         check_shape(&config)?;
+        let source = match &args.model {
+            _ if args.random_model.is_some() => WeightSource::Random(args.seed),
+            Some(dir) => WeightSource::Files(dir.clone()),
+            None => WeightSource::InMemory(GLOSSARY.weights),
+        };
         let reading = reading(args, &config)?;
         let policy = setup::policy(args, &config)?;
         Ok(Self { config, source, text, policy, reading })
+    }
+
+    /// Creates the server on one GPU, ready to serve.
+    ///
+    /// # Errors
+    /// See [`Loaded::runner`] and [`Loaded::server`].
+    pub fn one(&mut self, args: &Args) -> Result<Server<GpuRunner>> {
+        let (runner, reading) = (self.runner(args)?, self.reading.take());
+        self.server(args, runner, reading)
+    }
+
+    /// Creates the server on several GPUs, ready to serve.
+    ///
+    /// # Errors
+    /// See [`Loaded::one`]; too few GPUs, no NCCL, a model that cannot be divided among them, or scales from a file.
+    pub fn ranks(&mut self, args: &Args) -> Result<Server<RanksRunner>> {
+        if setup::scales(args)?.is_some() {
+            return Err(Error::request("scales from a file are for one GPU"));
+        }
+        let config = &self.config;
+        let mut runner = RanksRunner::new(config, &self.source, options(args), args.tp as usize)?;
+        let reading = self.reading.take();
+        let channels = reading.as_ref().map(|reading| reading.labels.channels());
+        if let Some(reading) = reading {
+            runner.read_sparsely(config, reading)?;
+        }
+        let config = engine_config(args, runner.config(), runner.free_memory()?, channels)?;
+        let mut engine = Engine::new(config, runner.backend()).map_err(setup::no_engine)?;
+        runner.warm(engine.backend_mut(), &sizes(args))?;
+        Ok(Server::new(runner, engine, self.policy))
     }
 
     /// Opens a GPU and loads the weights.
@@ -95,28 +121,6 @@ impl Loaded {
         runner.warm(engine.backend_mut(), &sizes(args))?;
         Ok(Server::new(runner, engine, self.policy))
     }
-}
-
-/// Returns the server of the command line on several GPUs.
-///
-/// # Errors
-/// See [`server`]; too few GPUs, no NCCL, a model that cannot be divided among them, or scales from a file.
-pub fn ranks_server(args: &Args) -> Result<(Server<RanksRunner>, Text)> {
-    if setup::scales(args)?.is_some() {
-        return Err(Error::request("scales from a file are for one GPU"));
-    }
-    let (config, source, text) = model(args)?;
-    let reading = reading(args, &config)?;
-    let policy = setup::policy(args, &config)?;
-    let mut runner = RanksRunner::new(&config, &source, options(args), args.tp as usize)?;
-    let channels = reading.as_ref().map(|reading| reading.labels.channels());
-    if let Some(reading) = reading {
-        runner.read_sparsely(&config, reading)?;
-    }
-    let config = engine_config(args, runner.config(), runner.free_memory()?, channels)?;
-    let mut engine = Engine::new(config, runner.backend()).map_err(setup::no_engine)?;
-    runner.warm(engine.backend_mut(), &sizes(args))?;
-    Ok((Server::new(runner, engine, policy), text))
 }
 
 /// Waits until all host pages of an engine are ready.
@@ -186,18 +190,6 @@ fn reading(args: &Args, model: &ModelConfig) -> Result<Option<Reading>> {
         None => return Ok(None),
     };
     Reading { top: sparse.top, labels }.of_rank(model, Share::WHOLE).map(Some)
-}
-
-/// Returns the model's shape, the source of its weights, and its tokenizer.
-fn model(args: &Args) -> Result<(ModelConfig, WeightSource, Text)> {
-    check_dtype(KvDtype::from(args.kv_dtype))?;
-    if let Some(shape) = args.random_model {
-        return Ok((setup::config_of(shape)?, WeightSource::Random(args.seed), Text::default()));
-    }
-    let dir = setup::model_dir(args)?;
-    let config = ModelConfig::read(&dir)?;
-    let text = Text::read(&dir, config.vocab)?;
-    Ok((config, WeightSource::Files(dir), text))
 }
 
 fn options(args: &Args) -> GpuOptions {

@@ -177,9 +177,8 @@ fn ids(body: Body<'_>, name: &str, most: usize, vocab: usize) -> Result<Vec<u32>
 
 /// Returns the edits of logits, if any.
 fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
-    let plain = Shaping::default();
     let vocab = host.limits.vocab;
-    let repetition = body.number_in("repetition_penalty", (0.0, 1e3))?.unwrap_or(plain.repetition);
+    let repetition = body.number_in("repetition_penalty", (0.0, 1e3))?.unwrap_or(host.repetition);
     if repetition == 0.0 {
         return Err(ApiError::field("repetition_penalty", "repetition_penalty 0 is not above 0"));
     }

@@ -167,7 +167,7 @@ pub fn audit<R: Runner>(server: &Server<R>) -> Result<String> {
     let broken = |what: String| Error::run(format!("the audit at the end failed: {what}"));
     server.engine().verify().map_err(|what| broken(what.to_string()))?;
     let stats = server.engine().stats();
-    let pages = server.limits().pages;
+    let pages = server.engine().shape().layout.page_count();
     let Stats { free_pages, cached_pages, sequences, steps, protected_pages, .. } = stats;
     let held = [sequences, steps, protected_pages, stats.private_pages, stats.fenced_pages];
     if held != [0; 5] || free_pages + cached_pages != pages {

@@ -23,6 +23,8 @@ pub struct Host {
     pub limits: Limits,
     /// Defaults of requests.
     pub defaults: Defaults,
+    /// Default of `repetition_penalty`.
+    pub repetition: f32,
     /// Maximum number of choices of one prompt. A step draws the first tokens of all of them.
     pub samples_max: u32,
     /// Whether log-probabilities are available.
@@ -39,10 +41,20 @@ impl Host {
     /// # Errors
     /// `model` is missing, is not a text, or names another model.
     pub fn check_model(&self, body: Body<'_>) -> Result<()> {
-        match body.text("model")? {
-            Some(name) if name == self.model => Ok(()),
-            Some(name) => Err(ApiError::unknown_model(name)),
+        match body.get("model") {
+            Some(_) => self.check_model_if_named(body),
             None => Err(ApiError::field("model", "model is missing")),
+        }
+    }
+
+    /// Checks that a request names this model or none.
+    ///
+    /// # Errors
+    /// `model` is not a text, or names another model.
+    pub fn check_model_if_named(&self, body: Body<'_>) -> Result<()> {
+        match body.text("model")? {
+            Some(name) if name != self.model => Err(ApiError::unknown_model(name)),
+            _ => Ok(()),
         }
     }
 }

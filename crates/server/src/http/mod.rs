@@ -51,7 +51,7 @@ mod tokens;
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -61,19 +61,22 @@ use axum::Router;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
+use tower_http::cors::CorsLayer;
 
 use crate::args::Args;
+use crate::built_in::GLOSSARY;
 use crate::setup;
 use announcer::Announcer;
 use host::Host;
 use intake::Intake;
 use job::Job;
 use kvarena_host::error::{Error, Result};
+use kvarena_host::generation::Generation;
 use kvarena_host::runner::Runner;
 use kvarena_host::server::Server;
 use kvarena_host::text::Text;
 use metrics::Metrics;
-use options::Bounds;
+use options::{Bounds, Secret};
 use queue::Queue;
 use routes::{App, crowded, router};
 
@@ -82,35 +85,54 @@ const THREADS: usize = 4;
 /// Time that clients have, after the last token has been generated, to read the rest of their answers.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Serves at `address` until SIGTERM or Ctrl-C, and then until all accepted requests have ended.
+/// The bound addresses and the checked options of a server. Clients that connect before the server runs wait.
+pub struct Door {
+    listener: TcpListener,
+    local: SocketAddr,
+    bounds: Bounds,
+    cors: CorsLayer,
+    key: Option<Secret>,
+    generation: Generation,
+    runtime: Runtime,
+    announcer: Option<Announcer>,
+}
+
+impl Door {
+    /// Checks the options of the server, and binds its addresses.
+    ///
+    /// # Errors
+    /// An address cannot be bound, an option is invalid, or `generation_config.json` is.
+    pub fn open(args: &Args, address: &str) -> Result<Self> {
+        let no_address =
+            |e: std::io::Error| Error::request(format!("cannot listen at {address}: {e}"));
+        let listener = TcpListener::bind(address).map_err(no_address)?;
+        listener.set_nonblocking(true).map_err(no_address)?;
+        let local = listener.local_addr().map_err(no_address)?;
+        let (bounds, cors) = (args.http.bounds()?, guard::cors(&args.http.cors_origin)?);
+        let key = args.http.key()?;
+        if key.as_ref().is_some_and(|key| key.bytes().len() > guard::KEY_BYTES_MAX) {
+            let most = guard::KEY_BYTES_MAX;
+            return Err(Error::request(format!("the API key has more than {most} bytes")));
+        }
+        let generation = setup::generation(args)?;
+        let runtime = runtime()?;
+        let announcer = Announcer::bind(&args.http, args.page_size, &runtime)?;
+        Ok(Self { listener, local, bounds, cors, key, generation, runtime, announcer })
+    }
+}
+
+/// Serves until SIGTERM or Ctrl-C, and then until all accepted requests have ended.
 ///
 /// # Errors
-/// The address cannot be bound, an option is invalid, the run failed, or the audit at the end failed.
-pub fn run<R: Runner>(
-    args: &Args,
-    address: &str,
-    text: Text,
-    server: &mut Server<R>,
-) -> Result<()> {
-    let no_address = |e: std::io::Error| Error::request(format!("cannot listen at {address}: {e}"));
-    let listener = TcpListener::bind(address).map_err(no_address)?;
-    listener.set_nonblocking(true).map_err(no_address)?;
-    let local = listener.local_addr().map_err(no_address)?;
-    let (bounds, cors) = (args.http.bounds()?, guard::cors(&args.http.cors_origin)?);
-    let key = args.http.key()?;
-    if key.as_ref().is_some_and(|key| key.bytes().len() > guard::KEY_BYTES_MAX) {
-        let most = guard::KEY_BYTES_MAX;
-        return Err(Error::request(format!("the API key has more than {most} bytes")));
-    }
+/// The backend does not support a default of requests, the run failed, or the audit at the end failed.
+pub fn run<R: Runner>(args: &Args, door: Door, text: Text, server: &mut Server<R>) -> Result<()> {
+    let Door { listener, local, bounds, cors, key, generation, runtime, announcer } = door;
     journal::begin(args.http.log);
-    let host = host(args, text, server)?;
+    let host = host(args, &generation, text, server)?;
     let name = host.model.clone();
     let app = app(args, host);
     let routers = (router(Arc::clone(&app), key, cors), crowded(Arc::clone(&app)));
     let (queue, metrics) = (Arc::clone(&app.queue), Arc::clone(&app.metrics));
-    let runtime = runtime()?;
-    let page_size = server.limits().page_size;
-    let announcer = Announcer::bind(&args.http, page_size, &runtime)?;
     let signals = {
         let _entered = runtime.enter();
         Signals::catch()?
@@ -144,26 +166,40 @@ fn announce(what: &str) -> Result<()> {
     wrote.map_err(|e| Error::run(format!("cannot write the output: {e}")))
 }
 
-fn host<R: Runner>(args: &Args, text: Text, server: &Server<R>) -> Result<Host> {
-    let model = match args.random_model {
-        Some(shape) => shape.name(),
-        None => {
-            let dir = setup::model_dir(args)?;
-            let dir = dir.canonicalize().unwrap_or(dir);
+fn host<R: Runner>(
+    args: &Args,
+    generation: &Generation,
+    text: Text,
+    server: &Server<R>,
+) -> Result<Host> {
+    let model = match (&args.model, args.random_model) {
+        (_, Some(shape)) => shape.name(),
+        (None, None) => GLOSSARY.name.to_owned(),
+        (Some(dir), None) => {
+            let dir = dir.canonicalize().unwrap_or(dir.clone());
             dir.file_name().unwrap_or(Path::new("model").as_os_str()).to_string_lossy().into_owned()
         }
     };
     let samples_max = server.runner().draws_max() as u64;
-    Ok(Host {
+    let host = Host {
         model,
         text,
         limits: server.limits(),
-        defaults: setup::defaults(args, server.runner().config()),
+        defaults: setup::defaults(args, server.runner().config(), generation),
+        repetition: generation.repetition.unwrap_or(1.0),
         samples_max: samples_max.min(args.http.max_n.into()) as u32,
         edits_logits: server.runner().edits_max() > 0,
         salts: RandomState::new(),
         keeps_logits: server.runner().keeps_logits(),
-    })
+    };
+    let edits = host.repetition != 1.0 || host.defaults.sampling.min_p > 0.0;
+    if edits && !host.edits_logits {
+        return Err(Error::request(
+            "this backend does not support repetition_penalty and min_p of generation_config.json: start the program \
+             with --generation-config none",
+        ));
+    }
+    Ok(host)
 }
 
 fn app(args: &Args, host: Host) -> Arc<App> {

@@ -57,6 +57,10 @@ pub struct HttpOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 75, value_parser = clap::value_parser!(u64).range(1..))]
     pub idle_timeout: u64,
 
+    /// Use of the sampling parameters in the model's generation_config.json: as defaults of requests, or none.
+    #[arg(long, value_name = "USE", default_value = "auto")]
+    pub generation_config: GenerationConfig,
+
     /// Requests need this key (`Authorization: Bearer KEY`); monitors (`/health`, `/ping`, `/version`, `/metrics`) need
     /// none.
     #[arg(long, value_name = "KEY", env = "GENERATE_API_KEY", hide_env_values = true)]
@@ -87,6 +91,15 @@ pub struct HttpOptions {
 
 fn from_one_to(most: u64) -> impl TypedValueParser<Value = usize> {
     clap::value_parser!(u64).range(1..=most).map(|number| number as usize)
+}
+
+/// Uses of the sampling parameters in `generation_config.json`.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GenerationConfig {
+    /// Defaults of requests.
+    Auto,
+    /// None.
+    None,
 }
 
 /// Forms of the request log.

@@ -17,11 +17,25 @@ fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>
             "a text of {} bytes is longer than {room} tokens of {} bytes, and {}",
             text.len(),
             host.text.longest_token(),
-            host.limits.least()
+            host.limits.least(room)
         );
         return Err(ApiError::too_long(name, what, host.limits.room(0).saturating_sub(1)));
     }
-    host.text.encode_with(text, special).map_err(|e| ApiError::field(name, e.message))
+    let tokens =
+        host.text.encode_with(text, special).map_err(|e| ApiError::field(name, e.message))?;
+    known(host, name, tokens)
+}
+
+/// Returns the tokens if the model has all of them. A tokenizer may have more tokens, such as those of images.
+fn known(host: &Host, name: &str, tokens: Vec<u32>) -> Result<Vec<u32>> {
+    let vocab = host.limits.vocab;
+    match tokens.iter().find(|&&token| token as usize >= vocab) {
+        Some(token) => Err(ApiError::field(
+            name,
+            format!("{name}: token {token} is past the model's vocabulary of {vocab} tokens"),
+        )),
+        None => Ok(tokens),
+    }
 }
 
 /// Returns a token id.
@@ -76,7 +90,8 @@ fn text(json: &RawValue, host: &Host) -> Result<Vec<u32>> {
 fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
     let room = host.limits.room(0);
     if list.len() > room {
-        let what = format!("a prompt of {} tokens, but {}", list.len(), host.limits.least());
+        let what =
+            format!("a prompt of {} tokens, but {}", list.len(), host.limits.least(list.len()));
         return Err(ApiError::too_long("prompt", what, room - 1));
     }
     let id = |json: &&RawValue| {
@@ -84,7 +99,7 @@ fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
             || ApiError::field("prompt", format!("{} is not a token id", brief_json(json.get())));
         json.get().parse::<u32>().map_err(|_| wrong())
     };
-    list.iter().map(id).collect()
+    known(host, "prompt", list.iter().map(id).collect::<Result<_>>()?)
 }
 
 /// Returns the prediction, if any. It does not change the answer; a server without drafting only checks it.
@@ -96,12 +111,7 @@ pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     }
     let content =
         content(value).map_err(wrong)?.ok_or_else(|| wrong("content is missing".into()))?;
-    let tokens = encode(host, "prediction", &content, true)?;
-    let vocab = host.limits.vocab;
-    match tokens.iter().find(|&&token| token as usize >= vocab) {
-        Some(token) => Err(wrong(format!("token {token} is past the model's {vocab} tokens"))),
-        None => Ok(tokens),
-    }
+    encode(host, "prediction", &content, true)
 }
 
 /// Returns the tokens of a chat, rendered by the model's own template.
@@ -119,7 +129,8 @@ pub fn messages(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     let none = Map::new();
     let arguments = body.object("chat_template_kwargs")?.map_or(&none, |arguments| arguments.all());
     let rendered = host.text.render(&messages, arguments).map_err(|e| wrong(e.message))?;
-    encode(host, "messages", &rendered.text, rendered.special)
+    // The template's output already contains special tokens.
+    encode(host, "messages", &rendered, false)
 }
 
 /// Fields of messages that templates read, in addition to role and content.
@@ -174,10 +185,14 @@ fn content(value: &Value) -> std::result::Result<Option<String>, String> {
     }
 }
 
-/// Returns a part of a message; only text is supported.
+/// Returns a part of a message; only text is supported, also by models that read images.
 fn part(value: &Value) -> std::result::Result<&str, String> {
     match (&value["type"], &value["text"]) {
         (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text),
+        (Value::String(kind), _) if kind != "text" => Err(format!(
+            "content: parts of type {} are not served, only text",
+            brief(&value["type"])
+        )),
         _ => Err(format!("content: {} is no part of type text", brief(value))),
     }
 }

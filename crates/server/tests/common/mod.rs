@@ -4,9 +4,13 @@
 
 #[path = "../../../host/tests/common/mod.rs"]
 mod host;
+pub mod http;
 pub mod listening;
 
 pub use host::*;
+
+/// A chat template that joins the contents of messages.
+pub const JOINED: &str = "{{ messages | map(attribute='content') | join(' ') }}";
 
 /// Result of a run of the program.
 pub struct Ran {

@@ -25,6 +25,11 @@ pub const LOGITS_BOUND: f64 = 0.03;
 pub const FEW_TOKEN_BOUND: f64 = 2.0;
 /// Like `LOGITS_BOUND`, if streams read a subset; wrong channels yield 0.75 to 0.83, correct channels 0.07 to 0.11.
 pub const FEW_LOGITS_BOUND: f64 = 0.25;
+/// Like `LOGITS_BOUND`, for models with experts: rounding routes some tokens to another expert, which also changes the
+/// later tokens. The median of the tokens stays within `LOGITS_BOUND`.
+pub const EXPERTS_BOUND: f64 = 0.15;
+/// Layers of the models for which the bounds were measured.
+const LAYERS: f64 = 3.0;
 
 /// The distance of a run from the reference, in standard deviations of the logits.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -39,6 +44,10 @@ pub struct Distance {
     pub tokens: usize,
     /// Whether some stream read a subset of positions.
     pub few: bool,
+    /// Whether the model has experts.
+    pub experts: bool,
+    /// Factor of the bounds.
+    pub factor: f64,
 }
 
 impl Distance {
@@ -48,7 +57,11 @@ impl Distance {
             true => [FEW_TOKEN_BOUND, FEW_LOGITS_BOUND],
             false => [TOKEN_BOUND, LOGITS_BOUND],
         };
-        self.token <= token && self.logits <= logits
+        let factor = self.factor;
+        match self.experts {
+            true => self.median <= factor * logits && self.logits <= factor * EXPERTS_BOUND,
+            false => self.token <= factor * token && self.logits <= factor * logits,
+        }
     }
 }
 
@@ -61,11 +74,14 @@ impl Case {
         self.record_continuations(setting)?;
         let collected = self.serve(setting, Sampling::default())?;
         let vocab = self.model.config.vocab;
-        let mut distance = Distance::default();
+        // Each layer adds its rounding.
+        let factor = (self.model.config.layers as f64 / LAYERS).max(1.0).sqrt();
+        let experts = self.model.config.experts.is_some();
+        let mut distance = Distance { factor, experts, ..Distance::default() };
         let (mut squares, mut numbers, mut sum, mut sum_squares) = (0.0, 0, 0.0, 0.0);
         let (mut gaps, mut of_tokens) = (Vec::new(), Vec::new());
         for (key, tokens) in &collected.tokens {
-            let prompt = &self.prompts[key.0];
+            let prompt = &self.golden.prompts[key.0];
             let mut stream = [&prompt[..], tokens].concat();
             stream.pop(); // nothing follows the last token
             let from = prompt.len() - 1;

@@ -11,6 +11,9 @@ use kvarena_host::shaping::{self, Counts, DrawHistory, Shaping};
 /// differently, so it may choose another token of nearly the same score.
 const SCORE_BOUND: f32 = 1e-4;
 
+/// Tokens of the smallest vocabulary that has the tokens of [`shape`].
+pub(super) const VOCAB_MIN: usize = 432;
+
 /// Gives three of every four requests a shaping, each of a different kind. One kind sets a minimum length, so its
 /// requests also get stop tokens.
 pub(super) fn shape(requests: &mut [Request]) {

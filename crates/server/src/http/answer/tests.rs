@@ -1,8 +1,8 @@
 use super::*;
+use crate::http::checked_request::tests::limits;
 use crate::http::job::Logprob;
 use kvarena_host::request::Defaults;
 use kvarena_host::sample::Sampling;
-use kvarena_host::server::Limits;
 use kvarena_host::text::Text;
 
 fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
@@ -12,7 +12,6 @@ fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
         sampling: Sampling::default(),
         stop: vec![4],
     };
-    let limits = Limits { vocab: 100, positions: 50, pool: 64, pages: 4, page_size: 16 };
     let checked = CheckedRequest {
         kind,
         requests: vec![defaults.request(vec![1, 2, 3]), defaults.request(vec![5])],
@@ -27,8 +26,9 @@ fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
     let host = Host {
         model,
         text,
-        limits,
+        limits: limits(),
         defaults,
+        repetition: 1.0,
         samples_max: 9,
         keeps_logits: true,
         edits_logits: true,

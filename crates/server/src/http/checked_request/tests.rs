@@ -1,13 +1,35 @@
+use kvarena::{Capacity, EngineConfig, PoolConfig};
 use serde_json::json;
 
 use super::*;
 use std::hash::RandomState;
+use std::path::Path;
 
 use crate::http::fields::{FIELDS, Use};
+use crate::http::tokens::{detokenize, tokenize};
 use kvarena_host::request::Defaults;
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::Limits;
+use kvarena_host::template::Template;
 use kvarena_host::text::Text;
+
+#[path = "../../../../host/tests/common/byte_tokenizer.rs"]
+mod byte_tokenizer;
+use byte_tokenizer::byte_tokenizer;
+
+/// Returns the limits of a model of 50 positions over a pool of 4 pages.
+pub(in crate::http) fn limits() -> Limits {
+    let pool = PoolConfig { capacity: Capacity::Pages(4), page_size: 16, ..PoolConfig::default() };
+    let shape = EngineConfig::from(pool).shape().expect("a shape");
+    Limits { vocab: 100, positions: 50, pool: 64, shape }
+}
+
+/// Returns a template that joins the contents of messages.
+pub(in crate::http) fn joined() -> Template {
+    let config =
+        json!({ "chat_template": "{% for m in messages %}{{ m.content or '' }} {% endfor %}" });
+    Template::of_config(Path::new("a test's template"), &config).expect("a template")
+}
 
 /// Returns the host of a model without a tokenizer: texts are token ids.
 pub(in crate::http) fn host() -> Host {
@@ -17,13 +39,13 @@ pub(in crate::http) fn host() -> Host {
         sampling: Sampling { temperature: 1.0, ..Sampling::default() },
         stop: vec![4],
     };
-    let limits = Limits { vocab: 100, positions: 50, pool: 64, pages: 4, page_size: 16 };
     let model = "tiny".into();
     Host {
         model,
-        text: Text::default(),
-        limits,
+        text: Text::without_tokenizer(Some(joined())),
+        limits: limits(),
         defaults,
+        repetition: 1.0,
         samples_max: 9,
         keeps_logits: true,
         edits_logits: true,
@@ -123,7 +145,7 @@ fn a_prediction_is_a_text_or_parts_of_it() {
         (json!({ "type": "content", "content": 4 }), "4 is no text"),
         (
             json!({ "type": "content", "content": [{ "type": "image_url" }] }),
-            "no part of type text",
+            "parts of type \"image_url\" are not served",
         ),
         (json!({ "type": "content", "content": "4 x" }), "\"x\" is not a token id"),
         (json!({ "type": "content", "content": "4 100" }), "100"),
@@ -235,6 +257,85 @@ fn fields_of_the_wrong_type_or_range() {
     }
 }
 
+/// Gemma 3's tokenizer has a token for images whose id is the size of the model's vocabulary. No request can use it.
+#[test]
+fn tokens_past_the_vocabulary_are_refused() {
+    let mut tokenizer = byte_tokenizer(256);
+    tokenizer["added_tokens"] = json!([{
+        "id": 256, "content": "<image>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true,
+    }]);
+    let content = tokenizer.to_string();
+    let text = Text::parse(Path::new(""), content.as_bytes(), 256, Some(joined()));
+    let text = text.expect("accepted");
+    let limits = Limits { vocab: 256, ..limits() };
+    let host = Host { text, limits, ..host() };
+    let user = |content: &str| json!([{ "role": "user", "content": content }]);
+    let prediction = json!({ "type": "content", "content": "a<image>" });
+    for (field, value) in [
+        ("prompt", json!("a<image>")),
+        ("prompt", json!([97, 256])),
+        ("prompt", json!(["a", "<image>"])),
+        ("prompt", json!([[97], [256]])),
+        ("messages", user("<image>")),
+        ("prediction", prediction),
+        ("bad_words", json!(["<image>"])),
+        ("logit_bias", json!({ "256": 1 })),
+        ("allowed_token_ids", json!([97, 256])),
+        ("stop_token_ids", json!([256])),
+    ] {
+        let kind = if field == "messages" { Kind::Chat } else { Kind::Completion };
+        let mut body = json!({ "model": "tiny", kind.prompt_field(): "a" });
+        body[field] = value;
+        let body = body.to_string();
+        let answer = CheckedRequest::parse(&host, kind, body.as_bytes(), 0);
+        refuses(answer, 400, field, if field == "bad_words" { "no word" } else { "256" });
+        if field == kind.prompt_field() {
+            assert_eq!(tokenize(&host, body.as_bytes()).expect_err("refused").status, 400);
+        }
+    }
+    let error = detokenize(&host, b"{\"tokens\": [256]}").expect_err("refused");
+    assert_eq!((error.status, error.param.as_deref()), (400, Some("tokens")));
+    let body = json!({ "model": "tiny", "messages": user("a") }).to_string();
+    let served = CheckedRequest::parse(&host, Kind::Chat, body.as_bytes(), 0).expect("served");
+    assert_eq!(prompt_of(&served.requests[0]), [97, 32], "other requests are served");
+}
+
+#[test]
+fn a_chat_needs_a_template() {
+    let host = Host { text: Text::default(), ..host() };
+    let parse =
+        |kind, body: Value| CheckedRequest::parse(&host, kind, body.to_string().as_bytes(), 0);
+    let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "1" }] });
+    refuses(parse(Kind::Chat, body.clone()), 400, "messages", "--chat-template FILE");
+    assert!(tokenize(&host, body.to_string().as_bytes()).is_err());
+    assert!(parse(Kind::Completion, json!({ "model": "tiny", "prompt": "1" })).is_ok());
+}
+
+/// `generation_config.json` has defaults of sampling; each value of a request replaces one.
+#[test]
+fn recommended_parameters_are_defaults() {
+    let sampling =
+        Sampling { temperature: 0.6, top_k: 20, top_p: 0.95, min_p: 0.1, ..Sampling::default() };
+    let host = || {
+        let defaults = Defaults { sampling, ..host().defaults };
+        Host { defaults, repetition: 1.5, ..host() }
+    };
+    let parse = |mut body: Value| {
+        (body["model"], body["prompt"]) = ("tiny".into(), "1".into());
+        let answer =
+            CheckedRequest::parse(&host(), Kind::Completion, body.to_string().as_bytes(), 0);
+        let request = answer.expect("served").requests.swap_remove(0);
+        (request.sampling, request.shaping.map_or(1.0, |shaping| shaping.rules().repetition))
+    };
+    assert_eq!(parse(json!({})), (sampling, 1.5));
+    let given = json!({
+        "temperature": 1, "top_k": -1, "top_p": 1, "min_p": 0, "repetition_penalty": 1,
+    });
+    assert_eq!(parse(given), (Sampling { temperature: 1.0, ..Sampling::default() }, 1.0));
+    assert_eq!(parse(json!({ "top_k": 0 })), (Sampling { top_k: 0, ..sampling }, 1.5));
+}
+
 #[test]
 fn stop_tokens_are_bounded() {
     let mut host = host();
@@ -249,6 +350,8 @@ fn stop_tokens_are_bounded() {
 
 #[test]
 fn invalid_chats_are_refused() {
+    // The type is named even if a long image precedes it.
+    let image = json!({ "image_url": { "url": "x".repeat(100) }, "type": "image_url" });
     for (messages, words) in [
         (json!(null), "missing"),
         (json!("hello"), "no list"),
@@ -257,7 +360,8 @@ fn invalid_chats_are_refused() {
         (json!([{ "role": "user" }]), "content is missing"),
         (json!([{ "role": 1, "content": "1" }]), "role: 1"),
         (json!([{ "role": "user", "content": 1 }]), "content: 1"),
-        (json!([{ "role": "user", "content": [{ "type": "image_url" }] }]), "type text"),
+        (json!([{ "role": "user", "content": [image] }]), "parts of type \"image_url\""),
+        (json!([{ "role": "user", "content": [{ "type": "text" }] }]), "no part of type text"),
         (json!([{ "role": "user", "content": "word" }]), "not a token id"),
     ] {
         refuses(chat(json!({ "messages": messages })), 400, "messages", words);

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use common::byte_tokenizer::byte_tokenizer;
 use common::files::Dir;
-use common::http::Serving;
+use common::listening::Listening;
 use common::{JOINED, Ran, run_server};
 use serde_json::{Value, json};
 
@@ -112,7 +112,7 @@ fn a_chat_needs_a_template() {
     let messages = json!([{ "role": "user", "content": "hello" }]);
     let name = dir.path().file_name().expect("a name").to_str().expect("UTF-8");
     let body = json!({ "model": name, "messages": messages, "max_tokens": 1 });
-    let without = Serving::start(&model);
+    let without = Listening::start(&model);
     let (status, answer) = without.post("/v1/chat/completions", &body);
     let message = answer["error"]["message"].as_str().expect("a message");
     assert_eq!(status, 400, "{answer}");
@@ -121,7 +121,7 @@ fn a_chat_needs_a_template() {
     assert_eq!(without.post("/v1/completions", &body).0, 200, "completions go on");
     // A given template replaces the model's own.
     dir.write("chat_template.jinja", "{{ raise_exception('the own one') }}");
-    let with = Serving::start(&[&model[..], &template].concat());
+    let with = Listening::start(&[&model[..], &template].concat());
     let body = json!({ "messages": messages });
     let (status, answer) = with.post("/tokenize", &body);
     assert_eq!((status, &answer["count"]), (200, &json!(5)), "{answer}");
@@ -134,7 +134,7 @@ fn recommended_parameters_are_defaults_over_http() {
     let name = dir.path().file_name().expect("a name").to_str().expect("UTF-8");
     let case = &common::cases("qwen3-tiny")[3];
     let text = |options: &[&str], more: Value| {
-        let server = Serving::start(&[&["--model", path(&dir)], options].concat());
+        let server = Listening::start(&[&["--model", path(&dir)], options].concat());
         let mut body = json!({
             "model": name, "prompt": case.prompt, "max_tokens": 16, "seed": 5,
         });

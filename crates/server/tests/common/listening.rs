@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use serde_json::Value;
+
 /// A running server. Dropping it ends the server.
 pub struct Listening {
     child: Child,
@@ -45,6 +47,22 @@ impl Listening {
         stream.read_to_string(&mut text).expect("it answers");
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
+    }
+
+    /// Posts a request. Returns the status and the body of the answer.
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let body = body.to_string();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let mut stream = self.connect();
+        stream.write_all((head + &body).as_bytes()).expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a body");
+        let status = head.split(' ').nth(1).expect("a status").parse().expect("a number");
+        (status, serde_json::from_str(body).expect("JSON"))
     }
 }
 

@@ -4,7 +4,6 @@
 
 #[path = "../../../host/tests/common/mod.rs"]
 mod host;
-pub mod http;
 pub mod listening;
 
 pub use host::*;

@@ -48,3 +48,42 @@ impl Text {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn truncation_and_padding_are_ignored() {
+        let bytes: Vec<String> = (0..256).map(|id| format!(r#""<0x{id:02X}>": {id}"#)).collect();
+        let tokenizer = format!(
+            r#"{{
+                "version": "1.0",
+                "truncation": {{
+                    "direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0
+                }},
+                "padding": {{
+                    "strategy": {{ "Fixed": 32 }}, "direction": "Left", "pad_to_multiple_of": null, "pad_id": 0,
+                    "pad_type_id": 0, "pad_token": "<0x00>"
+                }},
+                "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+                "decoder": {{ "type": "ByteFallback" }},
+                "model": {{
+                    "type": "BPE", "vocab": {{ {} }}, "merges": [], "byte_fallback": true, "unk_token": null
+                }}
+            }}"#,
+            bytes.join(", ")
+        );
+        let folder = std::env::temp_dir().join(format!("kvarena-candle-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::write(folder.join("tokenizer.json"), tokenizer).expect("a file");
+        let text = Text::load(&folder);
+        std::fs::remove_dir_all(&folder).expect("the folder is ours");
+        let Text(tokenizer) = text.expect("a tokenizer");
+        let tokenizer = tokenizer.expect("the file exists");
+        for len in [3, 16, 24, 40] {
+            let encoding = tokenizer.encode("a".repeat(len), false).expect("tokens");
+            assert_eq!(encoding.get_ids(), vec![97; len]);
+        }
+    }
+}

@@ -13,7 +13,7 @@ use kvarena_candle_models::contiguous::Contiguous;
 use kvarena_candle_models::paged::{gemma3, qwen3};
 use kvarena_candle_models::serve::{Limits, Served, serve};
 use kvarena_candle_models::{Loaded, load};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../host/tests/data").join(name)
@@ -66,6 +66,22 @@ fn tokens_equal_the_references() {
                 "{name}: {} hits",
                 again.hit_tokens
             );
+        }
+    }
+}
+
+/// Each group of layers takes pages of its own. With the pages of one group, only one of Gemma's sequences fits.
+#[test]
+fn an_arena_has_room_for_the_given_sequences() {
+    for name in ["qwen3-tiny", "llama-tiny", "gemma3-tiny"] {
+        let loaded = load(&folder(name), DType::F32, &Device::Cpu).expect("a model");
+        let lens = [100, 17, 200];
+        let config = loaded.arena(lens, 48).expect("a pool");
+        let mut arena = KvArena::new(config, &Device::Cpu).expect("a small pool");
+        for len in lens {
+            let prompt = vec![TokenId::new(len as u32); len / 2];
+            let seq = arena.engine.admit(Namespace::default(), &prompt, len as u32);
+            assert!(seq.is_ok(), "{name}, {len} tokens: {seq:?}");
         }
     }
 }
@@ -162,10 +178,13 @@ fn both_forms_of_a_config_are_read() {
 /// An id of more than 32 bits is no token.
 #[test]
 fn end_tokens_are_those_of_the_config() {
-    for (ids, tokens) in
-        [("7", &[7][..]), ("[7, 4294967303, 8]", &[7, 8]), ("4294967303", &[]), ("null", &[])]
-    {
-        assert_eq!(end_tokens(&format!(r#"{{"eos_token_id": {ids}}}"#)), tokens, "{ids}");
+    for (ids, tokens) in [
+        (json!(7), &[7][..]),
+        (json!([7, 4294967303_u64, 8]), &[7, 8]),
+        (json!(4294967303_u64), &[]),
+        (Value::Null, &[]),
+    ] {
+        assert_eq!(end_tokens(&json!({ "eos_token_id": ids })), tokens, "{ids}");
     }
 }
 

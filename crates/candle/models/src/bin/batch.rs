@@ -2,26 +2,26 @@
 //! program generates the texts twice: in an arena, where the prompts share the prefix, and with
 //! candle's own caches, one prompt after the other.
 //!
-//!     cargo run --release -p kvarena-candle-models --bin batch -- --system TEXT --prompts FILE
+//!     cargo run --release -p kvarena-candle-models --bin batch -- --model FOLDER --system TEXT --prompts FILE
 
 use std::error::Error;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use kvarena::{Capacity, PoolConfig};
 use kvarena_candle::KvArena;
 use kvarena_candle_models::contiguous::Contiguous;
 use kvarena_candle_models::serve::{Limits, serve};
 use kvarena_candle_models::text::Text;
-use kvarena_candle_models::{device, load};
+use kvarena_candle_models::{device, load, run};
 
 #[derive(Parser)]
 struct Args {
-    /// A model's folder in Hugging Face's form. Default: a tiny model with random weights.
-    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/tests/data/qwen3-tiny"))]
+    /// A model's folder in Hugging Face's form. Without `tokenizer.json`, tokens are bytes.
+    #[arg(long)]
     model: PathBuf,
     /// The text before each prompt.
     #[arg(
@@ -40,22 +40,30 @@ struct Args {
     gpu: bool,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+/// Maximum number of tokens of a step.
+const STEP_TOKENS: u32 = 2048;
+
+fn main() -> ExitCode {
     let args = Args::parse();
-    let (device, dtype) = device(args.gpu)?;
-    let loaded = load(&args.model, dtype, &device)?;
+    run("batch", || batch(&args))
+}
+
+fn batch(args: &Args) -> Result<(), Box<dyn Error>> {
     let text = Text::load(&args.model).map_err(|error| error.to_string())?;
     let questions = match &args.prompts {
-        Some(path) => fs::read_to_string(path)?,
+        Some(path) => {
+            fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?
+        }
         None => (1..=8).map(|n| format!("What is {n} times {n}?\n")).collect(),
     };
-    let prompts = questions.lines().map(|line| text.encode(&format!("{}\n{line}\n", args.system)));
+    let prompts =
+        questions.lines().map(|line| text.encode(&format!("{}\n{line}\n", args.system), true));
     let prompts = prompts.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-    let tokens: usize = prompts.iter().map(|prompt| prompt.len() + args.new_tokens.get()).sum();
-    let capacity = Capacity::Pages(tokens.div_ceil(16) as u32 + prompts.len() as u32);
-    let pool = PoolConfig { page_size: 16, capacity, ..loaded.pool };
-    let mut arena = KvArena::new(pool, &device)?;
-    let limits = Limits { new_tokens: args.new_tokens, step_tokens: 2048, joins: 1 };
+    let (device, dtype) = device(args.gpu)?;
+    let loaded = load(&args.model, dtype, &device)?;
+    let lens = prompts.iter().map(|prompt| prompt.len() + args.new_tokens.get());
+    let mut arena = KvArena::new(loaded.arena(lens, STEP_TOKENS)?, &device)?;
+    let limits = Limits { new_tokens: args.new_tokens, step_tokens: STEP_TOKENS, joins: 1 };
     let served = serve(&loaded.model, &mut arena, &prompts, &loaded.end, limits, |_, _, _| {})?;
 
     let mut own = Contiguous::load(&args.model, dtype, &device)?;
@@ -67,12 +75,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let time = start.elapsed();
 
     println!("{} prompts, {} tokens", prompts.len(), served.prompt_tokens);
-    println!("| | new tokens | seconds | tokens/s | prompt tokens cached |");
-    println!("|---|---|---|---|---|");
-    row("kvarena", &served.texts, served.time, served.hit_tokens);
+    println!("| | new tokens | steps | seconds | tokens/s | prompt tokens cached |");
+    println!("|---|---|---|---|---|---|");
+    row("kvarena", &served.texts, served.steps, served.time, served.hit_tokens);
     match texts {
         Ok(texts) => {
-            row("candle, one by one", &texts, time, 0);
+            row("candle, one by one", &texts, texts.iter().map(Vec::len).sum(), time, 0);
             let same = served.texts.iter().zip(&texts).filter(|(ours, own)| ours == own).count();
             println!("{same} of {} texts are equal", texts.len());
         }
@@ -87,7 +95,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn row(name: &str, texts: &[Vec<u32>], time: Duration, hits: usize) {
+fn row(name: &str, texts: &[Vec<u32>], steps: usize, time: Duration, hits: usize) {
     let (new, seconds) = (texts.iter().map(Vec::len).sum::<usize>(), time.as_secs_f64());
-    println!("| {name} | {new} | {seconds:.3} | {:.1} | {hits} |", new as f64 / seconds);
+    println!("| {name} | {new} | {steps} | {seconds:.3} | {:.1} | {hits} |", new as f64 / seconds);
 }

@@ -6,7 +6,7 @@ use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::sample::Sampling;
-use crate::shaping::{Edit, Edits};
+use crate::shaping::{self, Edit, Edits};
 
 /// A token to choose in a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -41,6 +41,14 @@ pub struct Work {
     pub draws: Vec<Draw>,
     /// The edits of all draws.
     pub edits: Vec<Edit>,
+}
+
+impl Work {
+    /// Returns whether the edits of a draw forbid its token. A runner chooses such a token if the edits allow none.
+    pub fn forbids(&self, draw: usize, token: u32) -> bool {
+        let Edits { start, count, only } = self.draws[draw].edits;
+        shaping::forbids(&self.edits[start as usize..][..count as usize], only, token)
+    }
 }
 
 /// Computes planned steps in the order in which they are launched.

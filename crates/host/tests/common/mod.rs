@@ -7,6 +7,7 @@ pub mod files;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod serving;
+pub mod tokenizers;
 pub mod wrapped;
 
 use std::path::{Path, PathBuf};

@@ -39,7 +39,7 @@ impl Decoder {
         decoder
     }
 
-    /// Returns whether no token has a text yet. The text of the first token lacks its space.
+    /// Returns whether the next token is the first one of the text, so that a tokenizer may drop its space.
     pub fn is_at_start(&self) -> bool {
         self.context.is_empty() && self.held.is_empty()
     }

@@ -5,7 +5,7 @@ use kvarena::{Backend, Extend, OwnedPlan, PlanSize};
 use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::Result;
-use crate::sample::Sampling;
+use crate::sample::{self, Sampling};
 use crate::shaping::{self, Edit, Edits};
 
 /// A token to choose in a step.
@@ -24,6 +24,12 @@ pub struct Draw {
 }
 
 impl Draw {
+    /// Returns the key of the noise. A shaped draw may have a single allowed token, whose noise must be finite.
+    pub fn key(&self) -> u64 {
+        let key = self.sampling.key(self.sample, self.index);
+        if self.is_shaped() { sample::finite(key) } else { key }
+    }
+
     /// Returns whether edits or min-p change the logits.
     pub fn is_shaped(&self) -> bool {
         !self.edits.is_none() || (self.sampling.temperature > 0.0 && self.sampling.min_p > 0.0)

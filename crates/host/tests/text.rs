@@ -111,7 +111,7 @@ fn other_decoders_stream_as_they_decode_at_once() {
     let strip = json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 });
     let bytes = byte_level()["decoder"].take();
     for tokenizer in [
-        byte_level_with(sequence(&[bytes.clone()])),
+        byte_level_with(sequence(std::slice::from_ref(&bytes))),
         byte_level_with(sequence(&[bytes.clone(), json!({ "type": "Fuse" })])),
         byte_level_with(sequence(&[bytes.clone(), replace])),
         byte_level_with(sequence(&[bytes, strip])),

@@ -124,7 +124,7 @@ impl Runner for CpuRunner<'_> {
             .map_err(|error| Error::run(error.to_string()))?;
         tokens.clear();
         for (i, draw) in work.draws.iter().enumerate() {
-            let key = draw.sampling.key(draw.sample, draw.index);
+            let key = draw.key();
             if draw.edits.is_none() {
                 tokens.push(draw.sampling.choose(key, self.logits(i)));
                 continue;

@@ -11,7 +11,8 @@
 //! matrix, ops, linear               matrix products, element-wise operations, projections
 //! latent, nope, experts, model      the forward pass; the caller stores K and V and computes attention
 //! contiguous                        the forward pass with contiguous K and V, for checks
-//! sample, shaping, text, template   from logits to tokens, from tokens to text
+//! sample, shaping                   from logits to tokens
+//! template, coding, text, decoder   from messages to tokens, from tokens to text
 //! request, stream, draft            requests; the growing answers; drafts of their next tokens
 //! runner, cpu, gpu                  the interface `Runner`, which computes steps; the CPU; a GPU (feature `cuda`)
 //! server, tally, memory             the serving loop; its counters; the memory that a sequence needs
@@ -26,9 +27,11 @@
 pub mod calibrate;
 pub mod checkpoint;
 pub mod clock;
+pub mod coding;
 pub mod config;
 pub mod contiguous;
 pub mod cpu;
+pub mod decoder;
 pub mod draft;
 pub mod error;
 pub mod experts;

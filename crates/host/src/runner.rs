@@ -5,8 +5,8 @@ use kvarena::{Backend, Extend, OwnedPlan, PlanSize};
 use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::Result;
-use crate::sample::Sampling;
-use crate::shaping::{Edit, Edits};
+use crate::sample::{self, Sampling};
+use crate::shaping::{self, Edit, Edits};
 
 /// A token to choose in a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -24,6 +24,12 @@ pub struct Draw {
 }
 
 impl Draw {
+    /// Returns the key of the noise. A shaped draw may have a single allowed token, whose noise must be finite.
+    pub fn key(&self) -> u64 {
+        let key = self.sampling.key(self.sample, self.index);
+        if self.is_shaped() { sample::finite(key) } else { key }
+    }
+
     /// Returns whether edits or min-p change the logits.
     pub fn is_shaped(&self) -> bool {
         !self.edits.is_none() || (self.sampling.temperature > 0.0 && self.sampling.min_p > 0.0)
@@ -41,6 +47,14 @@ pub struct Work {
     pub draws: Vec<Draw>,
     /// The edits of all draws.
     pub edits: Vec<Edit>,
+}
+
+impl Work {
+    /// Returns whether the edits of a draw forbid its token. A runner chooses such a token if the edits allow none.
+    pub fn forbids(&self, draw: usize, token: u32) -> bool {
+        let Edits { start, count, only } = self.draws[draw].edits;
+        shaping::forbids(&self.edits[start as usize..][..count as usize], only, token)
+    }
 }
 
 /// Computes planned steps in the order in which they are launched.

@@ -36,27 +36,29 @@ impl Sampling {
 
     /// Returns the key of the noise for new token number `index` of sample number `sample`.
     pub fn key(&self, sample: u32, index: u32) -> u64 {
-        let mut state = self.seed ^ (u64::from(sample) << 32 | u64::from(index)).rotate_left(17);
-        splitmix(&mut state)
+        // Seed and position are hashed apart, because they would cancel each other if they were joined first.
+        let (mut seed, mut position) = (self.seed, u64::from(sample) << 32 | u64::from(index));
+        splitmix(&mut (splitmix(&mut seed).rotate_left(32) ^ splitmix(&mut position)))
     }
 
-    /// Chooses a token; among equal values the first one. Equal keys and logits give equal tokens.
+    /// Chooses a token; among equal values the first one. Equal keys and logits give equal tokens. Tokens with a logit
+    /// of minus infinity are forbidden. If all are, returns token 0.
     pub fn choose(&self, key: u64, logits: &[f32]) -> u32 {
         let least = if self.filters() { self.least(logits) } else { f32::NEG_INFINITY };
-        let (mut best, mut token) = (f32::NEG_INFINITY, 0);
+        let mut best: Option<(f32, u32)> = None;
         for (&logit, id) in logits.iter().zip(0..) {
-            if logit < least {
+            if !(logit >= least && logit > f32::NEG_INFINITY) {
                 continue;
             }
             let score = match self.temperature > 0.0 {
                 true => logit * (1.0 / self.temperature) + gumbel(key, id),
                 false => logit,
             };
-            if score > best {
-                (best, token) = (score, id);
+            if best.is_none_or(|(most, _)| score > most) {
+                best = Some((score, id));
             }
         }
-        token
+        best.map_or(0, |(_, token)| token)
     }
 
     /// Returns the maximum distance from the greatest logit that `min_p` allows.
@@ -107,6 +109,35 @@ pub fn gumbel(key: u64, token: u32) -> f32 {
     -(-(-unit).ln_1p()).ln()
 }
 
+/// Hashes in [`gumbel`] from here on round to 1 as f32, so that their noise is minus infinity.
+const ROUNDS_TO_ONE: u32 = u32::MAX - 127;
+/// Upper bound of the tokens for which [`finite`] excludes that noise.
+const TOKENS_MAX: u32 = 1 << 19;
+
+/// Returns the first key from `key` on with which the noise of all tokens below 2^19 is finite. It is `key` itself for
+/// 98 of 100 keys. With other keys `ptx/src/sample_shaped.cu`, which supports fewer tokens, would choose token 0 instead
+/// of the only allowed one.
+pub fn finite(mut key: u64) -> u64 {
+    while !has_finite_noise(key) {
+        key = splitmix(&mut key);
+    }
+    key
+}
+
+/// Returns whether [`gumbel`] is finite for each token below [`TOKENS_MAX`]. Inverts the hash.
+fn has_finite_noise(key: u64) -> bool {
+    let token = |hash: u32| {
+        let mut h = hash ^ (hash >> 16);
+        h = h.wrapping_mul(0x7ED1_B41D); // the inverse of 0xC2B2_AE35
+        h ^= (h >> 13) ^ (h >> 26);
+        h ^= (key >> 32) as u32;
+        h = h.wrapping_mul(0xA5CB_9243); // the inverse of 0x85EB_CA6B
+        h ^= h >> 16;
+        h.wrapping_sub(key as u32).wrapping_mul(0x144C_BC89) // the inverse of 0x9E37_79B9
+    };
+    (ROUNDS_TO_ONE..=u32::MAX).all(|hash| token(hash) >= TOKENS_MAX)
+}
+
 /// Returns the next number of the SplitMix64 sequence.
 pub fn splitmix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -118,7 +149,57 @@ pub fn splitmix(state: &mut u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    /// Neither small seeds, samples and indices nor those of one bit share a key.
+    #[test]
+    fn keys_do_not_alias() {
+        let numbers = |small: u64| (0..small).chain((0..64).map(|bit| 1 << bit)).chain([u64::MAX]);
+        let seeds: BTreeSet<u64> = numbers(40).collect();
+        let samples = (1..5).flat_map(|sample| (0..9).map(move |index| sample << 32 | index));
+        let positions: BTreeSet<u64> = numbers(20).chain(samples).collect();
+        let key =
+            |seed: u64, position: u64| plain(seed).key((position >> 32) as u32, position as u32);
+        let keys = seeds.iter().flat_map(|&seed| positions.iter().map(move |&at| key(seed, at)));
+        assert_eq!(keys.collect::<BTreeSet<u64>>().len(), seeds.len() * positions.len());
+    }
+
+    /// A key for which the noise of a token is minus infinity.
+    fn infinite(token: u32, hash: u32) -> u64 {
+        let high = |key: u64| {
+            let mut h = token.wrapping_mul(0x9E37_79B9).wrapping_add(key as u32);
+            h = (h ^ (h >> 16)).wrapping_mul(0x85EB_CA6B);
+            let mut before = (hash ^ (hash >> 16)).wrapping_mul(0x7ED1_B41D);
+            before ^= (before >> 13) ^ (before >> 26);
+            h ^ before
+        };
+        let low = u64::from(token) << 3 | 5;
+        u64::from(high(low)) << 32 | low
+    }
+
+    #[test]
+    fn the_only_allowed_token_is_chosen_with_any_noise() {
+        for (token, hash) in [(100, u32::MAX), (0, ROUNDS_TO_ONE), (300_000, u32::MAX - 64)] {
+            let key = infinite(token, hash);
+            assert_eq!(gumbel(key, token), f32::NEG_INFINITY);
+            assert!(!has_finite_noise(key) && has_finite_noise(finite(key)));
+            assert!(gumbel(infinite(token, ROUNDS_TO_ONE - 1), token).is_finite());
+            let mut logits = vec![f32::NEG_INFINITY; 300_001];
+            logits[token as usize] = -3.0;
+            assert_eq!(plain(0).choose(key, &logits), token);
+            assert_eq!(Sampling { top_k: 1, ..plain(0) }.choose(key, &logits), token);
+        }
+        // Of all keys, 1 in 64 has such a token.
+        let mut state = 3;
+        let rare = (0..64_000).filter(|_| !has_finite_noise(splitmix(&mut state))).count();
+        assert!((800..1200).contains(&rare), "{rare}");
+        for index in 0..4 {
+            let key = finite(plain(9).key(0, index));
+            assert!((0..TOKENS_MAX).all(|token| gumbel(key, token).is_finite()));
+        }
+    }
 
     fn draws(sampling: Sampling) -> Vec<u32> {
         let logits = [1.0, 3.0, 2.0, 3.0, f32::NEG_INFINITY];

@@ -86,6 +86,11 @@ impl Edit {
         Self { after: f32::NEG_INFINITY, ..Self::none(token) }
     }
 
+    /// Returns whether the edit forbids its token. Penalties and biases are finite.
+    fn forbids(&self) -> bool {
+        self.after == f32::NEG_INFINITY
+    }
+
     /// Returns the edited logit.
     pub fn apply(&self, logit: f32) -> f32 {
         let logit = logit + self.before;
@@ -147,7 +152,8 @@ impl Shaping {
             sort_and_join(&mut edits);
         }
         let long_words = self.bad_words.iter().filter(|word| word.len() > 1).count();
-        Arc::new(PreparedShaping { edits, long_words, rules: self })
+        let forbidden = edits.iter().filter(|edit| edit.forbids()).count();
+        Arc::new(PreparedShaping { edits, forbidden, long_words, rules: self })
     }
 }
 
@@ -170,6 +176,8 @@ pub struct PreparedShaping {
     /// At most one edit for each token, sorted by token. If the request restricts the tokens, only allowed tokens have
     /// edits.
     edits: Vec<Edit>,
+    /// Number of edits that forbid their token.
+    forbidden: usize,
     /// Number of bad words with several tokens.
     long_words: usize,
 }
@@ -210,6 +218,16 @@ impl PreparedShaping {
     /// Returns the rules of the request.
     pub fn rules(&self) -> &Shaping {
         &self.rules
+    }
+
+    /// Returns whether a first draw has an allowed token, out of `vocab` tokens. O(s log n) for s stop tokens.
+    pub fn allows_some(&self, stop: &[u32], vocab: usize) -> bool {
+        let only = self.rules.allowed.is_some();
+        let mut early = if self.rules.min_tokens > 0 { stop.to_vec() } else { Vec::new() };
+        early.sort_unstable();
+        early.dedup();
+        early.retain(|&token| (token as usize) < vocab && !forbids(&self.edits, only, token));
+        self.forbidden + early.len() < if only { self.edits.len() } else { vocab }
     }
 
     /// Returns an upper bound of the edits of a draw with at most `known` distinct tokens in prompt and answer, and
@@ -296,6 +314,12 @@ fn merge(mut edits: &[Edit], changes: &[Edit], only: bool, out: &mut Vec<Edit>) 
         }
     }
     out.extend_from_slice(edits);
+}
+
+/// Returns whether a draw's edits forbid a token. O(log of the edits).
+pub fn forbids(edits: &[Edit], only: bool, token: u32) -> bool {
+    let found = edits.binary_search_by_key(&token, |edit| edit.token);
+    found.map_or(only, |at| edits[at].forbids())
 }
 
 /// Writes a draw's edited logits to `out`. O(vocabulary).
@@ -420,6 +444,13 @@ mod tests {
             );
             if shaping.is_none() {
                 assert!(list.is_none());
+            }
+            let edits = &edits[list.start as usize..];
+            let allowed = |token: &u32| !forbids(edits, list.only, *token);
+            assert!((0..24).all(|t| allowed(&t) == (out[t as usize] > f32::NEG_INFINITY)));
+            if answer.is_empty() {
+                let some = prepared.allows_some(&stop, vocab as usize);
+                assert_eq!(some, (0..24).any(|t| allowed(&t)), "round {round}: {shaping:?}");
             }
         }
     }

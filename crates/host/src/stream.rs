@@ -18,7 +18,7 @@ new_key_type! {
 /// Reason for the end of a continuation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finish {
-    /// A stop token, or a stop string that the sink found.
+    /// A stop token, a stop string that the sink found, or edits of logits that allow no token.
     Stop,
     /// The limit of new tokens.
     Length,

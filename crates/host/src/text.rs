@@ -1,5 +1,4 @@
-//! Converts between text and tokens: by the model's tokenizer and its chat template, and by decoding tokens as they
-//! arrive.
+//! Converts between text and tokens by the model's tokenizer and its chat template.
 //!
 //! A model without `tokenizer.json` takes prompts as token ids, and its answers are token ids.
 
@@ -9,6 +8,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 
+use crate::coding::{Coding, Contents};
 use crate::error::{Error, Result};
 use crate::fields::read_file;
 use crate::gguf::Gguf;
@@ -32,6 +32,7 @@ pub struct Text {
     longest: usize,
     /// A token whose text is one letter. Decoders drop spaces at the start of a text, but not after this token.
     letter: Option<u32>,
+    coding: Coding,
 }
 
 impl Text {
@@ -92,7 +93,8 @@ impl Text {
             let id = tokenizer.token_to_id(letter)?;
             (tokenizer.decode(&[id], true).ok()? == letter).then_some(id)
         });
-        Self { tokenizer: Some(tokenizer), template, longest, letter }
+        let coding = Coding::of(&tokenizer);
+        Self { tokenizer: Some(tokenizer), template, longest, letter, coding }
     }
 
     /// Returns an upper bound of the bytes of a token's text. Without a tokenizer, this text is an id with its
@@ -101,12 +103,43 @@ impl Text {
         if self.has_tokenizer() { self.longest } else { 16 }
     }
 
-    /// Returns the text of one token inside a longer text, with its spaces.
-    pub fn piece(&self, token: u32) -> String {
-        let Some(letter) = self.letter else { return self.decode(&[token]) };
-        let text = self.decode(&[letter, token]);
-        let before = self.decode(&[letter]);
-        text.strip_prefix(&before).map_or_else(|| self.decode(&[token]), str::to_owned)
+    /// Returns the text of one token, also of a special one: of the first token of a text, or of a token inside a text,
+    /// with its spaces.
+    pub fn piece(&self, token: u32, is_first: bool) -> String {
+        let own = self.decode_shown(&[token]);
+        match self.letter {
+            _ if is_first => own,
+            None if self.has_tokenizer() => own,
+            None => format!(" {own}"),
+            Some(letter) => {
+                let (text, before) =
+                    (self.decode_shown(&[letter, token]), self.decode_shown(&[letter]));
+                text.strip_prefix(&before).map_or(own, str::to_owned)
+            }
+        }
+    }
+
+    /// Returns the bytes of a token that may be a part of a character, so that its text may not show them.
+    pub fn part(&self, token: u32) -> Option<Vec<u8>> {
+        match self.contents(token)? {
+            Contents::Text => None,
+            Contents::Bytes(bytes) | Contents::Part(bytes) => Some(bytes),
+        }
+    }
+
+    /// Returns the contents of a token; `None` if the tokenizer lacks it.
+    pub fn contents(&self, token: u32) -> Option<Contents> {
+        let Some(tokenizer) = &self.tokenizer else { return Some(Contents::Text) };
+        tokenizer.id_to_token(token).map(|name| self.coding.contents(&name))
+    }
+
+    /// Returns whether a token is special, so that the text of an answer omits it.
+    pub fn is_special(&self, token: u32) -> bool {
+        let is_special = |tokenizer: &Tokenizer| {
+            let name = tokenizer.id_to_token(token)?;
+            Some(tokenizer.get_added_vocabulary().is_special_token(&name))
+        };
+        self.tokenizer.as_ref().and_then(is_special).unwrap_or(false)
     }
 
     /// Returns whether there is a tokenizer.
@@ -129,16 +162,42 @@ impl Text {
     /// See [`Text::encode`].
     pub fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let Some(tokenizer) = &self.tokenizer else { return parse_ids(text) };
-        let encoding = tokenizer.encode_fast(text, special);
-        let encoding =
-            encoding.map_err(|e| Error::request(format!("cannot encode the text: {e}")))?;
+        let encoding = tokenizer.encode_fast(text, special).map_err(not_encoded)?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Returns the index of the character at which each token of a text begins. Tokens that the tokenizer adds begin
+    /// where their neighbours begin.
+    ///
+    /// # Errors
+    /// See [`Text::encode`].
+    pub fn offsets(&self, text: &str) -> Result<Vec<usize>> {
+        let Some(tokenizer) = &self.tokenizer else {
+            // All characters of ids and separators are single bytes.
+            let start = text.as_ptr().addr();
+            return Ok(words(text).map(|word| word.as_ptr().addr() - start).collect());
+        };
+        let encoding = tokenizer.encode_char_offsets(text, true).map_err(not_encoded)?;
+        let mut last = 0;
+        let mut later = |&(start, _): &(usize, usize)| {
+            last = start.max(last);
+            last
+        };
+        Ok(encoding.get_offsets().iter().map(&mut later).collect())
     }
 
     /// Returns the text of tokens, without special ones. Without a tokenizer: their ids, separated by spaces.
     pub fn decode(&self, tokens: &[u32]) -> String {
+        let shown = tokens.iter().copied().filter(|&token| !self.is_special(token));
+        self.decode_shown(&shown.collect::<Vec<_>>())
+    }
+
+    /// Returns the text of tokens, with special ones.
+    pub fn decode_shown(&self, tokens: &[u32]) -> String {
         match &self.tokenizer {
-            Some(tokenizer) => tokenizer.decode(tokens, true).unwrap_or_default(),
+            // Not all decoders accept an empty list.
+            Some(_) if !tokens.iter().any(|&token| self.contents(token).is_some()) => String::new(),
+            Some(tokenizer) => tokenizer.decode(tokens, false).unwrap_or_default(),
             None => tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
         }
     }
@@ -174,8 +233,16 @@ impl Text {
     }
 }
 
+fn not_encoded(error: tokenizers::Error) -> Error {
+    Error::request(format!("cannot encode the text: {error}"))
+}
+
+/// Returns the words of a list of token ids.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split([' ', ',', '\t', '[', ']']).filter(|word| !word.is_empty())
+}
+
 fn parse_ids(text: &str) -> Result<Vec<u32>> {
-    let words = text.split([' ', ',', '\t', '[', ']']).filter(|word| !word.is_empty());
     let id = |word: &str| {
         word.parse().map_err(|_| {
             Error::request(format!(
@@ -183,57 +250,7 @@ fn parse_ids(text: &str) -> Result<Vec<u32>> {
             ))
         })
     };
-    words.map(id).collect()
-}
-
-/// At this number of held-back tokens, the decoder emits them even if they end inside a character. A character has at
-/// most four bytes, so later tokens cannot complete it.
-const HELD_MAX: usize = 8;
-
-/// Converts tokens to text as they arrive, and holds back incomplete characters.
-#[derive(Default)]
-pub struct Decoder {
-    tokens: Vec<u32>,
-    /// Index of the first token that is decoded. The emitted tokens from here on are context, so that spaces between
-    /// words are correct.
-    context: usize,
-    /// Number of emitted tokens.
-    emitted: usize,
-}
-
-impl Decoder {
-    /// Returns the text that is complete with this token.
-    pub fn push(&mut self, text: &Text, token: u32) -> String {
-        self.tokens.push(token);
-        if !text.has_tokenizer() {
-            return format!("{token} ");
-        }
-        let before = text.decode(&self.tokens[self.context..self.emitted]);
-        let now = text.decode(&self.tokens[self.context..]);
-        let is_held = self.tokens.len() - self.emitted < HELD_MAX;
-        if is_held && (now.ends_with('\u{FFFD}') || now.len() <= before.len()) {
-            return String::new();
-        }
-        self.emit(text, &before, &now)
-    }
-
-    /// Returns the held-back text at the end of the tokens, with replacement characters for invalid bytes.
-    pub fn rest(&mut self, text: &Text) -> String {
-        if !text.has_tokenizer() {
-            return String::new();
-        }
-        let before = text.decode(&self.tokens[self.context..self.emitted]);
-        let now = text.decode(&self.tokens[self.context..]);
-        self.emit(text, &before, &now)
-    }
-
-    fn emit(&mut self, text: &Text, before: &str, now: &str) -> String {
-        self.context = self.emitted;
-        self.emitted = self.tokens.len();
-        let new = now.strip_prefix(before).map(str::to_owned);
-        // Invalid bytes may also damage the context.
-        new.unwrap_or_else(|| text.decode(&self.tokens[self.context..]))
-    }
+    words(text).map(id).collect()
 }
 
 #[cfg(test)]
@@ -282,37 +299,5 @@ mod tests {
         for len in [3, 16, 24, 40] {
             assert_eq!(text.encode(&"a".repeat(len)).expect("tokens"), vec![97; len]);
         }
-    }
-
-    /// A model whose tokens are single bytes.
-    fn bytes() -> Text {
-        let tokenizer = byte_tokenizer(256).to_string();
-        let tokenizer = Tokenizer::from_bytes(tokenizer).expect("a tokenizer");
-        Text::new(tokenizer, None, 1)
-    }
-
-    #[test]
-    fn characters_are_emitted_whole() {
-        let (text, mut decoder) = (bytes(), Decoder::default());
-        let mut push = |byte: u8| decoder.push(&text, byte.into());
-        assert_eq!(
-            "\u{20ac}!".bytes().map(&mut push).collect::<Vec<_>>(),
-            ["", "", "\u{20ac}", "!"]
-        );
-        assert_eq!((push(0xE2), push(0x82)), (String::new(), String::new()));
-        assert_eq!(decoder.rest(&text), "\u{FFFD}\u{FFFD}", "the text ends inside a character");
-        assert_eq!(decoder.rest(&text), "");
-    }
-
-    #[test]
-    fn invalid_utf8_is_not_held_back_for_ever() {
-        let (text, mut decoder) = (bytes(), Decoder::default());
-        let decoded: String = (0..100).map(|_| decoder.push(&text, 0x80)).collect();
-        assert!(
-            decoded.chars().count() > 80 && decoded.chars().all(|c| c == '\u{FFFD}'),
-            "{decoded:?}"
-        );
-        let decoded: String = (0..100).map(|i| decoder.push(&text, 97 + i % 26)).collect();
-        assert!(decoded.ends_with("uv") && decoded.contains("abc"), "{decoded:?}");
     }
 }

@@ -14,7 +14,7 @@ use kvarena_host::runner::Runner;
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server, Sink};
 use kvarena_host::shaping::Shaping;
-use kvarena_host::stream::Stream;
+use kvarena_host::stream::{Finish, Stream};
 
 fn model() -> Model {
     Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads")
@@ -357,6 +357,81 @@ fn tokens_past_the_vocabulary_are_refused() {
         let error = server.submit(invalid).expect_err("the request is rejected").to_string();
         assert!(error.contains(&format!("token {past} is past the model's vocabulary")), "{error}");
     }
+}
+
+/// Edits that allow no first token are rejected. If they allow no later token, the stream ends before it.
+#[test]
+fn no_stream_gets_a_forbidden_token() {
+    let model = model();
+    let only = |token| Shaping { allowed: Some(vec![token]), ..Shaping::default() };
+    let shaped = |shaping: &Shaping, stop: &[u32]| Request {
+        shaping: Some(shaping.clone().prepare()),
+        stop: stop.to_vec(),
+        samples: 2,
+        ..request(vec![1, 2, 3], 6)
+    };
+    let none = [
+        shaped(&Shaping { bad_words: vec![vec![100]], ..only(100) }, &[]),
+        shaped(&Shaping { min_tokens: 2, ..only(100) }, &[100, 100]),
+        shaped(
+            &Shaping { bad_words: (0..512).map(|t| vec![t]).collect(), ..Shaping::default() },
+            &[],
+        ),
+    ];
+    for (overlap, size) in [(false, 64), (true, 64), (true, 1)] {
+        let mut server = server(&model, size, 4, overlap);
+        for request in &none {
+            let error = server.submit(request.clone()).expect_err("no token is allowed");
+            assert!(error.message.contains("allow no token"), "{error}");
+        }
+        let requests = [
+            shaped(&Shaping { bad_words: vec![vec![100, 100, 100]], ..only(100) }, &[]),
+            shaped(&Shaping { bad_words: vec![vec![100, 100]], min_tokens: 4, ..only(100) }, &[]),
+            shaped(&Shaping { min_tokens: 2, ..only(100) }, &[7]),
+            shaped(&only(100), &[100]),
+        ];
+        for request in &requests {
+            let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
+            server.submit(request.clone()).expect("the first token is allowed");
+            server.submit(Request { sampling, ..request.clone() }).expect("so it is when drawn");
+        }
+        let mut ends = Ends::default();
+        server.run(&mut ends).expect("it serves");
+        server.engine().verify().expect("the state is sound");
+        for ((request, sample), end) in &ends.0 {
+            let (len, finish) =
+                [(2, Finish::Stop), (1, Finish::Stop), (6, Finish::Length), (1, Finish::Stop)]
+                    [request / 2];
+            assert_eq!(*end, (vec![100; len], Some(finish)), "{overlap}: {request}.{sample}");
+        }
+        assert_eq!(ends.0.len(), 16);
+    }
+}
+
+/// Records the tokens of each stream and the reason for its end.
+#[derive(Default)]
+struct Ends(std::collections::BTreeMap<(usize, u32), (Vec<u32>, Option<Finish>)>);
+
+impl Sink for Ends {
+    fn done(&mut self, stream: &Stream, _: bool) {
+        let end = (stream.tokens.clone(), stream.finish);
+        self.0.insert((stream.request, stream.sample), end);
+    }
+}
+
+/// A GPU chooses token 0 if it finds no allowed token, for example if all logits are NaN.
+#[test]
+fn a_forbidden_choice_of_the_runner_ends_the_stream() {
+    let model = model();
+    let mut server =
+        server_over(Wrapped { forced: Some(0), ..Wrapped::new(&model) }, policy(64, 4, true));
+    let shaping = Shaping { allowed: Some(vec![100, 7]), ..Shaping::default() }.prepare();
+    server.submit(Request { shaping: Some(shaping), ..request(vec![1, 2], 5) }).expect("it fits");
+    server.submit(request(vec![1, 2], 5)).expect("it fits");
+    let mut ends = Ends::default();
+    server.run(&mut ends).expect("it serves");
+    assert_eq!(ends.0[&(0, 0)], (Vec::new(), Some(Finish::Stop)));
+    assert_eq!(ends.0[&(1, 0)], (vec![0; 5], Some(Finish::Length)));
 }
 
 /// A stop token past the vocabulary never occurs, so `min_tokens` does not forbid it.

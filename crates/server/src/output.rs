@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
+use kvarena_host::decoder::Decoder;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::server::Sink;
 use kvarena_host::stream::{Finish, Stream};
-use kvarena_host::text::{Decoder, Text};
+use kvarena_host::text::Text;
 
 /// Returns a count with its unit: `1 prompt token`, `2 prompt tokens`.
 pub fn tokens_of(count: usize, kind: &str) -> String {
@@ -152,7 +153,8 @@ impl<W: Write> Sink for Printer<'_, W> {
     fn done(&mut self, stream: &Stream, last: bool) {
         if self.form == Form::Live {
             self.last = (stream.tokens.clone(), stream.cached_tokens);
-            self.write("\n");
+            let rest = self.decoder.rest(self.text) + "\n";
+            self.write(&rest);
             return;
         }
         let line = self.line(stream);

@@ -365,7 +365,9 @@ fn text_uses_the_models_own_tokenizer() {
     let ids = run(&["--model", tiny.to_str().expect("UTF-8"), "--prompt", "65 122"]);
     let text = run(&["--model", path, "--prompt", "Az", "--ignore-eos"]);
     assert_eq!(text["tokens"], ids["tokens"]);
-    assert!(text["text"].is_string());
+    let live = ["--model", path, "--prompt", "Az", "--ignore-eos", "--max-new-tokens", "9"];
+    let live = run_server(&live, "").out;
+    assert_eq!(live, format!("{}\n", text["text"].as_str().expect("a text")), "no text is missing");
     // The config's own stop token ends the text earlier, and is the last token.
     let stopped = run(&["--model", path, "--prompt", "Az"]);
     let ids = ids["tokens"].as_array().expect("tokens");

@@ -134,7 +134,7 @@ impl Gguf {
             return Ok(numbers);
         }
         let task = TASK_BYTES.div_ceil(row_bytes);
-        let read = |bytes: &mut Vec<u8>, (first, rows): (usize, &mut [T])| {
+        let read = |bytes: &mut Vec<u8>, (first, rows): (usize, &mut [T])| -> Result<()> {
             for (i, row) in rows.chunks_exact_mut(cols).enumerate() {
                 let place = source_row(first * task + i, pairs) * row_bytes;
                 self.file

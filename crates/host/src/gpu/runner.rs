@@ -388,14 +388,14 @@ pub(super) fn injected_failure(fail: bool) -> Result<()> {
 }
 
 fn device_draw(draw: &Draw) -> DeviceDraw {
-    let Draw { row, sampling, sample, index, .. } = *draw;
+    let Draw { row, sampling, .. } = *draw;
     let warm = sampling.temperature > 0.0;
     DeviceDraw {
         row: row as u32,
         inverse_temperature: if warm { 1.0 / sampling.temperature } else { 0.0 },
         top_p: sampling.top_p,
         top_k: sampling.top_k,
-        key: sampling.key(sample, index),
+        key: draw.key(),
         shape: 0,
     }
 }

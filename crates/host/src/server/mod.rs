@@ -339,6 +339,9 @@ impl<R: Runner> Server<R> {
         if let Some(token) = rules.tokens().find(|&token| token as usize >= vocab) {
             return Err(format!("token {token} is past the model's vocabulary of {vocab} tokens"));
         }
+        if !shaping.allows_some(&request.stop, vocab) {
+            return Err("the edits of logits allow no token".into());
+        }
         let known = request.prompt.len() + request.max_new_tokens.unwrap_or(0) as usize;
         let most = shaping.edits_max(known, request.stop.len(), vocab);
         match most > room || room == 0 {

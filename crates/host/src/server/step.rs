@@ -50,6 +50,11 @@ impl<R: Runner> Server<R> {
             for n in 0..self.branches.of(i).len() {
                 let branch = self.branches.of(i);
                 let (draw, is_last) = (pending.draw + branch[n] as usize, n + 1 == branch.len());
+                if flight.work.forbids(draw, self.tokens[draw]) {
+                    // No token is allowed. A shaped stream has no drafts, so this draw is its only one.
+                    self.end(index, Finish::Stop, sink)?;
+                    break;
+                }
                 self.add_token(index, (draw, is_last), sink)?;
             }
         }

@@ -8,6 +8,7 @@ pub mod gguf;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod serving;
+pub mod tokenizers;
 pub mod wrapped;
 
 use std::path::{Path, PathBuf};

@@ -15,6 +15,8 @@ pub struct Wrapped<'m> {
     pub draws: usize,
     /// The size to which each step is padded.
     pub size: Option<PlanSize>,
+    /// The token that all draws choose.
+    pub forced: Option<u32>,
     pub before_plan: fn() -> Result<()>,
     /// Runs after each collected step.
     pub collected: fn(&mut Cpu),
@@ -24,7 +26,8 @@ impl<'m> Wrapped<'m> {
     pub fn new(model: &'m Model) -> Self {
         let (edits, draws) = (usize::MAX, usize::MAX);
         let inner = CpuRunner::new(model);
-        Self { inner, edits, draws, size: None, before_plan: || Ok(()), collected: |_| () }
+        let (before_plan, collected) = (|| Ok(()), |_: &mut Cpu| ());
+        Self { inner, edits, draws, size: None, forced: None, before_plan, collected }
     }
 
     pub fn with_edits(model: &'m Model, edits: usize) -> Self {
@@ -67,6 +70,7 @@ impl Runner for Wrapped<'_> {
         clock: &mut Clock,
     ) -> Result<()> {
         self.inner.collect(backend, work, fail, tokens, clock)?;
+        self.forced.into_iter().for_each(|token| tokens.fill(token));
         (self.collected)(backend);
         Ok(())
     }

@@ -7,11 +7,11 @@ use serde_json::{Map, Value, json};
 
 use super::api_error::ApiError;
 use super::checked_request::CheckedRequest;
-use super::choice::{Choice, GeneratedToken, Piece};
+use super::choice::{Choice, Echo, GeneratedToken, Piece, Stops};
 use super::fields::Kind;
 use super::host::Host;
 use super::job::{Event, Logprob};
-use kvarena_host::request::Request;
+use kvarena_host::decoder::Decoder;
 use kvarena_host::stream::Finish;
 
 /// An answer in progress.
@@ -34,21 +34,9 @@ pub struct Answer {
     prompt_tokens: usize,
     include_usage: bool,
     logprobs: Option<u32>,
-    /// Prompts, if the answer begins with them, and the log-probabilities of their tokens.
+    /// Prompts, if the answer begins with them.
     echoes: Vec<Echo>,
     hides_new: bool,
-}
-
-/// A prompt with which its choices begin.
-struct Echo {
-    tokens: Vec<u32>,
-    logprobs: Vec<Option<Logprob>>,
-}
-
-/// Text of a token, for an answer's log-probabilities.
-struct Named {
-    text: String,
-    bytes: Value,
 }
 
 impl Answer {
@@ -56,21 +44,30 @@ impl Answer {
     pub fn new(host: Arc<Host>, checked: &CheckedRequest, number: &str) -> Self {
         let prefix = if checked.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (mut choices, mut prompts) = (Vec::new(), Vec::new());
-        for request in &checked.requests {
+        let (mut choices, mut prompts, mut echoes) = (Vec::new(), Vec::new(), Vec::new());
+        for (request, own) in checked.requests.iter().zip(&checked.texts) {
             prompts.push((choices.len() as u32, 0));
+            let tokens: Vec<u32> = request.prompt.iter().map(|token| token.raw()).collect();
+            let decoder = match checked.kind {
+                Kind::Completion if own.as_ref().is_none_or(|own| !own.text.is_empty()) => {
+                    Decoder::after(&host.text, &tokens)
+                }
+                // An answer to a chat is a text of its own.
+                _ => Decoder::default(),
+            };
+            let min_tokens =
+                request.shaping.as_ref().map_or(0, |shaping| shaping.rules().min_tokens);
             for _ in 0..request.samples {
                 let number = choices.len() as u32;
-                choices.push(Choice::new(number, checked.stop.clone(), request.stop.clone()));
+                let (strings, tokens) = (checked.stop.clone(), request.stop.clone());
+                let stops = Stops { strings, tokens, min_tokens };
+                choices.push(Choice::new(number, stops, decoder.clone()));
+            }
+            if checked.echo {
+                let scored = if request.scores_prompt { tokens.len() } else { 0 };
+                echoes.push(Echo { tokens, text: own.clone(), logprobs: vec![None; scored] });
             }
         }
-        let echo = |request: &Request| {
-            let tokens: Vec<u32> = request.prompt.iter().map(|token| token.raw()).collect();
-            let logprobs =
-                if request.scores_prompt { vec![None; tokens.len()] } else { Vec::new() };
-            Echo { tokens, logprobs }
-        };
-        let echoes = checked.requests.iter().filter(|_| checked.echo).map(echo).collect();
         Self {
             echoes,
             hides_new: checked.hides_new,
@@ -130,7 +127,7 @@ impl Answer {
         let is_first = !std::mem::replace(&mut self.has_echoed[choice as usize], true);
         let prompt = self.prompts.partition_point(|&(first, _)| first <= choice) - 1;
         let echo = self.echoes.get(prompt).filter(|_| is_first)?;
-        Some(self.choices[choice as usize].echo(&self.host.text, &echo.tokens, &echo.logprobs))
+        Some(self.choices[choice as usize].echo(&self.host.text, echo))
     }
 
     /// Returns the cached tokens of the prompts, and the number of new tokens.
@@ -244,16 +241,9 @@ impl Answer {
         usage
     }
 
-    /// Returns the text of a token at the character `offset`: decoders omit the leading space of the first token.
-    fn name(&self, token: u32, offset: usize) -> Named {
-        let text = match offset {
-            0 => self.host.text.decode(&[token]),
-            _ => self.host.text.piece(token),
-        };
-        // A token may be a part of a character; its text then does not show its bytes.
-        let known = !text.contains('\u{FFFD}');
-        let bytes = if known { text.as_bytes().into() } else { Value::Null };
-        Named { text, bytes }
+    /// Returns the text of a token at the place of `generated`.
+    fn name(&self, token: u32, generated: &GeneratedToken) -> String {
+        self.host.text.piece(token, generated.is_first)
     }
 
     fn logprobs(&self, tokens: &[GeneratedToken]) -> Value {
@@ -272,7 +262,8 @@ impl Answer {
         let none = Logprob { own: 0.0, top: Vec::new() };
         let logprob = generated.logprob.as_ref().unwrap_or(&none);
         let entry = |token: u32, logprob: f32| {
-            let Named { text, bytes } = self.name(token, generated.offset);
+            let text = self.name(token, generated);
+            let bytes = self.host.text.part(token).unwrap_or_else(|| text.as_bytes().to_vec());
             json!({ "token": text, "logprob": logprob, "bytes": bytes })
         };
         let top: Vec<Value> = logprob.top.iter().map(|&(t, l)| entry(t, l)).collect();
@@ -282,14 +273,17 @@ impl Answer {
     }
 
     fn completion_logprobs(&self, tokens: &[GeneratedToken]) -> Value {
-        let top = |token: &GeneratedToken| -> Value {
-            let Some(logprob) = &token.logprob else { return Value::Null };
-            let named =
-                logprob.top.iter().map(|&(t, l)| (self.name(t, token.offset).text, json!(l)));
-            named.collect::<Map<String, Value>>().into()
+        // The map has one value for each text: that of its most likely token.
+        let top = |generated: &GeneratedToken| -> Value {
+            let Some(Logprob { own, top }) = &generated.logprob else { return Value::Null };
+            let mut map = Map::new();
+            for &(token, logprob) in top.iter().chain([&(generated.token, *own)]) {
+                map.entry(self.name(token, generated)).or_insert(logprob.into());
+            }
+            map.into()
         };
         json!({
-            "tokens": tokens.iter().map(|s| self.name(s.token, s.offset).text).collect::<Vec<_>>(),
+            "tokens": tokens.iter().map(|s| self.name(s.token, s)).collect::<Vec<_>>(),
             "token_logprobs": tokens.iter().map(|s| s.logprob.as_ref().map(|l| l.own)).collect::<Vec<_>>(),
             "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
             "text_offset": tokens.iter().map(|s| s.offset).collect::<Vec<_>>(),

@@ -11,7 +11,7 @@ use super::api_error::{ApiError, Result};
 use super::body::{Body, RequestBody, brief};
 use super::fields::Kind;
 use super::host::{CHOICES_MAX, Host};
-use super::prompt::{messages, prediction, prompts, token};
+use super::prompt::{Prompt, PromptText, messages, prediction, prompts, token};
 use kvarena_host::request::Request;
 use kvarena_host::shaping::Shaping;
 
@@ -41,6 +41,8 @@ pub struct CheckedRequest {
     pub kind: Kind,
     /// Request of each prompt.
     pub requests: Vec<Request>,
+    /// Text of each prompt; `None` for a prompt of tokens and for a chat.
+    pub texts: Vec<Option<PromptText>>,
     /// Stop strings. The answer does not contain them.
     pub stop: Vec<String>,
     /// Whether tokens are streamed.
@@ -87,7 +89,7 @@ impl CheckedRequest {
         template.prediction = prediction(body, host)?;
         let prompts = match kind {
             Kind::Completion => prompts(sent.prompt, host)?,
-            Kind::Chat => vec![messages(body, host)?],
+            Kind::Chat => vec![messages(body, host)?.into()],
         };
         let choices = prompts.len().saturating_mul(template.samples as usize);
         let most = CHOICES_MAX.max(host.samples_max as usize);
@@ -96,9 +98,23 @@ impl CheckedRequest {
             // With n = 1, every allowed number of prompts is valid, so the error names `n`.
             return Err(ApiError::field("n", message));
         }
-        let request = |prompt| settle(host, kind, &template, prompt);
-        let requests = prompts.into_iter().map(request).collect::<Result<_>>()?;
-        Ok(Self { kind, requests, stop, stream, include_usage, logprobs, echo, hides_new })
+        let (mut requests, mut texts) = (Vec::new(), Vec::new());
+        let is_seeded = body.get("seed").is_some();
+        for Prompt { tokens, mut text } in prompts {
+            if let Some(own) = text.as_mut().filter(|_| template.scores_prompt) {
+                own.offsets = host
+                    .text
+                    .offsets(&own.text)
+                    .map_err(|e| ApiError::field("prompt", e.message))?;
+            }
+            requests.push(settle(host, kind, &template, tokens)?);
+            texts.push(text);
+            if !is_seeded {
+                // Equal prompts without a seed have different answers.
+                template.sampling.seed = template.sampling.seed.wrapping_add(1);
+            }
+        }
+        Ok(Self { kind, requests, texts, stop, stream, include_usage, logprobs, echo, hides_new })
     }
 }
 
@@ -144,6 +160,12 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     }
     request.stop.extend(ids(body, "stop_token_ids", STOP_TOKENS_MAX, host.limits.vocab)?);
     request.shaping = shaping(body, host)?.map(Shaping::prepare);
+    if request.shaping.as_ref().is_some_and(|s| !s.allows_some(&request.stop, host.limits.vocab)) {
+        let name =
+            ["allowed_token_ids", "bad_words"].into_iter().find(|name| body.get(name).is_some());
+        let what = "allowed_token_ids, bad_words, min_tokens and the stop tokens allow no token";
+        return Err(ApiError::field(name.unwrap_or("min_tokens"), what));
+    }
     if let Some(salt) = body.text("cache_salt")? {
         let len = salt.chars().count();
         if !(1..=SALT_CHARS_MAX).contains(&len) {

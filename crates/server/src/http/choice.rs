@@ -1,9 +1,11 @@
 //! A choice as its client reads it: converts tokens to text, up to a stop string.
 
 use super::job::Logprob;
+use super::prompt::PromptText;
 use super::stop::StopMatcher;
+use kvarena_host::decoder::Decoder;
 use kvarena_host::stream::Finish;
-use kvarena_host::text::{Decoder, Text};
+use kvarena_host::text::Text;
 
 /// A token of a choice or of its echoed prompt, with its log-probability.
 #[derive(Clone, PartialEq, Debug)]
@@ -14,6 +16,30 @@ pub struct GeneratedToken {
     pub logprob: Option<Logprob>,
     /// Characters of the choice's text before the token.
     pub offset: usize,
+    /// Whether no text precedes the token, neither of the choice nor of its prompt.
+    pub is_first: bool,
+}
+
+/// Rules that end a choice.
+#[derive(Clone, Default, Debug)]
+pub struct Stops {
+    /// Stop strings.
+    pub strings: Vec<String>,
+    /// Tokens that end the choice and do not belong to its text.
+    pub tokens: Vec<u32>,
+    /// Tokens before the first one whose text may end a stop string.
+    pub min_tokens: u32,
+}
+
+/// A prompt with which its choices begin.
+#[derive(Clone, Default, Debug)]
+pub struct Echo {
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// The text and the offset of each token, if the prompt was a text.
+    pub text: Option<PromptText>,
+    /// The log-probabilities, if requested.
+    pub logprobs: Vec<Option<Logprob>>,
 }
 
 /// A new chunk of a choice.
@@ -49,8 +75,10 @@ pub struct Choice {
     number: u32,
     decoder: Decoder,
     stops: StopMatcher,
-    /// Tokens that end the choice and do not belong to its text.
+    /// See [`Stops`].
     stop_tokens: Vec<u32>,
+    /// See [`Stops`].
+    min_tokens: u32,
     /// Generated tokens, including the stop token.
     tokens: u32,
     /// Characters decoded.
@@ -63,24 +91,43 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Returns a choice without tokens.
-    pub fn new(number: u32, stops: Vec<String>, stop_tokens: Vec<u32>) -> Self {
-        Self { number, stops: StopMatcher::new(stops), stop_tokens, ..Self::default() }
+    /// Returns a choice without tokens. `decoder` continues the text of the prompt.
+    pub fn new(number: u32, stops: Stops, decoder: Decoder) -> Self {
+        let Stops { strings, tokens: stop_tokens, min_tokens } = stops;
+        let stops = StopMatcher::new(strings);
+        Self { number, stops, stop_tokens, min_tokens, decoder, ..Self::default() }
     }
 
     /// Returns the text and tokens of the prompt with their log-probabilities. The offsets of the choice's own tokens
     /// then start after the prompt's text.
-    pub fn echo(&mut self, text: &Text, prompt: &[u32], logprobs: &[Option<Logprob>]) -> Piece {
+    pub fn echo(&mut self, text: &Text, prompt: &Echo) -> Piece {
         let mut piece = Piece { choice: self.number, ..Piece::default() };
-        for (i, &token) in prompt.iter().enumerate() {
-            if let Some(logprob) = logprobs.get(i) {
-                let offset = piece.text.chars().count();
-                piece.tokens.push(GeneratedToken { token, logprob: logprob.clone(), offset });
+        let mut offsets = Vec::new();
+        match &prompt.text {
+            Some(own) => {
+                piece.text.clone_from(&own.text);
+                offsets.clone_from(&own.offsets);
+                self.decoded = own.text.chars().count();
             }
-            piece.text += &self.decoder.push(text, token);
+            // Tokens that end inside a character are held back for the choice's own tokens.
+            None => {
+                self.decoder = Decoder::default();
+                for &token in &prompt.tokens {
+                    offsets.push(self.decoded);
+                    let shown = self.decoder.push_shown(text, token);
+                    self.decoded += shown.chars().count();
+                    piece.text += &shown;
+                }
+            }
         }
-        self.decoded = piece.text.chars().count();
         self.given = self.decoded;
+        let token = |(i, (logprob, offset)): (usize, (&Option<Logprob>, usize))| GeneratedToken {
+            token: prompt.tokens[i],
+            logprob: logprob.clone(),
+            offset,
+            is_first: i == 0,
+        };
+        piece.tokens = prompt.logprobs.iter().zip(offsets).enumerate().map(token).collect();
         piece
     }
 
@@ -104,7 +151,8 @@ impl Choice {
             return None;
         }
         if logprob.is_some() {
-            self.pending.push(GeneratedToken { token, logprob, offset: self.decoded });
+            let (offset, is_first) = (self.decoded, self.decoder.is_at_start());
+            self.pending.push(GeneratedToken { token, logprob, offset, is_first });
         }
         let decoded = self.decoder.push(text, token);
         let piece = self.read(&decoded);
@@ -129,7 +177,10 @@ impl Choice {
 
     fn read(&mut self, decoded: &str) -> Piece {
         self.decoded += decoded.chars().count();
-        let (text, found) = self.stops.push(decoded);
+        let (text, found) = match self.tokens > self.min_tokens {
+            true => self.stops.push(decoded),
+            false => (self.stops.push_open(decoded), false),
+        };
         self.given += text.chars().count();
         let certain = self.pending.partition_point(|token| token.offset < self.given);
         let tokens = self.pending.drain(..certain).collect();
@@ -146,19 +197,25 @@ mod tests {
         Some(Logprob { own, top: Vec::new() })
     }
 
-    /// Without a tokenizer, the text of token 12 is "12 ".
+    fn choice(number: u32, stop: &str, min_tokens: u32) -> Choice {
+        let stops = Stops { strings: vec![stop.into()], tokens: vec![9], min_tokens };
+        Choice::new(number, stops, Decoder::default())
+    }
+
+    /// Without a tokenizer, the text of token 12 is "12", after a space unless it is the first one.
     #[test]
     fn tokens_are_returned_with_their_text() {
         let text = Text::default();
-        let mut choice = Choice::new(3, vec!["2 7".into()], vec![9]);
+        let mut choice = choice(3, "2 7", 0);
         let piece = choice.token(&text, 5, logprob(-1.0)).expect("certain at once");
-        assert_eq!((piece.choice, &piece.text[..], piece.tokens.len()), (3, "5 ", 1));
+        assert_eq!((piece.choice, &piece.text[..], piece.tokens.len()), (3, "5", 1));
+        assert!(piece.tokens[0].is_first);
         // The end of the text may be the beginning of the stop string.
         let piece = choice.token(&text, 12, logprob(-2.0)).expect("the 1 is certain");
-        assert_eq!((&piece.text[..], piece.tokens[0].token, piece.tokens[0].offset), ("1", 12, 2));
+        assert_eq!((&piece.text[..], piece.tokens[0].token, piece.tokens[0].offset), (" 1", 12, 1));
         let piece = choice.token(&text, 8, logprob(-3.0)).expect("no stop string");
-        assert_eq!((&piece.text[..], piece.tokens[0].offset, piece.finish), ("2 8 ", 5, None));
-        assert_eq!(choice.token(&text, 2, logprob(-4.0)), None);
+        assert_eq!((&piece.text[..], piece.tokens[0].offset, piece.finish), ("2 8", 4, None));
+        assert_eq!(choice.token(&text, 2, logprob(-4.0)).expect("a space").text, " ");
         let piece = choice.token(&text, 77, logprob(-5.0)).expect("it stops");
         assert_eq!((&piece.text[..], &piece.tokens[..]), ("", &[][..]));
         assert_eq!((piece.finish, choice.tokens()), (Some(Finish::Stop), 5));
@@ -169,11 +226,28 @@ mod tests {
     #[test]
     fn the_end_emits_held_back_text() {
         let text = Text::default();
-        let mut choice = Choice::new(0, vec!["7 7 7".into()], vec![9]);
+        let mut choice = choice(0, "7 7 7", 0);
         assert_eq!(choice.token(&text, 7, logprob(-1.0)), None);
         assert_eq!(choice.token(&text, 9, logprob(-2.0)), None);
         let piece = choice.done(&text, Finish::Stop).expect("the end");
-        assert_eq!((&piece.text[..], piece.tokens.len()), ("7 ", 1));
+        assert_eq!((&piece.text[..], piece.tokens.len()), ("7", 1));
         assert_eq!((piece.finish, choice.tokens()), (Some(Finish::Stop), 2));
+    }
+
+    /// A stop string ends a choice only with text of a token after the first `min_tokens`. It may begin before.
+    #[test]
+    fn stop_strings_wait_for_the_minimum_of_tokens() {
+        let text = Text::default();
+        let ends = [(0, ""), (2, "7 7 "), (3, "7 7 7 "), (4, "7 7 7 7 8 "), (5, "7 7 7 7 8 ")];
+        for (min_tokens, expected) in ends {
+            let mut choice = choice(0, "7", min_tokens);
+            let pieces = [7, 7, 7, 7, 8, 7].map(|token| choice.token(&text, token, None));
+            let shown: String = pieces.iter().flatten().map(|piece| &piece.text[..]).collect();
+            assert_eq!((&shown[..], choice.finish), (expected, Some(Finish::Stop)), "{min_tokens}");
+        }
+        let mut choice = choice(0, "7 8", 1);
+        let pieces = [7, 8, 7].map(|token| choice.token(&text, token, None));
+        let shown: String = pieces.iter().flatten().map(|piece| &piece.text[..]).collect();
+        assert_eq!((&shown[..], choice.tokens()), ("", 2), "the string ends with the second token");
     }
 }

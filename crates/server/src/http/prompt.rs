@@ -7,6 +7,30 @@ use super::api_error::{ApiError, Result};
 use super::body::{Body, brief, brief_json};
 use super::host::{CHOICES_MAX, Host};
 
+/// A prompt of a completion.
+#[derive(Debug)]
+pub struct Prompt {
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// The text; `None` for a prompt of tokens.
+    pub text: Option<PromptText>,
+}
+
+/// The text of a prompt.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct PromptText {
+    /// The text.
+    pub text: String,
+    /// Index of the character at which each token begins, if requested.
+    pub offsets: Vec<usize>,
+}
+
+impl From<Vec<u32>> for Prompt {
+    fn from(tokens: Vec<u32>) -> Self {
+        Self { tokens, text: None }
+    }
+}
+
 /// Returns the tokens of a text. First it rejects a text with more bytes than the maximum number of tokens times the
 /// bytes of the longest token.
 fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>> {
@@ -45,13 +69,13 @@ pub fn token(id: &Value) -> std::result::Result<u32, String> {
 }
 
 /// Returns the prompts of a completion: a text, tokens, or a list of either.
-pub fn prompts(prompt: Option<&RawValue>, host: &Host) -> Result<Vec<Vec<u32>>> {
+pub fn prompts(prompt: Option<&RawValue>, host: &Host) -> Result<Vec<Prompt>> {
     let wrong = |what: String| ApiError::field("prompt", what);
     let json = prompt.ok_or_else(|| wrong("prompt is missing".into()))?;
     let Some(list) = items(json)? else { return Ok(vec![text(json, host)?]) };
     match &list[..] {
         [] => Err(wrong("prompt: the list is empty".into())),
-        [first, ..] if is_number(first) => Ok(vec![ids(&list, host)?]),
+        [first, ..] if is_number(first) => Ok(vec![ids(&list, host)?.into()]),
         many if many.len() > CHOICES_MAX => {
             Err(wrong(format!("{} prompts, of at most {CHOICES_MAX}", many.len())))
         }
@@ -63,11 +87,11 @@ fn is_number(json: &RawValue) -> bool {
     matches!(json.get().as_bytes()[0], b'0'..=b'9' | b'-')
 }
 
-/// Returns the tokens of one prompt of a list.
-fn one(json: &RawValue, host: &Host) -> Result<Vec<u32>> {
+/// Returns one prompt of a list.
+fn one(json: &RawValue, host: &Host) -> Result<Prompt> {
     match items(json)? {
         None => text(json, host),
-        Some(list) => ids(&list, host),
+        Some(list) => ids(&list, host).map(Prompt::from),
     }
 }
 
@@ -81,10 +105,11 @@ fn items(json: &RawValue) -> Result<Option<Vec<&RawValue>>> {
     }
 }
 
-fn text(json: &RawValue, host: &Host) -> Result<Vec<u32>> {
+fn text(json: &RawValue, host: &Host) -> Result<Prompt> {
     let text: String = serde_json::from_str(json.get())
         .map_err(|e| ApiError::field("prompt", format!("prompt: {e}")))?;
-    encode(host, "prompt", &text, true)
+    let tokens = encode(host, "prompt", &text, true)?;
+    Ok(Prompt { tokens, text: Some(PromptText { text, offsets: Vec::new() }) })
 }
 
 fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {

@@ -7,6 +7,8 @@ pub struct StopMatcher {
     stops: Vec<String>,
     /// The end of the text so far, which may be the beginning of a stop string.
     held: String,
+    /// Bytes of `held` in which no stop string may end.
+    open: usize,
 }
 
 impl StopMatcher {
@@ -16,7 +18,14 @@ impl StopMatcher {
     /// If a string is empty.
     pub fn new(stops: Vec<String>) -> Self {
         assert!(stops.iter().all(|stop| !stop.is_empty()), "an empty string would match anywhere");
-        Self { stops, held: String::new() }
+        Self { stops, ..Self::default() }
+    }
+
+    /// Returns the text that is certain after this chunk. No stop string ends in this chunk; one may begin in it.
+    pub fn push_open(&mut self, piece: &str) -> String {
+        self.held.push_str(piece);
+        self.open = self.held.len();
+        self.certain()
     }
 
     /// Returns the text that is certain after this chunk, and whether a stop string was found. If one was found, the
@@ -24,16 +33,24 @@ impl StopMatcher {
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
         let found = self.stops.iter().filter_map(|stop| {
-            let start = self.held.find(stop)?;
+            let least = (self.open + 1).saturating_sub(stop.len());
+            let first = (least..).find(|&at| self.held.is_char_boundary(at))?;
+            let start = first + self.held[first..].find(stop)?;
             Some((start + stop.len(), start))
         });
         if let Some((_, start)) = found.min() {
             self.held.truncate(start);
             return (self.rest(), true);
         }
+        (self.certain(), false)
+    }
+
+    /// Takes the text that no stop string contains.
+    fn certain(&mut self) -> String {
         let certain = self.held.len() - self.beginning();
+        self.open = self.open.saturating_sub(certain);
         let kept = self.held.split_off(certain);
-        (std::mem::replace(&mut self.held, kept), false)
+        std::mem::replace(&mut self.held, kept)
     }
 
     /// Returns the held-back text at the end.
@@ -59,9 +76,14 @@ mod tests {
     use kvarena_host::sample::splitmix;
 
     fn all(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        all_after(0, stops, pieces)
+    }
+
+    fn all_after(open: usize, stops: &[&str], pieces: &[&str]) -> (String, bool) {
         let mut matcher = StopMatcher::new(stops.iter().map(|&stop| stop.to_owned()).collect());
-        let mut text = String::new();
-        for piece in pieces {
+        let mut text: String =
+            pieces[..open].iter().map(|piece| matcher.push_open(piece)).collect();
+        for piece in &pieces[open..] {
             let (certain, found) = matcher.push(piece);
             text.push_str(&certain);
             if found {
@@ -110,7 +132,19 @@ mod tests {
         assert_eq!(all(&["\u{20ac}!"], &[euro, "?"]), ("\u{20ac}?".into(), false));
     }
 
-    /// Random texts, each cut at random places, give the results of a search of the whole text.
+    #[test]
+    fn a_stop_string_may_begin_in_open_text() {
+        let mut matcher = StopMatcher::new(vec!["aba".into()]);
+        assert_eq!(matcher.push_open("xaba"), "xab");
+        assert_eq!(matcher.push_open("ab"), "a");
+        assert_eq!(matcher.push("ab"), (String::new(), true), "`aba` ends with the next letter");
+        let mut matcher = StopMatcher::new(vec!["\u{e9}b".into(), "b".into()]);
+        assert_eq!(matcher.push_open("b\u{e9}b\u{e9}"), "b\u{e9}b");
+        assert_eq!(matcher.push("b"), (String::new(), true));
+    }
+
+    /// Random texts, each cut at random places, give the results of a search of the whole text. In the first `open`
+    /// chunks, no stop string ends.
     #[test]
     fn stop_strings_are_found_at_every_cut() {
         let mut state = 7;
@@ -128,14 +162,6 @@ mod tests {
                 .collect();
             let len = below(14);
             let text = word(len, &mut below);
-            let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
-            let first = ends
-                .filter_map(|end| {
-                    let at_end = stops.iter().filter(|stop| text[..end].ends_with(*stop));
-                    at_end.map(|stop| end - stop.len()).min()
-                })
-                .next();
-            let expected = (text[..first.unwrap_or(text.len())].to_owned(), first.is_some());
             let mut pieces = vec![String::new()];
             for c in text.chars() {
                 if below(2) == 0 {
@@ -143,9 +169,24 @@ mod tests {
                 }
                 pieces.last_mut().expect("there is one").push(c);
             }
+            let open = below(pieces.len() as u64 + 1) as usize * below(2) as usize;
+            let open_bytes = pieces[..open].concat().len();
+            let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
+            let first = ends
+                .filter(|&end| end > open_bytes)
+                .filter_map(|end| {
+                    let at_end = stops.iter().filter(|stop| text[..end].ends_with(*stop));
+                    at_end.map(|stop| end - stop.len()).min()
+                })
+                .next();
+            let expected = (text[..first.unwrap_or(text.len())].to_owned(), first.is_some());
             let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
             let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
-            assert_eq!(all(&stops, &pieces), expected, "{stops:?} in {pieces:?}");
+            assert_eq!(
+                all_after(open, &stops, &pieces),
+                expected,
+                "{stops:?} in {pieces:?}, {open}"
+            );
         }
     }
 }

@@ -19,7 +19,7 @@ pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
     host.check_model_if_named(sent.body())?;
     let tokens = match kind {
         Kind::Chat => prompt::messages(sent.body(), host)?,
-        Kind::Completion => prompt::prompts(sent.prompt, host)?.swap_remove(0),
+        Kind::Completion => prompt::prompts(sent.prompt, host)?.swap_remove(0).tokens,
     };
     let most = host.limits.room(0).saturating_sub(1);
     Ok(json!({ "count": tokens.len(), "max_model_len": most, "tokens": tokens }))
@@ -32,7 +32,7 @@ fn has_messages(bytes: &[u8]) -> bool {
     fields.is_ok_and(|fields| fields.contains_key("messages"))
 }
 
-/// Converts `{"tokens"}` to `{"prompt"}`.
+/// Converts `{"tokens"}` to `{"prompt"}`, with special tokens.
 pub fn detokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
     let fields: Map<String, Value> = serde_json::from_slice(bytes)
         .map_err(|e| ApiError::bad(format!("the body is not valid JSON, or no object: {e}")))?;
@@ -57,7 +57,7 @@ pub fn detokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
         }
     };
     let tokens = list.iter().map(token).collect::<Result<Vec<u32>>>()?;
-    Ok(json!({ "prompt": host.text.decode(&tokens) }))
+    Ok(json!({ "prompt": host.text.decode_shown(&tokens) }))
 }
 
 #[cfg(test)]

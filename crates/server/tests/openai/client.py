@@ -119,6 +119,10 @@ def test_samples_and_seeds(server):
     made = ai.completions.create(model=server.model, prompt=["a page", "a fork"], n=2, temperature=0, max_tokens=5)
     each = [ai.completions.create(model=server.model, prompt=p, temperature=0, max_tokens=5) for p in ("a page", "a fork")]
     assert [c.text for c in made.choices] == [each[0].choices[0].text] * 2 + [each[1].choices[0].text] * 2
+    # Equal prompts draw different texts, unless they have a seed.
+    ask = dict(model=server.model, prompt=["a page"] * 6, temperature=1.5, max_tokens=12)
+    assert len({c.text for c in ai.completions.create(**ask).choices}) > 1
+    assert len({c.text for c in ai.completions.create(seed=7, **ask).choices}) == 1
     made = ai.completions.create(model=server.model, prompt=[[5, 6, 7], [8, 9]], temperature=0, max_tokens=2)
     assert (len(made.choices), made.usage.prompt_tokens) == (2, 5)
 
@@ -172,16 +176,18 @@ def test_logprobs(server):
 
 
 def test_echoes(server):
-    """A token has the same log-probability in an echoed prompt and in an answer, also if the request is repeated."""
+    """A token has the same log-probability in an echoed prompt and in an answer, also if the request is repeated. All
+    ways to read a text give the same one."""
     ai = client(server)
     prompt = "<user> what is a page?"
     made = ai.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=6, logprobs=2)
     whole = ai.completions.create(model=server.model, prompt=prompt, temperature=0, max_tokens=6, logprobs=2, echo=True)
     count, echoed = whole.usage.prompt_tokens, whole.choices[0]
-    assert echoed.text.endswith(made.choices[0].text) and len(echoed.logprobs.tokens) == count + 6
+    assert echoed.text == prompt + made.choices[0].text and len(echoed.logprobs.tokens) == count + 6
     assert echoed.logprobs.token_logprobs[0] is None and all(p <= 0 for p in echoed.logprobs.token_logprobs[1:])
     assert "".join(echoed.logprobs.tokens) == echoed.text, echoed
-    assert echoed.text[echoed.logprobs.text_offset[count] :].strip() == made.choices[0].text.strip()
+    assert echoed.text[echoed.logprobs.text_offset[count] :] == made.choices[0].text
+    assert all(token in best for token, best in zip(echoed.logprobs.tokens[1:], echoed.logprobs.top_logprobs[1:]))
     near = lambda a, b: all(abs(x - y) < 1e-4 for x, y in zip(a, b, strict=True))
     assert near(echoed.logprobs.token_logprobs[count:], made.choices[0].logprobs.token_logprobs)
     ids = lambda text: json.loads(post(server, "/tokenize", {"model": server.model, "prompt": text}))["tokens"]
@@ -224,6 +230,15 @@ def test_shaped_answers(server):
     ended = lambda **more: ai.chat.completions.create(
         model=server.model, messages=question("page"), temperature=0, extra_body=more).usage.completion_tokens
     usual = ended()
+    # A stop string ends an answer only after `min_tokens`, and so does an answer to which no token is left.
+    assert ended(stop=" ") < 3 and 9 < ended(stop=" ", min_tokens=9) < 12
+    end = dict(max_tokens=9, extra_body={"allowed_token_ids": [first], "bad_words": [plain[0].strip() + " " + plain[0].strip()]})
+    made = ai.completions.create(model=server.model, prompt="a page", **end)
+    assert (made.usage.completion_tokens, made.choices[0].finish_reason) == (1, "stop")
+    for none in ({"bad_words": [plain[0].strip()]}, {"min_tokens": 2, "stop_token_ids": [first]}):
+        none = {"allowed_token_ids": [first], **none}
+        ask = lambda: ai.completions.create(model=server.model, prompt="a page", extra_body=none)
+        refused(openai.BadRequestError, ask, 400, "allowed_token_ids", "allow no token")
     assert ended(min_tokens=usual - 1) == usual and ended(min_tokens=usual + 5) > usual + 4
 
 

@@ -208,6 +208,8 @@ def gemma():
     writer = Writer("gemma3.gguf", "gemma3")
     writer.shape(GEMMA)
     writer.file.add_rope_freq_base(1e6)
+    writer.file.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.file.add_rope_scaling_factor(8.0)
     writer.file.add_sliding_window(GEMMA["sliding_window"])
     chat = writer.tokenizer(metadata)
     writer.matrix("token_embd.weight", vocab, 256, Type.Q8_0)
@@ -217,7 +219,7 @@ def gemma():
     writer.close()
     kinds = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(GEMMA["num_hidden_layers"])]
     config = Gemma3TextConfig(**GEMMA, vocab_size=vocab, layer_types=kinds, rope_parameters={
-        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}})
     return expectations(writer, config, [1, 7, 90]) | {"chat": chat}
 

@@ -4,6 +4,7 @@
 use super::{Case, Setting};
 use kvarena_host::error::{Error, Result};
 use kvarena_host::request::Request;
+use kvarena_host::runner::Draw;
 use kvarena_host::sample::{Sampling, gumbel};
 use kvarena_host::shaping::{self, Counts, DrawHistory, Shaping};
 
@@ -74,7 +75,8 @@ impl Case {
                         .map(|shaping| shaping.edits(history, stop, &mut changes, &mut edits));
                     counts.add(token);
                     shaping::apply(&edits, list.is_some_and(|list| list.only), logits, &mut edited);
-                    let key = sampling.key(sample, n as u32);
+                    let edits = list.unwrap_or_default();
+                    let key = Draw { row: 0, sampling, sample, index: n as u32, edits }.key();
                     let wanted = sampling.choose(key, &edited);
                     let score = |token: u32| match sampling.temperature > 0.0 {
                         true => edited[token as usize] / sampling.temperature + gumbel(key, token),

@@ -119,6 +119,60 @@ fn given_fields_are_used() {
     assert_eq!((checked.requests[0].max_new_tokens, checked.logprobs), (Some(4), Some(1)));
 }
 
+/// Equal prompts of a request draw different tokens, unless the request has a seed, as in vLLM.
+#[test]
+fn prompts_without_a_seed_have_different_ones() {
+    let seeds = |more: Value| -> Vec<u64> {
+        let mut body = json!({ "prompt": vec!["1 2"; 6] });
+        body.as_object_mut()
+            .expect("an object")
+            .extend(more.as_object().expect("an object").clone());
+        let checked = complete(body).expect("served");
+        checked.requests.iter().map(|request| request.sampling.seed).collect()
+    };
+    let mut different = seeds(json!({ "temperature": 1 }));
+    assert_eq!((different[0], different.len()), (77, 6));
+    different.dedup();
+    assert_eq!(different.len(), 6);
+    assert_eq!(seeds(json!({ "seed": null })).len(), 6);
+    assert_eq!(seeds(json!({ "seed": 5 })), [5; 6]);
+}
+
+#[test]
+fn requests_that_allow_no_token_are_refused() {
+    // The model's own stop token is 4.
+    for (more, name) in [
+        (json!({ "allowed_token_ids": [10], "bad_words": ["10"] }), "allowed_token_ids"),
+        (
+            json!({ "allowed_token_ids": [10], "stop_token_ids": [10], "min_tokens": 1 }),
+            "allowed_token_ids",
+        ),
+        (json!({ "allowed_token_ids": [4], "min_tokens": 3 }), "allowed_token_ids"),
+        (
+            json!({ "allowed_token_ids": [4, 10, 10], "bad_words": ["10"], "min_tokens": 3 }),
+            "allowed_token_ids",
+        ),
+        (json!({ "bad_words": (0..100).map(|i| i.to_string()).collect::<Vec<_>>() }), "bad_words"),
+    ] {
+        let mut body = json!({ "prompt": "1 2" });
+        body.as_object_mut()
+            .expect("an object")
+            .extend(more.as_object().expect("an object").clone());
+        refuses(complete(body), 400, name, "allow no token");
+    }
+    for more in [
+        json!({ "allowed_token_ids": [4] }),
+        json!({ "allowed_token_ids": [4], "min_tokens": 3, "ignore_eos": true }),
+        json!({ "allowed_token_ids": [10], "bad_words": ["10 10"], "min_tokens": 3 }),
+    ] {
+        let mut body = json!({ "prompt": "1 2" });
+        body.as_object_mut()
+            .expect("an object")
+            .extend(more.as_object().expect("an object").clone());
+        complete(body).expect("a token is allowed");
+    }
+}
+
 #[test]
 fn a_prediction_is_a_text_or_parts_of_it() {
     let with = |prediction: Value| {

@@ -3,8 +3,8 @@
 use crate::coding::Contents;
 use crate::text::Text;
 
-/// Number of emitted tokens that are decoded again with the next ones. Tokenizers drop a space at the start of a text, so
-/// the text of these tokens must be longer than one space. The bytes of an incomplete character fit in these tokens.
+/// Number of emitted tokens that are decoded again with the next ones. Tokenizers drop a space at the start of a text,
+/// so the text of these tokens must be longer than one space. The bytes of an incomplete character fit in these tokens.
 const CONTEXT: usize = 3;
 
 /// Converts tokens to text as they arrive, and holds back tokens whose text depends on later ones.

@@ -79,7 +79,8 @@ impl Defaults {
 }
 
 /// Reads a file of JSON lines, one request each, or standard input for `-`. Skips blank lines and ignores unknown
-/// fields.
+/// fields. The default seed of a line is the default seed plus the number of lines before it, so that equal lines draw
+/// different tokens.
 ///
 /// # Errors
 /// The file cannot be read, or a line is not a request; the message names the line.
@@ -92,7 +93,7 @@ pub fn read_requests(path: &Path, defaults: &Defaults, text: &Text) -> Result<Ve
         bytes.map_err(|e| Error::request(format!("cannot read {}: {e}", path.display())))?;
     let lines = lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parse = |(i, line): (usize, &str)| {
-        parse_line(line, defaults, text)
+        parse_line(line, i as u64, defaults, text)
             .map_err(|what| Error::request(format!("{}:{}: {what}", path.display(), i + 1)))
     };
     lines.map(parse).collect()
@@ -100,6 +101,7 @@ pub fn read_requests(path: &Path, defaults: &Defaults, text: &Text) -> Result<Ve
 
 fn parse_line(
     line: &str,
+    number: u64,
     defaults: &Defaults,
     text: &Text,
 ) -> std::result::Result<Request, String> {
@@ -119,7 +121,7 @@ fn parse_line(
     sampling.temperature = fields.number("temperature")?.unwrap_or(sampling.temperature);
     sampling.top_p = fields.number("top_p")?.unwrap_or(sampling.top_p);
     sampling.top_k = fields.whole("top_k")?.unwrap_or(sampling.top_k);
-    sampling.seed = fields.whole("seed")?.unwrap_or(sampling.seed);
+    sampling.seed = fields.whole("seed")?.unwrap_or(sampling.seed.wrapping_add(number));
     if let Some(stop) = fields.get("stop_token_ids") {
         let wrong = || format!("stop_token_ids: {stop} is not a token id or a list of them");
         request.stop = token_ids(stop).ok_or_else(wrong)?;

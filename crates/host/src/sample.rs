@@ -115,8 +115,8 @@ const ROUNDS_TO_ONE: u32 = u32::MAX - 127;
 const TOKENS_MAX: u32 = 1 << 19;
 
 /// Returns the first key from `key` on with which the noise of all tokens below 2^19 is finite. It is `key` itself for
-/// 98 of 100 keys. With other keys `ptx/src/sample_shaped.cu`, which supports fewer tokens, would choose token 0 instead
-/// of the only allowed one.
+/// 98 of 100 keys. With other keys `ptx/src/sample_shaped.cu`, which supports fewer tokens, could choose token 0
+/// instead of the only allowed one.
 pub fn finite(mut key: u64) -> u64 {
     while !has_finite_noise(key) {
         key = splitmix(&mut key);

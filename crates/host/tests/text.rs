@@ -107,7 +107,8 @@ fn word_piece_text_is_decoded_as_it_arrives() {
 fn other_decoders_stream_as_they_decode_at_once() {
     let sequence = |parts: &[Value]| json!({ "type": "Sequence", "decoders": parts });
     let replace = json!({ "type": "Replace", "pattern": { "String": "y" }, "content": "Y" });
-    let metaspace = json!({ "type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true });
+    let mut metaspace = json!({ "type": "Metaspace", "replacement": "\u{2581}", "split": true });
+    metaspace["prepend_scheme"] = "always".into();
     let strip = json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 });
     let bytes = byte_level()["decoder"].take();
     for tokenizer in [

@@ -344,6 +344,20 @@ fn a_chat_reuses_its_last_turn() {
     assert_eq!((again.code, again.out), (Some(2), ran.out), "{}", again.err);
 }
 
+#[test]
+fn equal_lines_draw_different_tokens() {
+    let line = |seed: &str| {
+        format!("{{\"prompt\": [344, 506], \"max_new_tokens\": 20, \"temperature\": 2{seed}}}\n")
+    };
+    let plain = tiny(&["--requests", "-", "--json"], &line("").repeat(3)).out;
+    let tokens: Vec<Value> = lines(&plain).iter().map(|line| line["tokens"].clone()).collect();
+    assert!(tokens[0] != tokens[1] && tokens[1] != tokens[2] && tokens[0] != tokens[2], "{plain}");
+    let seeded = line(", \"seed\": 0").repeat(2) + &line("");
+    let seeded = lines(&tiny(&["--requests", "-", "--json"], &seeded).out);
+    let seeded: Vec<&Value> = seeded.iter().map(|line| &line["tokens"]).collect();
+    assert_eq!(seeded, [&tokens[0], &tokens[0], &tokens[2]]);
+}
+
 /// Returns a model with a tokenizer of single bytes.
 fn with_tokenizer(tokens: u32) -> Dir {
     let dir = Dir::with_config("qwen3-tiny", |config| config["eos_token_id"] = json!(223));

@@ -232,10 +232,11 @@ def test_shaped_answers(server):
     usual = ended()
     # A stop string ends an answer only after `min_tokens`, and so does an answer to which no token is left.
     assert ended(stop=" ") < 3 and 9 < ended(stop=" ", min_tokens=9) < 12
-    end = dict(max_tokens=9, extra_body={"allowed_token_ids": [first], "bad_words": [plain[0].strip() + " " + plain[0].strip()]})
-    made = ai.completions.create(model=server.model, prompt="a page", **end)
+    word = plain[0].strip()
+    end = {"allowed_token_ids": [first], "bad_words": [f"{word} {word}"]}
+    made = ai.completions.create(model=server.model, prompt="a page", max_tokens=9, extra_body=end)
     assert (made.usage.completion_tokens, made.choices[0].finish_reason) == (1, "stop")
-    for none in ({"bad_words": [plain[0].strip()]}, {"min_tokens": 2, "stop_token_ids": [first]}):
+    for none in ({"bad_words": [word]}, {"min_tokens": 2, "stop_token_ids": [first]}):
         none = {"allowed_token_ids": [first], **none}
         ask = lambda: ai.completions.create(model=server.model, prompt="a page", extra_body=none)
         refused(openai.BadRequestError, ask, 400, "allowed_token_ids", "allow no token")

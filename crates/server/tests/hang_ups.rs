@@ -116,7 +116,7 @@ fn pipelined_requests_are_answered_in_order() {
 #[test]
 fn requests_past_the_limit_are_dropped() {
     let server = serve();
-    let first = request("", &completion(500, false));
+    let first = request("", &completion(TOKENS, false));
     let padded = request(&format!("X-Padding: {}\r\n", "x".repeat(4_000)), &completion(1, false));
     let mut client = server.connect();
     client.write_all(&first).expect("it reads");

@@ -5,8 +5,8 @@ use std::error::Error as _;
 use kvarena::backend::CpuError;
 use kvarena::{
     Attend, Backend, Capacity, ConfigError, Cpu, CpuOptions, Engine, EngineConfig, EngineError,
-    Error, Extend, LayerId, Namespace, PlanError, PoolConfig, Reach, SeqKey, StepId, StepScratch,
-    TokenId,
+    Error, Extend, Groups, Keep, LayerId, Namespace, Null, PlanError, PlanSize, PoolConfig, Prompt,
+    Reach, SeqKey, Stats, StepId, StepScratch, TokenId,
 };
 
 fn engine() -> Engine<Cpu> {
@@ -155,5 +155,82 @@ fn errors_are_in_plain_words() {
         (PlanError::TrackSlots { slots: 1, wanted: 2 }, "1 slot of further tracks, expected 2"),
     ] {
         assert_eq!(shown(&error), text);
+    }
+}
+
+/// Every call takes any count: it is refused with a typed error that changes nothing, or means "all".
+#[test]
+fn counts_at_their_limits_are_refused_by_name() {
+    const MAX: u32 = u32::MAX;
+    let windows = Groups::new(&[Reach::All, Reach::Window(6)], &[0, 1, 1]).expect("two groups");
+    for (groups, host_pages) in [(Groups::ONE, 0), (Groups::ONE, 8), (windows, 0), (windows, 8)] {
+        let pool = PoolConfig {
+            layers: groups.layers().max(1),
+            groups,
+            page_size: 4,
+            capacity: Capacity::Pages(64),
+            host_pages,
+            ..Default::default()
+        };
+        let config = EngineConfig { max_tokens: 256, max_sequences: 4, ..pool.into() };
+        let mut engine = Engine::new(config, Null).expect("a valid config");
+        let max = u64::from(engine.shape().max_sequence_len);
+        let too_long = Error::TooLong { len: MAX.into(), max };
+        let (all, last) = (Namespace::default(), StepId::new(u64::MAX));
+        let mut scratch = StepScratch::new();
+        let prompt: Vec<TokenId> = (0..10).map(TokenId::new).collect();
+        let seq = engine.admit(all, &prompt, 20).expect("there is room");
+        let waits = engine.admit(all, &prompt[..3], 0).expect("there is room");
+        engine.preempt(waits, Keep::Publish).expect("it runs");
+        let before = |engine: &Engine<Null>| {
+            let mut stats: Stats = engine.stats();
+            stats.refusals = 0;
+            stats
+        };
+        let stats = before(&engine);
+
+        assert_eq!(engine.admission(all, &prompt, MAX).err(), Some(too_long));
+        assert_eq!(engine.admit(all, &prompt, MAX), Err(too_long));
+        let batch = [Prompt { namespace: all, tokens: &prompt, promise: MAX }];
+        assert_eq!(engine.admit_batch(&batch).err(), Some(too_long));
+        assert_eq!(engine.resume(waits, MAX), Err(too_long));
+        assert_eq!(engine.promise(seq, MAX), Err(too_long));
+        let rows = EngineError::Core(Error::OutOfSequences { max: 4 });
+        assert_eq!(engine.fork(seq, MAX, 0).err(), Some(rows));
+        assert_eq!(engine.fork(seq, 1, MAX).err(), Some(EngineError::Core(too_long)));
+        assert_eq!(
+            engine.rollback(seq, MAX),
+            Err(Error::RollbackLen { len: MAX, min: 1, max: 10 })
+        );
+        assert_eq!(engine.mark(seq, MAX), Ok(()));
+        let items = [Extend { seq, len: MAX }];
+        let len = EngineError::Core(Error::ExtendLen { seq, len: MAX, max: 10 });
+        assert_eq!(engine.plan_batch(&mut scratch, &items).err(), Some(len));
+        let items = [Extend { seq, len: 10 }];
+        let [rows, tokens] = [usize::MAX; 2];
+        for size in [PlanSize { rows, tokens }, PlanSize { rows: 2, tokens }] {
+            let padded = engine.plan_padded(&mut scratch, &items, &[], size);
+            assert!(matches!(padded.err(), Some(EngineError::Core(Error::PlanSize { .. }))));
+        }
+        for end in [Engine::commit, Engine::complete, Engine::abort] {
+            assert_eq!(end(&mut engine, last), Err(Error::UnknownStep { step: last }));
+        }
+        let accepted = engine.accept(last, seq, &[MAX]).err();
+        assert_eq!(accepted, Some(EngineError::Core(Error::UnknownStep { step: last })));
+        assert_eq!(engine.available_after(last), engine.available());
+        assert_eq!(engine.save_ahead(MAX), Ok(0));
+        assert_eq!(before(&engine), stats);
+        engine.verify().expect("all invariants hold");
+
+        let step = engine.plan_batch(&mut scratch, &items).expect("there is room").step();
+        let items = [Extend { seq, len: MAX }];
+        let unplanned = Error::NotPlanned { seq, len: MAX };
+        assert_eq!(engine.packed(&mut scratch, &items).err(), Some(unplanned));
+        engine.commit(step).expect("it is open");
+        engine.complete(step).expect("it is committed");
+        engine.finish(seq).expect("it is live");
+        let saved = engine.save_ahead(MAX).expect("no fault");
+        assert_eq!(saved > 0, host_pages > 0);
+        engine.verify().expect("all invariants hold");
     }
 }

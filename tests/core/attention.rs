@@ -4,8 +4,8 @@
 use std::env;
 use std::process::Command;
 
-use super::small_cpu::{self, Arrays, all_bytes, opened};
 use super::seeds;
+use super::small_cpu::{self, Arrays, all_bytes, opened};
 use half::f16;
 use kvarena::backend::{Backend, CpuError, CpuPath, CpuRows, CpuRowsMut, Elements, PATH_VARIABLE};
 use kvarena::testkit::contract::{

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::small_cpu;
 use super::seeds;
+use super::small_cpu;
 use kvarena::backend::{Either, EitherError, Operand};
 use kvarena::testkit::contract::{Case, Filter, check_backend, check_sparse_backend};
 use kvarena::{

@@ -125,6 +125,9 @@ impl Gguf {
         let cols = match tensor.shape[..] {
             // The elements of a bias are rows of one element.
             [_] if pairs.is_some() && block == 1 => 1,
+            [_] if pairs.is_some() => {
+                return Err(self.wrong(&format!("a bias in {} is not implemented", tensor.quant)));
+            }
             [] => 1,
             [.., cols] => cols,
         };

@@ -19,8 +19,8 @@ pub enum Family {
     /// `Gemma3ForCausalLM`, and the text model of `Gemma3ForConditionalGeneration`: windows with their own rope, and
     /// norms of outputs.
     Gemma3,
-    /// `Gemma4ForCausalLM`, and the text model of `Gemma4ForConditionalGeneration`: like Gemma 3, but the layers without
-    /// a window have other heads. The host implements no experts of this family.
+    /// `Gemma4ForCausalLM`, and the text model of `Gemma4ForConditionalGeneration`: like Gemma 3, but the layers
+    /// without a window have other heads. The host implements no experts of this family.
     Gemma4,
     /// `Llama4ForCausalLM`, and the text model of `Llama4ForConditionalGeneration`: layers with rotary positions read
     /// chunks, the other layers read all tokens; mixtures of experts.

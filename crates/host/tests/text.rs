@@ -19,7 +19,7 @@ const SEQUENCES: u32 = 100_000;
 fn read(tokenizer: &Value) -> Text {
     let dir = Dir::new();
     dir.write("tokenizer.json", tokenizer.to_string());
-    Text::read(dir.path(), 1000).expect("a tokenizer")
+    Text::read(dir.path(), 1000, None).expect("a tokenizer")
 }
 
 /// Returns all text of a decoder that receives these tokens.

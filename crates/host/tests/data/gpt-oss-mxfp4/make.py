@@ -63,7 +63,9 @@ def publish(quantised, expected):
     path = FOLDER / "config.json"
     config = json.loads(path.read_text())
     config["quantization_config"] = {
-        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+        ],
         "quant_method": "mxfp4",
     }
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -13,7 +13,7 @@ use kvarena_host::generation::Generation;
 use kvarena_host::memory;
 use kvarena_host::request::Request;
 use kvarena_host::runner::Runner;
-use kvarena_host::server::{Limits, Server};
+use kvarena_host::server::Server;
 use kvarena_host::sparse::Sparse;
 use kvarena_host::sparse::change::{Change, Count, RecordedTokens};
 use kvarena_host::sparse::channels;
@@ -80,7 +80,7 @@ fn on_cpu(args: &Args) -> Result<()> {
     let work = setup::work(args, &shape, &text)?;
     let cpu = setup::cpu_options(args)?;
     let config = setup::engine_config(args, &shape, setup::POOL_BYTES)?;
-    work.check(&Limits::new(&shape, &config.shape().map_err(setup::unusable)?))?;
+    work.check(&shape, &config)?;
     if let Some(sparse) = args.sparse {
         return sparsely(args, sparse, (shape, text, work), (cpu, config));
     }
@@ -182,6 +182,10 @@ fn on_gpu(args: &Args) -> Result<()> {
     }
     let mut loaded = gpu::setup::Loaded::new(args)?;
     let work = setup::work(args, &loaded.config, &loaded.text)?;
+    // Without --pages, the memory that the weights leave decides the size of the pool.
+    if args.pages.is_some() {
+        work.check(&loaded.config, &setup::engine_config(args, &loaded.config, 0)?)?;
+    }
     let text = std::mem::take(&mut loaded.text);
     match (args.tp, work) {
         (_, Work::Requests(requests)) if args.sparse.is_some() && args.labels.is_none() => {

@@ -330,8 +330,7 @@ pub fn no_engine<E: std::error::Error + 'static>(error: EngineError<E>) -> Error
     Error::run(format!("cannot create the engine: {}", with_cause(&error)))
 }
 
-/// Returns the error for a pool that cannot be created.
-pub fn unusable(error: kvarena::ConfigError) -> Error {
+pub(crate) fn unusable(error: kvarena::ConfigError) -> Error {
     Error::request(format!("cannot create a pool of this shape: {error}"))
 }
 
@@ -440,9 +439,10 @@ impl Work {
     /// Checks the requests against the sizes of the model and the pool.
     ///
     /// # Errors
-    /// A request is not valid or too long.
-    pub fn check(&self, limits: &Limits) -> Result<()> {
+    /// A request is not valid or too long, or the pool cannot be created.
+    pub fn check(&self, model: &ModelConfig, config: &EngineConfig) -> Result<()> {
         let Self::Requests(requests) = self else { return Ok(()) };
+        let limits = Limits::new(model, &config.shape().map_err(unusable)?);
         let check = |(number, request): (usize, &Request)| match limits.check(request.clone()) {
             Ok(_) => Ok(()),
             Err(what) => Err(Error::request(format!("request {number}: {what}"))),

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use clap::Parser;
+use common::files::Dir;
 use common::gpu::{device, lock_gpus};
 use common::run_server;
 use common::serving::CollectedStreams;
@@ -21,6 +22,7 @@ use kvarena_host::draft::Drafting;
 use kvarena_host::error::Error;
 use kvarena_host::gpu::GpuError;
 use kvarena_host::gpu::device::Device;
+use kvarena_host::gpu::forward::InjectedFault;
 use kvarena_host::gpu::nccl::Comm;
 use kvarena_host::gpu::products::Choice;
 use kvarena_host::gpu::runner::GpuRunner;
@@ -55,6 +57,28 @@ fn the_gpu_generates_the_cpus_text() {
     assert_eq!(output.matches(" found: ").count(), 8);
     let every_ninth = check::settings().into_iter().step_by(9).count();
     assert_eq!(output.matches("changed draws equal the CPU's").count(), 2 * every_ninth);
+}
+
+/// A model directory without golden prompts is checked with random ones, in the settings that its layers support.
+#[test]
+fn a_given_model_is_checked() {
+    let _lock = lock_gpus();
+    let Some(device) = device() else { return };
+    let dir = Dir::copy_of("qwen3-tiny");
+    let mut case = Case::folder(&device, dir.path()).expect("a served model");
+    assert_eq!(case.settings(), check::settings());
+    let setting = Setting::default();
+    let distance = case.distance(setting).expect("served");
+    assert!(distance.is_close() && distance.tokens == 160, "{distance:?}");
+    let wrong = case.distance(Setting { fault: InjectedFault::Position, ..setting });
+    assert!(!wrong.expect("served").is_close());
+    let windows = Case::folder(&device, &common::dir("gemma3-tiny")).expect("a served model");
+    let settings = windows.settings();
+    assert!(settings.iter().all(|setting| setting.sparse.is_none()) && settings.len() > 64);
+    let few =
+        Dir::with_config("qwen3-tiny", |config| config["max_position_embeddings"] = 146.into());
+    let error = Case::folder(&device, few.path()).err().expect("too few positions");
+    assert!(error.message.contains("147 positions"), "{error}");
 }
 
 /// Edited logits yield the tokens that the specification chooses, with graphs, overlap, forks, drafts and failed steps.
@@ -360,6 +384,8 @@ fn the_program_names_why_it_cannot_run() {
     let narrow = common::dir("llama-tiny");
     let narrow = narrow.to_str().expect("a path");
     refuse(&["--backend", "cuda", "--model", narrow, "--prompt", "1"], &["head_dim 32"]);
+    refuse(&["--check", "--model", narrow], &["head_dim 32"]);
+    refuse(&["--check", "--model", "/nowhere"], &["no folder /nowhere"]);
     refuse(&["--backend", "cuda", "--kv-dtype", "f16"], &["bf16"]);
     let _lock = lock_gpus();
     match Device::open() {

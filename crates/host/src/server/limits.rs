@@ -107,9 +107,10 @@ impl Limits {
         if shape.layout.groups().count() == 1 {
             return format!("the pool holds {pool} ({pages} pages of {page_size})");
         }
+        let sequence = if tokens == 1 { "1 token takes" } else { &format!("{tokens} tokens take") };
         let needed = shape.most_pages(u32::try_from(tokens).unwrap_or(u32::MAX));
         format!(
-            "the pool holds {pool}: {tokens} tokens take up to {needed} pages of {page_size}, because each group of layers takes \
+            "the pool holds {pool}: {sequence} up to {needed} pages of {page_size}, because each group of layers takes \
              pages of its own, and it has {pages} (--pages)"
         )
     }

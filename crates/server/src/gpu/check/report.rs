@@ -7,7 +7,7 @@ use super::settings::{FAIL_EVERY, FEW, Setting, samplings, settings};
 use super::shaped::VOCAB_MIN;
 use super::{Case, Distance};
 use crate::args::{Args, Shape};
-use crate::setup::config_of;
+use crate::setup::{self, config_of};
 use kvarena_host::config::ModelConfig;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::gpu::GpuError;
@@ -102,6 +102,9 @@ impl<W: Write> Report<'_, W> {
 /// # Errors
 /// The model cannot be used, the GPUs cannot serve, or a check failed.
 pub fn run(args: &Args, out: &mut impl Write) -> Result<()> {
+    if args.model.is_some() {
+        check_shape(&setup::model_files(args)?.0)?;
+    }
     let device = Rc::new(Device::open()?);
     let mut cases = match &args.model {
         Some(dir) => vec![Case::folder(&device, dir)?],

@@ -48,7 +48,7 @@ use std::{fs, io};
 
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use kvarena::{Capacity, KvDtype, PoolConfig};
+use kvarena::{Capacity, EngineConfig, KvDtype, PoolConfig};
 use kvarena_candle::Step;
 
 use config::Family;
@@ -111,11 +111,35 @@ pub enum Model {
 /// A loaded model.
 pub struct Loaded {
     pub model: Model,
-    /// Config of the pool, with a capacity of 0 pages, which the caller must replace.
+    /// Config of the pool, with a capacity of 0 pages, which the caller must replace. [`Loaded::arena`] does so.
     pub pool: PoolConfig,
     /// The tokens that end a text.
     pub end: Vec<u32>,
     pub family: Family,
+}
+
+impl Loaded {
+    /// Returns the config of an arena in which sequences of these lengths fit together, in steps of at most
+    /// `step_tokens` tokens. Each group of layers has pages of its own, so a model with groups needs several pages for
+    /// the same tokens.
+    ///
+    /// # Errors
+    /// The core does not support the model's pool or the number of tokens of a step.
+    pub fn arena(
+        &self,
+        lens: impl IntoIterator<Item = usize>,
+        step_tokens: u32,
+    ) -> Result<EngineConfig, kvarena::ConfigError> {
+        let pool = PoolConfig { page_size: 16, capacity: Capacity::Pages(1), ..self.pool };
+        // A step computes at most this many tokens of a sequence ahead of its published ones.
+        let (promise_ahead, max_step_tokens) = (step_tokens, step_tokens);
+        let mut config = EngineConfig { promise_ahead, max_step_tokens, ..pool.into() };
+        let shape = config.shape()?;
+        let pages = |len: usize| shape.most_pages(u32::try_from(len).unwrap_or(u32::MAX));
+        let pages = lens.into_iter().map(pages).fold(0, u32::saturating_add);
+        config.pool.capacity = Capacity::Pages(pages);
+        Ok(config)
+    }
 }
 
 /// Loads a folder in Hugging Face's form: `config.json` of transformers 4 or 5, and `*.safetensors`.

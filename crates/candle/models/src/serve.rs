@@ -31,6 +31,8 @@ pub struct Served {
     pub prompt_tokens: usize,
     /// Number of prompt tokens that were cached.
     pub hit_tokens: usize,
+    /// Number of steps.
+    pub steps: usize,
     /// Time of the whole run.
     pub time: Duration,
 }
@@ -80,6 +82,7 @@ pub fn serve(
                 .map_err(kvarena::EngineError::from)?;
         }
         arena.close(step)?;
+        served.steps += 1;
         finish(arena, end, limits, &mut running, &served)?;
     }
     served.time = start.elapsed();

@@ -70,6 +70,22 @@ fn tokens_equal_the_references() {
     }
 }
 
+/// Each group of layers takes pages of its own. With the pages of one group, only one of Gemma's sequences fits.
+#[test]
+fn an_arena_has_room_for_the_given_sequences() {
+    for name in ["qwen3-tiny", "llama-tiny", "gemma3-tiny"] {
+        let loaded = load(&folder(name), DType::F32, &Device::Cpu).expect("a model");
+        let lens = [100, 17, 200];
+        let config = loaded.arena(lens, 48).expect("a pool");
+        let mut arena = KvArena::new(config, &Device::Cpu).expect("a small pool");
+        for len in lens {
+            let prompt = vec![TokenId::new(len as u32); len / 2];
+            let seq = arena.engine.admit(Namespace::default(), &prompt, len as u32);
+            assert!(seq.is_ok(), "{name}, {len} tokens: {seq:?}");
+        }
+    }
+}
+
 /// Compares the logits over both caches after each token of a text.
 #[test]
 fn logits_equal_those_over_candles_own_cache() {

@@ -1,5 +1,6 @@
 //! The programs' options.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// `--new-tokens` must be at least 1.
@@ -12,5 +13,19 @@ fn no_new_tokens_are_a_usage_error() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{program}: {error}");
         assert!(error.contains("'0' for '--new-tokens <NEW_TOKENS>'"), "{program}: {error}");
+    }
+}
+
+/// The prompts run together, also those of a model whose groups of layers take several pages for the same tokens.
+#[test]
+fn a_batch_runs_all_prompts_together() {
+    for name in ["qwen3-tiny", "gemma3-tiny"] {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../host/tests/data").join(name);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_batch"));
+        let output = command.arg("--model").arg(model).args(["--new-tokens", "16"]).output();
+        let text = String::from_utf8(output.expect("the program runs").stdout).expect("text");
+        let row = text.lines().find_map(|line| line.strip_prefix("| kvarena | ")).expect("a row");
+        // One of eight prompts joins in each step, and the last one takes 16 steps.
+        assert!(row.starts_with("128 | 23 | "), "{name}: {text}");
     }
 }

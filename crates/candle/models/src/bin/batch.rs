@@ -11,7 +11,6 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use kvarena::{Capacity, PoolConfig};
 use kvarena_candle::KvArena;
 use kvarena_candle_models::contiguous::Contiguous;
 use kvarena_candle_models::serve::{Limits, serve};
@@ -40,6 +39,9 @@ struct Args {
     gpu: bool,
 }
 
+/// Maximum number of tokens of a step.
+const STEP_TOKENS: u32 = 2048;
+
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let (device, dtype) = device(args.gpu)?;
@@ -51,11 +53,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let prompts = questions.lines().map(|line| text.encode(&format!("{}\n{line}\n", args.system)));
     let prompts = prompts.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-    let tokens: usize = prompts.iter().map(|prompt| prompt.len() + args.new_tokens.get()).sum();
-    let capacity = Capacity::Pages(tokens.div_ceil(16) as u32 + prompts.len() as u32);
-    let pool = PoolConfig { page_size: 16, capacity, ..loaded.pool };
-    let mut arena = KvArena::new(pool, &device)?;
-    let limits = Limits { new_tokens: args.new_tokens, step_tokens: 2048, joins: 1 };
+    let lens = prompts.iter().map(|prompt| prompt.len() + args.new_tokens.get());
+    let mut arena = KvArena::new(loaded.arena(lens, STEP_TOKENS)?, &device)?;
+    let limits = Limits { new_tokens: args.new_tokens, step_tokens: STEP_TOKENS, joins: 1 };
     let served = serve(&loaded.model, &mut arena, &prompts, &loaded.end, limits, |_, _, _| {})?;
 
     let mut own = Contiguous::load(&args.model, dtype, &device)?;
@@ -67,12 +67,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let time = start.elapsed();
 
     println!("{} prompts, {} tokens", prompts.len(), served.prompt_tokens);
-    println!("| | new tokens | seconds | tokens/s | prompt tokens cached |");
-    println!("|---|---|---|---|---|");
-    row("kvarena", &served.texts, served.time, served.hit_tokens);
+    println!("| | new tokens | steps | seconds | tokens/s | prompt tokens cached |");
+    println!("|---|---|---|---|---|---|");
+    row("kvarena", &served.texts, served.steps, served.time, served.hit_tokens);
     match texts {
         Ok(texts) => {
-            row("candle, one by one", &texts, time, 0);
+            row("candle, one by one", &texts, texts.iter().map(Vec::len).sum(), time, 0);
             let same = served.texts.iter().zip(&texts).filter(|(ours, own)| ours == own).count();
             println!("{same} of {} texts are equal", texts.len());
         }
@@ -87,7 +87,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn row(name: &str, texts: &[Vec<u32>], time: Duration, hits: usize) {
+fn row(name: &str, texts: &[Vec<u32>], steps: usize, time: Duration, hits: usize) {
     let (new, seconds) = (texts.iter().map(Vec::len).sum::<usize>(), time.as_secs_f64());
-    println!("| {name} | {new} | {seconds:.3} | {:.1} | {hits} |", new as f64 / seconds);
+    println!("| {name} | {new} | {steps} | {seconds:.3} | {:.1} | {hits} |", new as f64 / seconds);
 }

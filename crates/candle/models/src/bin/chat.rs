@@ -9,7 +9,6 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Parser;
-use kvarena::{Capacity, PoolConfig};
 use kvarena_candle::KvArena;
 use kvarena_candle_models::config::Family;
 use kvarena_candle_models::serve::{Limits, serve};
@@ -57,9 +56,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (device, dtype) = device(args.gpu)?;
     let loaded = load(&args.model, dtype, &device)?;
     let text = Text::load(&args.model).map_err(|error| error.to_string())?;
-    let capacity = Capacity::Pages(args.cache_tokens.div_ceil(16));
-    let pool = PoolConfig { page_size: 16, capacity, ..loaded.pool };
-    let mut arena = KvArena::new(pool, &device)?;
+    let mut arena =
+        KvArena::new(loaded.arena([args.cache_tokens as usize], args.step_tokens)?, &device)?;
     let limits = Limits { new_tokens: args.new_tokens, step_tokens: args.step_tokens, joins: 1 };
     let [begin, before, after] = template(loaded.family);
     let mut tokens = text.encode(begin).map_err(|error| error.to_string())?;

@@ -92,10 +92,9 @@ impl Config {
     }
 }
 
-/// Returns the tokens of `eos_token_id` in the text of a `config.json`: one, several or none.
-pub fn end_tokens(text: &str) -> Vec<u32> {
+/// Returns the tokens of `eos_token_id` in a `config.json` or `generation_config.json`: one, several or none.
+pub fn end_tokens(config: &Value) -> Vec<u32> {
     let number = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
-    let config: Value = serde_json::from_str(text).unwrap_or_default();
     match &config["eos_token_id"] {
         Value::Array(tokens) => tokens.iter().filter_map(number).collect(),
         token => number(token).into_iter().collect(),

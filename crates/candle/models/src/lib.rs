@@ -2,6 +2,7 @@
 //! applies a patch from `patches/` to it. [`serve`](mod@serve) runs the models; the programs `chat` and `batch` are
 //! examples.
 
+pub mod chat;
 pub mod config;
 pub mod contiguous;
 pub mod serve;
@@ -44,6 +45,7 @@ mod utils {
 }
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::{fs, io};
 
 use candle::{DType, Device, Tensor};
@@ -58,7 +60,7 @@ use paged::{gemma3, llama, qwen3};
 /// An error of [`load`], [`read_config`], [`weights`] or [`Contiguous::load`](contiguous::Contiguous::load).
 #[derive(Debug)]
 pub enum LoadError {
-    /// `config.json` or the folder could not be read.
+    /// `config.json`, `generation_config.json` or the folder could not be read.
     File(String, io::Error),
     /// `config.json` does not describe a supported model.
     Config(ConfigError),
@@ -90,6 +92,20 @@ impl From<candle::Error> for LoadError {
     }
 }
 
+/// Runs a program. Prints its error as text and returns its exit code.
+pub fn run(
+    name: &str,
+    program: impl FnOnce() -> Result<(), Box<dyn std::error::Error>>,
+) -> ExitCode {
+    match program() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Returns a device, and the dtype of weights there: bf16 on the first GPU, f32 on the CPU.
 ///
 /// # Errors
@@ -115,7 +131,6 @@ pub struct Loaded {
     pub pool: PoolConfig,
     /// The tokens that end a text.
     pub end: Vec<u32>,
-    pub family: Family,
 }
 
 impl Loaded {
@@ -142,12 +157,15 @@ impl Loaded {
     }
 }
 
-/// Loads a folder in Hugging Face's form: `config.json` of transformers 4 or 5, and `*.safetensors`.
+/// Loads a folder in Hugging Face's form: `config.json` of transformers 4 or 5, `*.safetensors`, and the end tokens of
+/// `generation_config.json` if there is one.
 ///
 /// # Errors
 /// A file cannot be read, the config lacks a key or is not supported, or candle rejects the weights.
 pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, LoadError> {
     let (config, text) = read_config(folder)?;
+    let mut end = config::end_tokens(&config.of()?);
+    end.extend(config::end_tokens(&generation_config(folder)?));
     let vb = weights(folder, dtype, device)?;
     let model = match config.family {
         Family::Qwen3 => Model::Qwen3(qwen3::ModelForCausalLM::new(&config.of()?, vb)?),
@@ -165,7 +183,7 @@ pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, Load
         _ => KvDtype::F32,
     };
     let pool = PoolConfig { dtype, capacity: Capacity::Pages(0), ..pool };
-    Ok(Loaded { model, pool, end: config::end_tokens(&text), family: config.family })
+    Ok(Loaded { model, pool, end })
 }
 
 /// Reads a folder's config. Returns the parsed config and its text.
@@ -177,6 +195,16 @@ pub fn read_config(folder: &Path) -> Result<(Config, String), LoadError> {
     let text = fs::read_to_string(&path)
         .map_err(|error| LoadError::File(path.display().to_string(), error))?;
     Ok((Config::parse(&text).map_err(LoadError::Config)?, text))
+}
+
+/// Returns a folder's `generation_config.json`, or null if there is none.
+fn generation_config(folder: &Path) -> Result<serde_json::Value, LoadError> {
+    let path = folder.join("generation_config.json");
+    let named = |error| LoadError::File(path.display().to_string(), error);
+    match fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(serde_json::Value::Null),
+        text => serde_json::from_str(&text.map_err(named)?).map_err(|error| named(error.into())),
+    }
 }
 
 /// Maps a folder's weights into memory.

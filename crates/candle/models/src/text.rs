@@ -18,13 +18,18 @@ impl Text {
         Ok(Self(path.exists().then(|| Tokenizer::from_file(path)).transpose()?))
     }
 
-    /// Returns a text's tokens.
+    /// Returns whether there is a tokenizer.
+    pub fn has_tokenizer(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Returns a text's tokens. `special` adds the special tokens with which the tokenizer begins or ends a text.
     ///
     /// # Errors
     /// The tokenizer's errors.
-    pub fn encode(&self, text: &str) -> tokenizers::Result<Vec<u32>> {
+    pub fn encode(&self, text: &str, special: bool) -> tokenizers::Result<Vec<u32>> {
         match &self.0 {
-            Some(tokenizer) => Ok(tokenizer.encode(text, false)?.get_ids().to_vec()),
+            Some(tokenizer) => Ok(tokenizer.encode(text, special)?.get_ids().to_vec()),
             None => Ok(text.bytes().map(u32::from).collect()),
         }
     }

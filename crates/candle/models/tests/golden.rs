@@ -13,7 +13,7 @@ use kvarena_candle_models::contiguous::Contiguous;
 use kvarena_candle_models::paged::{gemma3, qwen3};
 use kvarena_candle_models::serve::{Limits, Served, serve};
 use kvarena_candle_models::{Loaded, load};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../host/tests/data").join(name)
@@ -178,10 +178,13 @@ fn both_forms_of_a_config_are_read() {
 /// An id of more than 32 bits is no token.
 #[test]
 fn end_tokens_are_those_of_the_config() {
-    for (ids, tokens) in
-        [("7", &[7][..]), ("[7, 4294967303, 8]", &[7, 8]), ("4294967303", &[]), ("null", &[])]
-    {
-        assert_eq!(end_tokens(&format!(r#"{{"eos_token_id": {ids}}}"#)), tokens, "{ids}");
+    for (ids, tokens) in [
+        (json!(7), &[7][..]),
+        (json!([7, 4294967303_u64, 8]), &[7, 8]),
+        (json!(4294967303_u64), &[]),
+        (Value::Null, &[]),
+    ] {
+        assert_eq!(end_tokens(&json!({ "eos_token_id": ids })), tokens, "{ids}");
     }
 }
 

@@ -2,12 +2,13 @@
 //! program generates the texts twice: in an arena, where the prompts share the prefix, and with
 //! candle's own caches, one prompt after the other.
 //!
-//!     cargo run --release -p kvarena-candle-models --bin batch -- --system TEXT --prompts FILE
+//!     cargo run --release -p kvarena-candle-models --bin batch -- --model FOLDER --system TEXT --prompts FILE
 
 use std::error::Error;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
@@ -15,12 +16,12 @@ use kvarena_candle::KvArena;
 use kvarena_candle_models::contiguous::Contiguous;
 use kvarena_candle_models::serve::{Limits, serve};
 use kvarena_candle_models::text::Text;
-use kvarena_candle_models::{device, load};
+use kvarena_candle_models::{device, load, run};
 
 #[derive(Parser)]
 struct Args {
-    /// A model's folder in Hugging Face's form. Default: a tiny model with random weights.
-    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/tests/data/qwen3-tiny"))]
+    /// A model's folder in Hugging Face's form. Without `tokenizer.json`, tokens are bytes.
+    #[arg(long)]
     model: PathBuf,
     /// The text before each prompt.
     #[arg(
@@ -42,17 +43,24 @@ struct Args {
 /// Maximum number of tokens of a step.
 const STEP_TOKENS: u32 = 2048;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
     let args = Args::parse();
-    let (device, dtype) = device(args.gpu)?;
-    let loaded = load(&args.model, dtype, &device)?;
+    run("batch", || batch(&args))
+}
+
+fn batch(args: &Args) -> Result<(), Box<dyn Error>> {
     let text = Text::load(&args.model).map_err(|error| error.to_string())?;
     let questions = match &args.prompts {
-        Some(path) => fs::read_to_string(path)?,
+        Some(path) => {
+            fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?
+        }
         None => (1..=8).map(|n| format!("What is {n} times {n}?\n")).collect(),
     };
-    let prompts = questions.lines().map(|line| text.encode(&format!("{}\n{line}\n", args.system)));
+    let prompts =
+        questions.lines().map(|line| text.encode(&format!("{}\n{line}\n", args.system), true));
     let prompts = prompts.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+    let (device, dtype) = device(args.gpu)?;
+    let loaded = load(&args.model, dtype, &device)?;
     let lens = prompts.iter().map(|prompt| prompt.len() + args.new_tokens.get());
     let mut arena = KvArena::new(loaded.arena(lens, STEP_TOKENS)?, &device)?;
     let limits = Limits { new_tokens: args.new_tokens, step_tokens: STEP_TOKENS, joins: 1 };

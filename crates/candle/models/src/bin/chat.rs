@@ -7,19 +7,18 @@ use std::error::Error;
 use std::io::{self, BufRead, Write};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::Parser;
 use kvarena_candle::KvArena;
-use kvarena_candle_models::config::Family;
+use kvarena_candle_models::chat::Chat;
 use kvarena_candle_models::serve::{Limits, serve};
-use kvarena_candle_models::text::Text;
-use kvarena_candle_models::{device, load};
+use kvarena_candle_models::{device, load, read_config, run};
 
 #[derive(Parser)]
 struct Args {
-    /// A model's folder in Hugging Face's form. Default: a tiny model with random weights, which
-    /// prints nonsense.
-    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../../host/tests/data/qwen3-tiny"))]
+    /// A model's folder in Hugging Face's form, with its tokenizer and chat template.
+    #[arg(long)]
     model: PathBuf,
     /// Maximum number of tokens in an answer.
     #[arg(long, default_value = "64")]
@@ -35,67 +34,65 @@ struct Args {
     gpu: bool,
 }
 
-/// Returns three parts of the family's chat template: the beginning of a chat, the text before a user's message and the
-/// text after it.
-fn template(family: Family) -> [&'static str; 3] {
-    match family {
-        Family::Qwen3 => ["", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"],
-        Family::Llama => [
-            "<|begin_of_text|>",
-            "<|start_header_id|>user<|end_header_id|>\n\n",
-            "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-        ],
-        Family::Gemma3 => {
-            ["<bos>", "<start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n"]
-        }
-    }
+fn main() -> ExitCode {
+    let args = Args::parse();
+    run("chat", || converse(&args))
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let args = Args::parse();
+fn converse(args: &Args) -> Result<(), Box<dyn Error>> {
+    // The small files are checked before the weights are read.
+    read_config(&args.model)?;
+    let mut chat = Chat::read(&args.model)?;
     let (device, dtype) = device(args.gpu)?;
     let loaded = load(&args.model, dtype, &device)?;
-    let text = Text::load(&args.model).map_err(|error| error.to_string())?;
     let mut arena =
         KvArena::new(loaded.arena([args.cache_tokens as usize], args.step_tokens)?, &device)?;
     let limits = Limits { new_tokens: args.new_tokens, step_tokens: args.step_tokens, joins: 1 };
-    let [begin, before, after] = template(loaded.family);
-    let mut tokens = text.encode(begin).map_err(|error| error.to_string())?;
     prompt()?;
     for line in io::stdin().lock().lines() {
-        let turn = format!("{before}{}{after}", line?);
-        tokens.extend(text.encode(&turn).map_err(|error| error.to_string())?);
+        let tokens = chat.ask(&line?)?;
         let (mut answer, mut shown, total) = (Vec::new(), 0, tokens.len());
-        let mut has_bar = false;
+        let (mut is_first, mut has_bar) = (true, false);
         let watch = |_, token: Option<u32>, left: u32| {
             let Some(token) = token else {
                 has_bar = true;
                 return progress(total, total - left as usize);
             };
-            if answer.is_empty() && has_bar {
+            if is_first && has_bar {
                 progress(total, total);
                 eprintln!();
             }
+            is_first = false;
+            if loaded.end.contains(&token) {
+                return;
+            }
             answer.push(token);
-            let all = text.decode(&answer).unwrap_or_default();
+            let all = chat.decode(&answer);
             // An incomplete character is decoded as U+FFFD. It is printed once a later token completes it.
-            if let (false, Some(new)) = (all.ends_with('\u{fffd}'), all.get(shown..)) {
-                print!("{new}");
-                shown = all.len();
-                let _ = io::stdout().flush();
+            if !all.ends_with('\u{fffd}') {
+                print(&all, &mut shown);
             }
         };
-        let prompts = [tokens.clone()];
-        let served = serve(&loaded.model, &mut arena, &prompts, &loaded.end, limits, watch)?;
-        let (new, seconds) = (served.texts[0].len(), served.time.as_secs_f64());
+        let served = serve(&loaded.model, &mut arena, &[tokens], &loaded.end, limits, watch)?;
+        print(&chat.decode(&answer), &mut shown);
         println!();
+        let (new, seconds) = (served.texts[0].len(), served.time.as_secs_f64());
         let rate = new as f64 / seconds;
-        println!("[{new} tokens, {rate:.1} tokens/s, {} of {} cached]", served.hit_tokens, total);
-        tokens.extend(&served.texts[0]);
+        println!("[{new} tokens, {rate:.1} tokens/s, {} of {total} cached]", served.hit_tokens);
+        chat.answer(&answer);
         prompt()?;
     }
     println!();
     Ok(())
+}
+
+/// Prints the part of an answer that follows its first `shown` bytes.
+fn print(answer: &str, shown: &mut usize) {
+    if let Some(new) = answer.get(*shown..) {
+        print!("{new}");
+        *shown = answer.len();
+        let _ = io::stdout().flush();
+    }
 }
 
 fn prompt() -> io::Result<()> {

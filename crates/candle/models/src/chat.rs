@@ -28,8 +28,8 @@ impl Chat {
                 "there is no tokenizer.json, and a chat needs the model's tokenizer",
             ));
         }
-        let missing = "there is no chat template, neither in chat_template.jinja nor in tokenizer_config.json; save the \
-                       model's template as chat_template.jinja";
+        let missing = "there is no chat template, neither in chat_template.jinja nor in tokenizer_config.json; save \
+                       the model's template as chat_template.jinja";
         let template = Template::read(folder)?.ok_or_else(|| wrong(missing))?;
         Ok(Self { text, template, messages: Vec::new() })
     }

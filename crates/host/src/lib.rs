@@ -1,12 +1,13 @@
 //! A small LLM host on `kvarena`, with continuous batching. It runs Llama 3 and 4, Qwen3, DeepSeek V3, gpt-oss, Gemma 3
-//! and Gemma 4 from safetensors.
+//! and Gemma 4 from safetensors, and Llama and Gemma 3 from GGUF.
 //!
 //! ```text
 //! error, clock, histogram           errors; times of a run
 //! fields, family                    typed look-ups in a model's config.json; the model's family
 //! config, gemma, rope               the model's shape; fields of Gemma; rotary embedding
 //! generation                        sampling parameters of generation_config.json
-//! source, checkpoint, quantised     a model's tensors, from files or random; published formats of 8 and 4 bits
+//! source, checkpoint, gguf          a model's tensors: random, from safetensors or from GGUF
+//! quantised                         published formats of 8 and 4 bits in safetensors
 //! matrix, ops, linear               matrix products, element-wise operations, projections
 //! latent, nope, experts, model      the forward pass; the caller stores K and V and computes attention
 //! contiguous                        the forward pass with contiguous K and V, for checks
@@ -35,6 +36,7 @@ pub mod family;
 pub mod fields;
 pub mod gemma;
 pub mod generation;
+pub mod gguf;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod histogram;

@@ -1,4 +1,4 @@
-//! The source of tensors: a checkpoint, or a generator of random numbers.
+//! The source of tensors: a checkpoint, a GGUF file, or a generator of random numbers.
 
 use std::path::Path;
 
@@ -6,6 +6,7 @@ use half::bf16;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
+use crate::gguf::Gguf;
 use crate::matrix::{Matrix, Numbers};
 use crate::sample::splitmix;
 
@@ -43,12 +44,15 @@ pub trait Source {
     }
 }
 
-/// Opens the weights of a model directory.
+/// Opens the weights of a model directory or of a GGUF file.
 ///
 /// # Errors
-/// The errors of [`Checkpoint::open`].
+/// The errors of [`Checkpoint::open`] or [`Gguf::open`].
 pub fn open(dir: &Path) -> Result<Box<dyn Source>> {
-    Ok(Box::new(Checkpoint::open(dir)?))
+    match dir.is_file() {
+        true => Ok(Box::new(Gguf::open(dir)?)),
+        false => Ok(Box::new(Checkpoint::open(dir)?)),
+    }
 }
 
 /// Random matrices, and vectors of ones, to measure a shape without its checkpoint. Each name has its own part of the

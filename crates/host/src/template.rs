@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::fields::{read_file, read_json};
+use crate::gguf::Gguf;
 
 type Rendering<T> = std::result::Result<T, minijinja::Error>;
 
@@ -22,7 +23,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// Reads the template of `chat_template.jinja` or `tokenizer_config.json`, if there is one.
+    /// Reads the template of `chat_template.jinja` or `tokenizer_config.json`, or of a GGUF file, if there is one.
     ///
     /// # Errors
     /// An existing file cannot be read or is damaged.
@@ -36,7 +37,8 @@ impl Template {
         Self::parse(dir, source.to_owned(), &config, &map).map(Some)
     }
 
-    /// Reads the template of a file. The special tokens are those of the model directory `dir`, if there is one.
+    /// Reads the template of a file. The special tokens are those of the model directory or GGUF file `dir`, if there is
+    /// one.
     ///
     /// # Errors
     /// A file cannot be read or is damaged.
@@ -81,8 +83,11 @@ impl Template {
 }
 
 /// Returns the contents of the files that name a directory's special tokens: `tokenizer_config.json` and
-/// `special_tokens_map.json`. Null stands for a missing file.
+/// `special_tokens_map.json`. Null stands for a missing file. The metadata of a GGUF file becomes the first one.
 fn tokens_of(dir: Option<&Path>) -> Result<[Value; 2]> {
+    if let Some(file) = dir.filter(|dir| dir.is_file()) {
+        return Ok([Gguf::open(file)?.tokenizer_config()?, Value::Null]);
+    }
     let read = |name: &str| {
         let path = dir.map(|dir| dir.join(name)).filter(|path| path.exists());
         path.map_or(Ok(Value::Null), |path| read_json(&path))

@@ -11,6 +11,7 @@ use tokenizers::Tokenizer;
 
 use crate::error::{Error, Result};
 use crate::fields::read_file;
+use crate::gguf::Gguf;
 use crate::template::Template;
 
 /// A message of a chat: its role and its text.
@@ -35,7 +36,7 @@ pub struct Text {
 
 impl Text {
     /// Reads `tokenizer.json`, if there is one, and the chat template of `chat_template.jinja` or
-    /// `tokenizer_config.json`. `template` replaces this template.
+    /// `tokenizer_config.json`; or the metadata of a GGUF file. `template` replaces this template.
     ///
     /// # Errors
     /// An existing file is unreadable or damaged, or see [`Text::parse`].
@@ -44,6 +45,9 @@ impl Text {
             Some(template) => Some(template),
             None => Template::read(dir)?,
         };
+        if dir.is_file() {
+            return Gguf::open(dir)?.text(vocab, template);
+        }
         let path = dir.join("tokenizer.json");
         match path.exists() {
             true => Self::parse(&path, &read_file(&path)?, vocab, template),
@@ -83,7 +87,7 @@ impl Text {
         Self { template, ..Self::default() }
     }
 
-    fn new(tokenizer: Tokenizer, template: Option<Template>, longest: usize) -> Self {
+    pub(crate) fn new(tokenizer: Tokenizer, template: Option<Template>, longest: usize) -> Self {
         let letter = ["a", "e", "x", "A"].into_iter().find_map(|letter| {
             let id = tokenizer.token_to_id(letter)?;
             (tokenizer.decode(&[id], true).ok()? == letter).then_some(id)

@@ -1,13 +1,16 @@
-//! The peak memory of loading is at most 1.1 times the weights, for one file and for shards, and for quantised weights.
+//! The peak memory of loading is at most 1.1 times the weights, for one file and for shards, for quantised weights and
+//! for GGUF.
 //! This file has one test, because its allocator counts the allocations of all threads.
 
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::files::Dir;
+use common::gguf::{pair, string, tensor, whole};
 use kvarena_host::config::ModelConfig;
 use kvarena_host::error::Result;
 use kvarena_host::matrix::Numbers;
@@ -100,6 +103,59 @@ fn config(architecture: &str, changes: Value) -> Value {
     config
 }
 
+/// Writes a GGUF file of zeros in Q4_0 (type 2) with norms in F32, and with many tokens.
+fn write_gguf(dir: &Dir) -> PathBuf {
+    let size = |name: &str, value: u32| pair(&format!("llama.{name}"), 4, value.to_le_bytes());
+    let tokens: Vec<u8> = (0..2048).flat_map(|i| string(&format!("token {i}"))).collect();
+    let count = [&8_u32.to_le_bytes()[..], &2048_u64.to_le_bytes()].concat();
+    let mut body = vec![
+        pair("general.architecture", 8, string("llama")),
+        size("embedding_length", 256),
+        size("block_count", 16),
+        size("feed_forward_length", 512),
+        size("attention.head_count", 4),
+        size("context_length", 2048),
+        pair("llama.attention.layer_norm_rms_epsilon", 6, 1e-6_f32.to_le_bytes()),
+        pair("tokenizer.ggml.tokens", 9, [count, tokens].concat()),
+    ];
+    let (pairs, mut bytes) = (body.len(), 0);
+    let mut add = |name: &str, dims: &[u64]| {
+        let (kind, size) =
+            if dims.len() == 1 { (0, dims[0] * 4) } else { (2, dims[0] * dims[1] / 32 * 18) };
+        body.push(tensor(name, dims, kind, bytes));
+        bytes += size;
+    };
+    add("token_embd.weight", &[256, 2048]);
+    add("output_norm.weight", &[256]);
+    for layer in 0..16 {
+        for (part, dims) in [
+            ("attn_norm", &[256][..]),
+            ("attn_q", &[256, 256]),
+            ("attn_k", &[256, 256]),
+            ("attn_v", &[256, 256]),
+            ("attn_output", &[256, 256]),
+            ("ffn_norm", &[256]),
+            ("ffn_gate", &[256, 512]),
+            ("ffn_up", &[256, 512]),
+            ("ffn_down", &[512, 256]),
+        ] {
+            add(&format!("blk.{layer}.{part}.weight"), dims);
+        }
+    }
+    let mut file = whole(3, (body.len() - pairs) as u64, pairs as u64, &body);
+    file.resize(file.len() + 32 + bytes as usize, 0);
+    dir.write("model.gguf", file)
+}
+
+fn check(shown: &str, path: &Path) {
+    let before = NOW.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let model = Model::read(path).expect("the model loads");
+    let (peak, weights) = (PEAK.load(Relaxed) - before, model.bytes());
+    println!("{shown}: a peak of {peak} bytes for weights of {weights}");
+    assert!(peak <= weights / 10 * 11, "{shown}: {peak} bytes for {weights}");
+}
+
 #[test]
 fn loading_takes_little_more_than_the_weights() {
     let experts = json!({ "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64,
@@ -121,11 +177,8 @@ fn loading_takes_little_more_than_the_weights() {
         write(&dir, &published.tensors, files);
         drop(published);
 
-        let before = NOW.load(Relaxed);
-        PEAK.store(before, Relaxed);
-        let model = Model::read(dir.path()).expect("the model loads");
-        let (peak, weights) = (PEAK.load(Relaxed) - before, model.bytes());
-        println!("{format}, {files} files: a peak of {peak} bytes for weights of {weights}");
-        assert!(peak <= weights / 10 * 11, "{format}, {files} files: {peak} bytes for {weights}");
+        check(&format!("{format}, {files} files"), dir.path());
     }
+    let dir = Dir::new();
+    check("gguf", &write_gguf(&dir));
 }

@@ -18,7 +18,7 @@ use kvarena_host::sparse::Sparse;
 #[derive(Parser, Clone, Debug)]
 #[command(name = "kvarena-server", version)]
 pub struct Args {
-    /// A model directory in the Hugging Face format.
+    /// A model directory in the Hugging Face format, or a GGUF file.
     #[arg(long, value_name = "DIR", conflicts_with = "random_model")]
     pub model: Option<PathBuf>,
 

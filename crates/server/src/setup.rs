@@ -19,6 +19,7 @@ use kvarena_host::config::ModelConfig;
 use kvarena_host::draft::Drafting;
 use kvarena_host::error::{Error, Result, with_cause};
 use kvarena_host::generation::Generation;
+use kvarena_host::gguf::is_gguf;
 use kvarena_host::model::Model;
 use kvarena_host::request::{Defaults, Request, read_requests};
 use kvarena_host::sample::{Sampling, splitmix};
@@ -70,16 +71,24 @@ pub fn model(args: &Args, config: &ModelConfig) -> Result<Model> {
     }
 }
 
-/// Checks that a path is a model directory.
+/// Checks that a path is a model directory or a GGUF file.
 ///
 /// # Errors
-/// It is not; the message contains the next step.
+/// It is neither; the message contains the next step.
 fn check_dir(path: &Path) -> Result<()> {
     let shown = path.display();
-    if path.join("config.json").exists() {
+    if path.join("config.json").exists() || (is_gguf(path) && path.is_file()) {
         return Ok(());
     }
-    let what = if path.join("snapshots").is_dir() {
+    let inside = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let what = if let Some(file) = inside.filter(|file| is_gguf(file)).min() {
+        let file = file.display();
+        format!(
+            "{shown} has GGUF files but no config.json: give one of them, such as --model {file}"
+        )
+    } else if is_gguf(path) {
+        format!("there is no file {shown}: give the path of a GGUF file or of a model folder")
+    } else if path.join("snapshots").is_dir() {
         format!(
             "{shown} is a cache folder of the Hugging Face Hub: give a folder inside {shown}/snapshots"
         )

@@ -39,6 +39,31 @@ fn the_command_of_the_readme_explains_words() {
 }
 
 #[test]
+fn a_gguf_file_is_a_model() {
+    let folder = common::dir("gguf");
+    let (file, shown) = (folder.join("llama.gguf"), folder.display());
+    let golden = std::fs::read(folder.join("models.json")).expect("the file exists");
+    let golden: Value = serde_json::from_slice(&golden).expect("JSON");
+    let case = &golden["llama"]["cases"][1];
+    let request = json!({ "prompt": case["prompt"], "max_new_tokens": 20 }).to_string();
+    let args = ["--requests", "-", "--json", "--ignore-eos", "--kv-dtype", "f32", "--model"];
+    let serve = |path: &std::path::Path| {
+        let path = path.to_str().expect("a path");
+        run_server(&[&args[..], &[path]].concat(), &request)
+    };
+    let ran = serve(&file);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(lines(&ran.out)[0]["tokens"], case["tokens"]);
+
+    let ran = serve(&folder.join("none.gguf"));
+    let missing = "none.gguf: give the path of a GGUF file or of a model folder";
+    assert!(ran.code == Some(3) && ran.err.contains(missing), "{}", ran.err);
+    let ran = serve(&folder);
+    let step = format!("give one of them, such as --model {shown}/gemma3.gguf");
+    assert!(ran.code == Some(3) && ran.err.contains(&step), "{}", ran.err);
+}
+
+#[test]
 fn a_chat_with_the_glossary_explains_its_words() {
     let ran = run_server(&["--chat"], "what is a slot?\nand what is a zebra?\n");
     assert_eq!(ran.code, Some(0), "{}", ran.err);

@@ -4,6 +4,7 @@
 
 pub mod byte_tokenizer;
 pub mod files;
+pub mod gguf;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod serving;

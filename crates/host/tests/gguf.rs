@@ -229,6 +229,24 @@ fn damaged_and_other_files_are_refused_by_name() {
     }
 }
 
+#[test]
+fn biases_of_queries_are_ordered_as_their_rows() {
+    let (dir, name) = (Dir::new(), "blk.0.attn_q.bias");
+    let open = |tensor| {
+        let heads = pair("llama.attention.head_count", 4, 2_u32.to_le_bytes());
+        let body = [pair("general.architecture", 8, string("llama")), heads, tensor];
+        let mut bytes = whole(3, 1, 2, &body);
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes.extend((0..10).flat_map(|i| (i as f32).to_le_bytes()));
+        source::open(&dir.write("model.gguf", bytes)).expect("the file opens")
+    };
+    let own = "model.layers.0.self_attn.q_proj.bias";
+    let bias = open(tensor(name, &[8], 0, 0)).vector(own, 8).expect("a bias");
+    assert_eq!(bias, [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
+    let error = open(tensor(name, &[32], 8, 0)).vector(own, 32).expect_err("no rows").message;
+    assert!(error.contains("a bias in Q8_0 is not implemented"), "{error}");
+}
+
 /// Replaces a text of the metadata by one of the same length.
 #[test]
 fn tokenizers_and_scalings_that_are_not_implemented_are_refused_by_name() {

@@ -151,8 +151,8 @@ impl Loaded {
         let mut config = EngineConfig { promise_ahead, max_step_tokens, ..pool.into() };
         let shape = config.shape()?;
         let pages = |len: usize| shape.most_pages(u32::try_from(len).unwrap_or(u32::MAX));
-        let pages = lens.into_iter().map(pages).fold(0, u32::saturating_add);
-        config.pool.capacity = Capacity::Pages(pages);
+        let pages = lens.into_iter().map(pages).fold(0, u64::saturating_add);
+        config.pool.capacity = Capacity::Pages(u32::try_from(pages).unwrap_or(u32::MAX));
         Ok(config)
     }
 }

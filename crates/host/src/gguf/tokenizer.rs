@@ -196,7 +196,10 @@ fn list<'a, T>(
 
 /// Returns the parts of a byte-level tokenizer.
 fn byte_level(fields: &Fields<'_>, vocabulary: &Vocabulary) -> Result<Parts> {
-    let bytes = |regex| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex });
+    let bytes = |regex| {
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": regex })
+    };
     let sequence = |first, second| json!({ "type": "Sequence", "pretokenizers": [first, second] });
     let split = |pattern| {
         let pattern = json!({ "Regex": pattern });

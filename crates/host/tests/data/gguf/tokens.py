@@ -10,7 +10,8 @@ from transformers.tokenization_utils_base import generate_merges
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
-CORPUS = """The page table maps each token of a sequence to a page of the pool. A page holds the keys and values of 16 tokens.
+CORPUS = """The page table maps each token of a sequence to a page of the pool. A page holds the \
+keys and values of 16 tokens.
 When the pool is full, the engine evicts the pages that were read least recently, and their tokens are computed again.
 Don't they've said that it's what we'll do? I'd say: they're right, you'm wrong! DON'T THEY'VE SAID IT'S?
 fn main() { let x = 2024 + 365 * 7; println!("{x:>8}\\t{}", x as f32 / 3.14159); }
@@ -22,11 +23,16 @@ the quick brown fox jumps over the lazy dog, the other foxes jump over the other
 """ * 3
 
 PIECES = [
-    "the", " the", "The", "DON'T", "don't", "they've", "'S", "I'd", "2024", " 2024", "1", "a1b22c333", "3.14", "½", "Ⅷ", "²",
-    " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\t\t", "\u00a0", "\u3000", "\u200b", "\u200d", "\ufeff", "\ufffd", "\x00",
-    "\x01", "\x7f", "▁", "▁▁", " ▁", "é", "e\u0301", "ñ", "ß", "Å", "İ", "ﬁ", "Ω", "Я", "Привет", "世界", "你好", "한국어", "안녕",
-    "नमस्ते", "مرحبا", "שלום", "🙂", "👩\u200d👩\u200d👧", "🇪🇺", "𝔘𝔫𝔦", "\U0010fffd", "{", "}}", "();", "->", "...", "!!", "?!",
-    "_", "__init__", "a_b", "/", "\\", "\\n", "'", "''", '"', "`", "~", "#", "<", ">", "<0x0A>", "<unk>", "<tr>", "</td>",
+    "the", " the", "The", "DON'T", "don't", "they've", "'S", "I'd", "2024", " 2024", "1",
+    "a1b22c333", "3.14", "½", "Ⅷ", "²",
+    " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\t\t", "\u00a0", "\u3000", "\u200b", "\u200d",
+    "\ufeff", "\ufffd", "\x00",
+    "\x01", "\x7f", "▁", "▁▁", " ▁", "é", "e\u0301", "ñ", "ß", "Å", "İ", "ﬁ", "Ω", "Я", "Привет",
+    "世界", "你好", "한국어", "안녕",
+    "नमस्ते", "مرحبا", "שלום", "🙂", "👩\u200d👩\u200d👧", "🇪🇺", "𝔘𝔫𝔦", "\U0010fffd", "{", "}}", "();",
+    "->", "...", "!!", "?!",
+    "_", "__init__", "a_b", "/", "\\", "\\n", "'", "''",
+    '"', "`", "~", "#", "<", ">", "<0x0A>", "<unk>", "<tr>", "</td>",
     "aaaaaaaa", "zzzz", "fox", " dogs", "pages", "MiXeD", "CamelCase",
 ]
 
@@ -141,7 +147,8 @@ def sentence_pieces(gemma):
     vocab = {token: id for id, token in enumerate(tokens)}
     merges = generate_merges(vocab, {token: scores[id] for token, id in vocab.items()})
     added_tokens = [added(id, tokens[id], types[id] != USER_DEFINED) for id in range(count) if types[id] in (2, 3, 4)]
-    to_spaces = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    to_spaces = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                 {"type": "ByteFallback"}, {"type": "Fuse"}]
     escape = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     strip = [] if gemma else [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
     whole = {
@@ -161,7 +168,8 @@ def sentence_pieces(gemma):
     metadata = {
         "model": "llama", "pre": "default", "token_type": types,
         "tokens": [token.replace("▁", " ") if kind == USER_DEFINED else token for token, kind in zip(tokens, types)],
-        "scores": [-1000.0 if gemma and kind in (CONTROL, USER_DEFINED) else score for score, kind in zip(scores, types)],
+        "scores": [-1000.0 if gemma and kind in (CONTROL, USER_DEFINED) else score
+                   for score, kind in zip(scores, types)],
         "bos_token_id": pieces.bos_id(), "eos_token_id": pieces.eos_id(), "unknown_token_id": pieces.unk_id(),
         "add_bos_token": True, "add_eos_token": False,
     }

@@ -191,7 +191,7 @@ fn unsafe_and_cust_stay_behind_the_seam() {
 
 /// A program that reads a file at the place where it was built fails on any other machine. Only tests may do so.
 #[test]
-fn only_tests_know_where_they_were_built() {
+fn only_tests_read_the_source_tree() {
     let candle = ["crates/candle/src", "crates/candle/models/src", "crates/candle/models/examples"];
     let folders = ["src", "examples", "crates/events", "crates/host", "crates/server"];
     let folders = folders.into_iter().chain(candle).map(|folder| root().join(folder));

@@ -72,12 +72,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_depend_on_the_number_alone_and_differ() {
+    fn tokens_of_different_numbers_differ() {
         let mut seen: Vec<u32> = (0..100_000).map(|n| token(n).raw()).collect();
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), 100_000);
-        assert_eq!(token(77), token(77));
     }
 
     #[test]

@@ -245,8 +245,8 @@ pub trait Backend {
     /// Copies pages of the pool to host pages (B12). Move numbers rise over both directions.
     ///
     /// # Errors
-    /// The backend's error, for example for pages that do not exist, or if a lease covers a target (B16). A backend
-    /// with leases checks all targets before it writes one: [`PlanError::Leased`].
+    /// The backend's error, for example for pages that do not exist. [`PlanError::Leased`] if a target has a lease
+    /// (B16); the backend checks all targets before it writes one.
     ///
     /// # Panics
     /// The default method, for backends without host memory, always panics.
@@ -257,8 +257,8 @@ pub trait Backend {
     /// Copies host pages to pages of the pool (B12, B13). Move numbers rise over both directions.
     ///
     /// # Errors
-    /// The backend's error, for example for pages that do not exist, or if a write lease covers a source (B16):
-    /// [`PlanError::Leased`].
+    /// The backend's error, for example for pages that do not exist. [`PlanError::Leased`] if a source has a write
+    /// lease (B16).
     ///
     /// # Panics
     /// The default method, for backends without host memory, always panics.

@@ -218,7 +218,7 @@ pub enum PlanError {
         /// Number of pages of host memory.
         pages: u32,
     },
-    /// A move would write a page of host memory with a lease, or read one with a write lease.
+    /// A move writes a host page that has a lease, or reads a host page that has a write lease.
     Leased {
         /// The page.
         page: HostPageId,

@@ -152,8 +152,8 @@ impl<B: Backend> Engine<B> {
 /// Stores: puts and fetches.
 impl<B: Backend> Engine<B> {
     /// Calls `sink` with cached pages that no store has, including those of running sequences. Selects at most `max`
-    /// pages, in the order in which they were published. At most 1,024 puts are open at a time. Returns the number of
-    /// calls of `sink`. O(pages).
+    /// pages, in the order in which they were published; pages that a store refused come later, in the order of the
+    /// refusals. At most 1,024 puts are open at a time. Returns the number of calls of `sink`. O(pages).
     ///
     /// Needs hashes of pages ([`EngineConfig::hashing`](crate::EngineConfig::hashing)) and host memory. A page that is
     /// on the device alone is copied to one of the [`stage_pages`](crate::PoolConfig::stage_pages) host pages. A call
@@ -184,8 +184,8 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.prefixes.give_puts(moved.saved, sink))
     }
 
-    /// Ends a put. `ok` is set if the store has the page; otherwise the page is put again, after all others. Returns
-    /// whether the put was open. O(open puts).
+    /// Ends a put. `ok` is set if the store has the page; otherwise the page is put again, after the pages that
+    /// wait now. Returns whether the put was open. O(open puts).
     ///
     /// A refused page waits for a call of [`puts`](Engine::puts) that selects no page. So a loop over `puts` ends even
     /// if the store refuses every page.
@@ -197,7 +197,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Takes at most `most` host pages, into which a store writes the pages of a prompt that follow its cached prefix.
-    /// The prefix stays cached until [`fetched`](Engine::fetched). O(prompt + pages).
+    /// The prefix stays cached until [`fetched`](Engine::fetched). O(prompt + pages + free host pages with unfinished
+    /// moves), and O(idle nodes) if only host pages of the prefix could make room.
     ///
     /// Returns `None` without host memory or hashes, if `most` is 0, for a prompt that contains [`TokenId::PENDING`],
     /// or while 256 fetches are open. Also returns `None` if no whole page without the last token follows the prefix,
@@ -224,7 +225,9 @@ impl<B: Backend> Engine<B> {
         }
         self.look_at_host();
         let moved = self.backend.moved().map_err(EngineError::Backend)?;
-        let tokens = &prompt[..prompt.len() - 1];
+        // No sequence can use tokens beyond the maximum.
+        let end = (prompt.len() - 1).min(self.world.shape.max_sequence_len as usize);
+        let tokens = &prompt[..end];
         let (available, moved) = (self.world.available(), [moved.saved, moved.loaded]);
         let World { prefixes, fence, .. } = &mut self.world;
         Ok(prefixes.begin_fetch(namespace, tokens, most, available, moved, fence))
@@ -239,7 +242,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Ends a fetch of which the store has written the first `count` pages: prompts match them from now on. Returns
-    /// whether the fetch was open. O(pages).
+    /// whether the fetch was open. O(pages of open fetches).
     ///
     /// The store drops the fetch's [leases](crate::HostMemory) first: the engine may load the pages, and save others to
     /// them, from now on. Backends reject loads from a page with a write lease, and saves to a leased page.

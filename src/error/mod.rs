@@ -30,6 +30,7 @@ pub enum Error {
         available: u64,
         /// First unfinished step whose completion makes enough pages available, if no other call comes first. `None`
         /// if the completion of all steps does not suffice. Always present for a plan that takes only promised pages.
+        /// With groups of layers, this may be the step after which a prompt is admitted without its hit.
         /// If a plan or a fork lacks pages to [load](crate::Engine::load), the three values concern the load.
         after: Option<StepId>,
     },

@@ -13,7 +13,7 @@
 //! * H1. A host page is in one state. Each Cached page belongs to one entry or one cell of the prefix tree.
 //!
 //! Pages are taken round robin, so a page that was just freed is rarely the next. When a page is taken, the device has
-//! therefore probably finished the last save and load of the page. A fetch requires this.
+//! therefore probably finished the last save and load of the page. A fetch skips the other pages.
 //!
 //! `prefix/hosts.rs` stores the page of each entry, and `prefix/cells.rs` those of each cell. The bytes of the pages
 //! belong to the backend.
@@ -90,17 +90,17 @@ impl HostPool {
         Some(HostPageId::new(page as u32))
     }
 
-    /// Returns the next free page whose last save and load are done. O(1), and O(free pages before it).
+    /// Returns the next free page whose last save and load are done. O(1 + free pages with unfinished moves).
     pub fn next_idle(&self, saved: MoveId, loaded: MoveId) -> Option<HostPageId> {
-        let (first, mut at) = (self.free.next(self.next as usize)?, self.next as usize);
+        let mut at = self.free.next(self.next as usize)?;
+        let first = at;
         loop {
-            let next = self.free.next(at)?;
-            let page = HostPageId::new(next as u32);
+            let page = HostPageId::new(at as u32);
             if self.is_idle(page, saved, loaded) {
                 return Some(page);
             }
-            at = next + 1;
-            if self.free.next(at) == Some(first) {
+            at = self.free.next(at + 1)?;
+            if at == first {
                 return None;
             }
         }

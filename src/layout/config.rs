@@ -62,8 +62,8 @@ pub struct PoolConfig {
     /// Size of the pool. Default: 1,024 pages.
     pub capacity: Capacity,
     /// Number of pages of host memory to which evicted pages of all groups move. With 0, evicted pages are lost. A cell
-    /// needs as many host pages as its group has tracks. Each host page also takes 253 to 579 bytes of tables at pages
-    /// of 16 to 64 tokens ([`EngineConfig::bytes`](crate::EngineConfig::bytes)). Default: 0.
+    /// needs as many host pages as its group has tracks. Without groups, each host page also takes 253 to 579 bytes of
+    /// tables at pages of 16 to 64 tokens ([`EngineConfig::bytes`](crate::EngineConfig::bytes)). Default: 0.
     pub host_pages: u32,
     /// Number of additional pages of host memory. [`Engine::puts`](crate::Engine::puts) copies pages that are on the
     /// device alone to them, for an external store. Default: 0.

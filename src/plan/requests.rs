@@ -35,7 +35,8 @@ pub struct Admission {
     /// Number of pages available to the prompt once its idle pages are locked.
     pub available_pages: u32,
     /// First unfinished step whose completion makes enough pages available, unless another call takes them first.
-    /// `None` if enough are available now, or if no step frees enough.
+    /// `None` if enough are available now, or if no step frees enough. With groups of layers, this may be the step
+    /// after which the prompt is admitted without its hit.
     pub after: Option<StepId>,
     /// Running sequence that computes more of the prompt than is cached. A prompt that waits for it need not compute
     /// these tokens.

@@ -82,8 +82,8 @@ impl Fetches {
 
 impl PrefixTree {
     /// Locks the cached prefix of these tokens, and takes at most `most` host pages for the whole pages after it.
-    /// `moved` contains the last completed save and load. O(prompt + pages), and O(nodes that an eviction would visit)
-    /// if only pages of the prefix could make room.
+    /// `moved` contains the last completed save and load. O(prompt + pages + free host pages with unfinished moves), and
+    /// O(idle nodes) if only pages of the prefix could make room.
     ///
     /// Returns `None` without any change in these cases: there is no hashing, too many fetches are open, `most` is 0,
     /// no whole page follows the prefix, no host page without unfinished moves can be taken, or the lock would use more
@@ -97,8 +97,7 @@ impl PrefixTree {
         moved: [MoveId; 2],
         fence: &mut Fence,
     ) -> Option<Fetch<'_>> {
-        // No call below frees device pages: a dropped entry frees only those of its cells, and an unlock only those of
-        // an old generation.
+        // No call below frees device pages: a dropped entry frees only those of its cells.
         assert!(self.cells.is_none(), "stores exclude groups, so entries have no cells");
         if self.hosts_ref().fetches.open.len() == FETCHES_MAX || self.chain.is_none() {
             return None;
@@ -113,8 +112,19 @@ impl PrefixTree {
         let lock = self.lock(&found, fence).expect("nothing changed since the match");
         self.hold_names(namespace);
         let start = self.hosts_ref().fetches.pages.len();
-        for _ in 0..wanted {
-            let Some(page) = self.take_idle_page(moved) else { break };
+        let end = start + wanted as usize;
+        let hosts = self.hosts_mut();
+        let (pool, fetches) = (&mut hosts.pool, &mut hosts.fetches);
+        while fetches.pages.len() < end
+            && let Some(page) = pool.next_idle(moved[0], moved[1])
+        {
+            pool.begin_fill(page);
+            fetches.pages.push(page);
+        }
+        // No dropped entry makes a free page idle, so the pool is not searched again.
+        while self.hosts_ref().fetches.pages.len() < end
+            && let Some(page) = self.drop_for_page(moved)
+        {
             self.hosts_mut().fetches.pages.push(page);
         }
         let page_count = self.hosts_ref().fetches.pages.len() - start;
@@ -163,24 +173,18 @@ impl PrefixTree {
         false
     }
 
-    /// Takes a host page without unfinished moves for a fetch: a free one, or that of the oldest host-only entry, which
-    /// is dropped.
-    fn take_idle_page(&mut self, [saved, loaded]: [MoveId; 2]) -> Option<HostPageId> {
-        let page = match self.hosts_ref().pool.next_idle(saved, loaded) {
-            Some(page) => page,
-            None => {
-                let node = self.seek(Seek::HostOnly)?;
-                let last = self.spans.last_entry(&self.link[node].span);
-                let hosts = self.hosts_mut();
-                if !hosts.is_droppable(last, saved, loaded) {
-                    return None;
-                }
-                hosts.counts.evicted += 1;
-                let page = hosts.of_entry[last as usize];
-                self.lose_entries(node, 1, &mut Vec::new());
-                page
-            }
-        };
+    /// Drops the oldest host-only entry for its host page, which a fetch takes; `None` if there is none, or if the page
+    /// has unfinished moves.
+    fn drop_for_page(&mut self, [saved, loaded]: [MoveId; 2]) -> Option<HostPageId> {
+        let node = self.seek(Seek::HostOnly)?;
+        let last = self.spans.last_entry(&self.link[node].span);
+        let hosts = self.hosts_mut();
+        if !hosts.is_droppable(last, saved, loaded) {
+            return None;
+        }
+        hosts.counts.evicted += 1;
+        let page = hosts.of_entry[last as usize];
+        self.lose_entries(node, 1, &mut Vec::new());
         self.hosts_mut().pool.begin_fill(page);
         Some(page)
     }

@@ -247,14 +247,11 @@ impl PrefixTree {
         pages
     }
 
-    /// Records that the `count` pages that were just added to a node are on the device. Then calls `queue_puts`, unless
-    /// there are cells.
+    /// Records that the `count` pages that were just added to a node are on the device, and queues them to be put.
     pub(super) fn attach_residency(&mut self, node: NodeKey, count: u32, is_present: bool) {
         let entries = self.link[node].span.pages();
         self.hosts_mut().residency[node] = Residency { device: entries, host: entries };
-        if !self.has_cells() {
-            self.queue_puts(node, count, is_present);
-        }
+        self.queue_puts(node, count, is_present);
     }
 
     /// Records the entry before each of the last `count` entries of a node, unless nothing is put. Queues these entries

@@ -145,8 +145,7 @@ impl PrefixTree {
 
     /// Saves the oldest dirty device pages until the `ahead` oldest device pages are clean. Stops early if no host page
     /// can be taken, or if taking one removes the cell to save. The device pages of the cells of an entry that is
-    /// dropped for its host page are appended to `freed`.
-    /// O(pages saved).
+    /// dropped for its host page are appended to `freed`. O(pages saved).
     pub(crate) fn save_ahead(&mut self, ahead: u32, freed: &mut Vec<PageId>) {
         self.hosts_mut().saves.is_ahead = true;
         while self.hosts_ref().clean < ahead

@@ -144,9 +144,9 @@ impl Puts {
     pub fn attach(&mut self, entry: u32, before: Option<u32>, is_new: bool) {
         self.before[entry as usize] = before.unwrap_or(NONE);
         if is_new {
-            let is_last_round = self.round == self.queue.len();
+            let is_one_round = self.round == self.queue.len();
             self.push(Version { entry, count: self.versions[entry as usize] });
-            if is_last_round {
+            if is_one_round {
                 self.round = self.queue.len();
             }
         }
@@ -275,10 +275,8 @@ impl PrefixTree {
         let failed = |put: &OpenPut| put.is_staged && put.save == hosts.last_move;
         for put in puts.open.iter().rev().filter(|put| failed(put)) {
             puts.stage.push(put.page);
-            if let Some(of) = put.of {
-                puts.queue.push_front(of);
-                puts.round += 1;
-            }
+            puts.queue.push_front(put.of.expect("this call opened the put"));
+            puts.round += 1;
         }
         puts.open.retain(|put| !failed(put));
         puts.staged.clear();
@@ -318,8 +316,8 @@ impl PrefixTree {
         }
     }
 
-    /// Ends a put. `ok` is set if the store has the page; otherwise its
-    /// entry is queued for the next round. Returns whether the put was open.
+    /// Ends a put. `ok` is set if the store has the page; otherwise its entry is queued for the next round. Returns
+    /// whether the put was open.
     pub(crate) fn end_put(&mut self, id: PutId, ok: bool) -> bool {
         let Some(hosts) = &mut self.hosts else { return false };
         let (puts, pool) = (&mut hosts.puts, &mut hosts.pool);

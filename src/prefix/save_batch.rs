@@ -1,5 +1,5 @@
-//! The batch of saves that one call makes. The engine passes it to the backend before anything else changes the tree,
-//! so a failed save is undone at the entries and cells that it was made for.
+//! The batch of saves that one call makes. The engine passes it to the backend before an entry or a cell returns to the
+//! device, so a failed save is undone at the entries and cells that it was made for.
 //!
 //! Not here: which pages are saved (`offload.rs`), the cells of the batch (`cells.rs`).
 

@@ -170,22 +170,16 @@ fn check_fit(
     if lacking + idle <= budget.unpromised() {
         return Ok(true);
     }
-    if fit_without_hits(world, prompts) {
+    let alone = lacking_without_hits(world, prompts);
+    if fit_alone(world, alone, budget.unpromised()) {
         return Ok(false);
     }
     let after = budget.after(0, |step, available| {
         let (lacking, idle) = estimate_all(world, buffers, prompts, Some(step));
-        lacking + idle <= available
-            || fit_alone(world, lacking_without_hits(world, prompts), available)
+        lacking + idle <= available || fit_alone(world, alone, available)
     });
     let available = budget.unpromised().saturating_sub(idle);
     Err(Error::OutOfPages { wanted: lacking, available, after })
-}
-
-/// Returns whether the hits may be ignored, and the prompts then fit together.
-#[cold]
-fn fit_without_hits(world: &Estimate<'_>, prompts: &[Prompt<'_>]) -> bool {
-    fit_alone(world, lacking_without_hits(world, prompts), world.budget().unpromised())
 }
 
 /// Returns the number of pages that prompts lack without their hits.

@@ -235,6 +235,7 @@ impl Backend for Late {
 
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
         self.check(id, moves)?;
+        self.inner.get_mut().check_leases(moves, false)?;
         for &of in moves {
             self.settle(|one| one.of.host == of.host);
             self.inner.get_mut().lease_mut(of.host).as_mut().fill(0xff);
@@ -247,9 +248,9 @@ impl Backend for Late {
 
     fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
         self.check(id, moves)?;
+        self.inner.get_mut().check_leases(moves, true)?;
         let garbage = vec![0xff; self.layout.page_bytes() as usize];
         for of in moves {
-            drop(self.inner.get_mut().lease(of.host)); // Panics if a writer has leased the page.
             self.settle_pages(&[of.device]);
             self.inner.get_mut().write_page(of.device, &garbage)?;
         }

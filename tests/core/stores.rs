@@ -147,7 +147,7 @@ fn a_loop_over_a_store_that_refuses_all_pages_ends() {
         let put = host.put(&mut store, |_| tries.next().is_none());
         assert_eq!((put, tries.len()), (all.clone(), 20 - all.len()));
     }
-    // A refused page is put after new ones, and new pages are put in the order of publishing.
+    // A refused page is put before pages that are published later, and new pages are put in the order of publishing.
     let mut refused = None;
     let put = host.put(&mut store, |key| key != refused.get_or_insert(*key));
     assert_eq!(put, all);

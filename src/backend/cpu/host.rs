@@ -68,17 +68,6 @@ impl HostPages {
         self.pages.len() as u64 * layout.page_bytes()
     }
 
-    /// Checks the leases of the pages of a batch: a load reads pages that no writer has leased, and a save writes pages
-    /// without any lease.
-    fn check_leases(&self, moves: &[PageMove], is_load: bool) -> Result<(), PlanError> {
-        let is_free = |host: HostPageId| {
-            let mut place = lock(&self.pages[host.index()]);
-            place.as_mut().is_some_and(|bytes| is_load || Arc::get_mut(bytes).is_some())
-        };
-        let leased = moves.iter().find(|of| !is_free(of.host));
-        leased.map_or(Ok(()), |of| Err(PlanError::Leased { page: of.host }))
-    }
-
     /// Returns the bytes of a page. Panics if the page has a write lease.
     fn read(&self, page: HostPageId) -> Bytes {
         let bytes = lock(&self.pages[page.index()]).clone();
@@ -94,9 +83,20 @@ impl HostPages {
 }
 
 impl Cpu {
+    /// Checks the leases of the pages of a batch: a load reads pages that no writer has leased, and a save writes pages
+    /// without any lease.
+    pub(crate) fn check_leases(&self, moves: &[PageMove], is_load: bool) -> Result<(), PlanError> {
+        let is_free = |host: HostPageId| {
+            let mut place = lock(&self.host.pages[host.index()]);
+            place.as_mut().is_some_and(|bytes| is_load || Arc::get_mut(bytes).is_some())
+        };
+        let leased = moves.iter().find(|of| !is_free(of.host));
+        leased.map_or(Ok(()), |of| Err(PlanError::Leased { page: of.host }))
+    }
+
     pub(super) fn save(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
         check::moves(id, moves, &self.layout, self.host.moved)?;
-        self.host.check_leases(moves, false)?;
+        self.check_leases(moves, false)?;
         for PageMove { device, host } in moves {
             self.host.write(*host, |bytes| self.read_page(*device, bytes))?;
         }
@@ -106,7 +106,7 @@ impl Cpu {
 
     pub(super) fn load(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
         check::moves(id, moves, &self.layout, self.host.moved)?;
-        self.host.check_leases(moves, true)?;
+        self.check_leases(moves, true)?;
         for PageMove { device, host } in moves {
             let bytes = self.host.read(*host);
             self.write_page(*device, &bytes)?;

@@ -267,7 +267,7 @@ impl Model {
         let lacking_pages = (all - device - held).max(promised) as u32;
         // The prompt is admitted without its hit if all pages are available.
         let without = all.max(self.outstanding_of_promise(promised_places, 0, 0, 0)) as u32;
-        let is_well = |model: &Self| {
+        let is_admitted = |model: &Self| {
             lacking_pages <= room(model).1 || model.is_idle() && without <= model.available()
         };
         let (idle_pages, available_pages) = room(self);
@@ -278,7 +278,7 @@ impl Model {
             idle_pages,
             lacking_pages,
             available_pages,
-            after: self.first_after(is_well).filter(|_| !fits),
+            after: self.first_after(is_admitted).filter(|_| !fits),
             leader: self.leader(scope, self.findable(tokens)).filter(|_| self.shares()),
         }
     }

@@ -82,8 +82,8 @@ impl Fetches {
 
 impl PrefixTree {
     /// Locks the cached prefix of these tokens, and takes at most `most` host pages for the whole pages after it.
-    /// `moved` contains the last completed save and load. O(prompt + pages + free host pages with unfinished moves), and
-    /// O(idle nodes) if only pages of the prefix could make room.
+    /// `moved` contains the last completed save and load. O(prompt + pages + free host pages with unfinished moves),
+    /// and O(idle nodes) if only pages of the prefix could make room.
     ///
     /// Returns `None` without any change in these cases: there is no hashing, too many fetches are open, `most` is 0,
     /// no whole page follows the prefix, no host page without unfinished moves can be taken, or the lock would use more

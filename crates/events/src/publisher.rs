@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -172,20 +173,18 @@ impl Shared {
     }
 
     fn push(&self, payload: Bytes, is_withheld: bool) {
-        let next = {
-            let mut history = self.history();
-            history.bytes += payload.len();
-            history.kept.push_back((payload, is_withheld));
-            while history.kept.len() > self.config.keep.max(1)
-                || (history.bytes > self.config.keep_bytes && history.kept.len() > 1)
-            {
-                let (dropped, _) = history.kept.pop_front().expect("the history is not empty");
-                history.bytes -= dropped.len();
-                history.first += 1;
-            }
-            history.first + history.kept.len() as u64
-        };
-        self.next.send_replace(next);
+        let mut history = self.history();
+        history.bytes += payload.len();
+        history.kept.push_back((payload, is_withheld));
+        while history.kept.len() > self.config.keep.max(1)
+            || (history.bytes > self.config.keep_bytes && history.kept.len() > 1)
+        {
+            let (dropped, _) = history.kept.pop_front().expect("the history is not empty");
+            history.bytes -= dropped.len();
+            history.first += 1;
+        }
+        // Under the lock, so that the number never falls.
+        self.next.send_replace(history.first + history.kept.len() as u64);
     }
 
     /// Returns the first kept message whose number is at least `number`. `subscriber` skips withheld ones. O(withheld
@@ -222,6 +221,8 @@ async fn accept(listener: TcpListener, kind: Kind, shared: Arc<Shared>) {
 /// Serves a peer until its connection closes.
 async fn serve(mut stream: TcpStream, kind: Kind, shared: Arc<Shared>) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    // A peer that vanishes without closing its connection gives its place back.
+    SockRef::from(&stream).set_keepalive(true)?;
     let (reader, writer) = stream.split();
     let (mut reader, mut writer) = (BufReader::new(reader), BufWriter::new(writer));
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
-/// Messages with one event each. The payloads have 400 MB; the buffers of a connection have less than 8.
+/// Number of messages. Their 400 MB exceed the buffers of every connection.
 const EVENTS: u64 = 100_000;
 const PAYLOAD: usize = 4 << 10;
 /// Kept messages, more than the buffers of a connection take.
@@ -94,7 +94,7 @@ async fn silent_peers_delay_no_one() {
             assert!(last < Some(number), "{last:?}, then {number}");
             last = Some(number);
         }
-        assert_eq!(gaps, 1);
+        assert!(gaps >= 1, "a silent peer misses messages");
     }
     for socket in &mut clients {
         let (mut last, mut gaps) = (None, 0);
@@ -106,7 +106,10 @@ async fn silent_peers_delay_no_one() {
             gaps += u32::from(last.is_some_and(|last| last + 1 < number));
             last = Some(number);
         }
-        assert!(gaps <= 1 && last < Some(2 * start), "a reply contains what was kept: {last:?}");
+        assert!(
+            gaps <= 1 && last.is_some_and(|last| last < 2 * start),
+            "a reply contains what was kept: {last:?}"
+        );
     }
 }
 

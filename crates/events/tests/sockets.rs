@@ -1,6 +1,7 @@
 //! Engines, subscribers and a router over real sockets. The router finds a cached prompt, also after a lost message,
 //! after a gap too large to replay, and after a restart.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,8 +37,10 @@ impl Engine {
         // The ports of a closed engine may still be in use for a moment.
         let publisher = loop {
             match Publisher::bind(config.clone()).await {
-                Ok(publisher) => break Arc::new(publisher),
-                Err(_) => tokio::time::sleep(Duration::from_millis(2)).await,
+                Err(e) if e.kind() == ErrorKind::AddrInUse => {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                bound => break Arc::new(bound.expect("the endpoints are valid")),
             }
         };
         // A new subscriber may miss the first messages, so the publisher sends one every 2 ms.

@@ -101,7 +101,8 @@ fn admit(
     for _ in 0..limits.joins {
         let Some(&prompt) = waiting.front() else { break };
         let tokens: Vec<TokenId> = prompts[prompt].iter().copied().map(TokenId::new).collect();
-        let promise = (tokens.len() + limits.new_tokens.get()) as u32;
+        let promise = tokens.len().saturating_add(limits.new_tokens.get());
+        let promise = u32::try_from(promise).unwrap_or(u32::MAX);
         let seq = match arena.engine.admit(Namespace::default(), &tokens, promise) {
             Ok(seq) => seq,
             Err(error) if error.is_shortage() && !running.is_empty() => break,

@@ -49,7 +49,8 @@ fn main() -> ExitCode {
 }
 
 fn batch(args: &Args) -> Result<(), Box<dyn Error>> {
-    let text = Text::load(&args.model).map_err(|error| error.to_string())?;
+    let text = Text::load(&args.model)
+        .map_err(|error| format!("{}: tokenizer.json: {error}", args.model.display()))?;
     let questions = match &args.prompts {
         Some(path) => {
             fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?

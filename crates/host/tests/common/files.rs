@@ -14,8 +14,10 @@ impl Dir {
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("kvarena-server-{}-{number}", std::process::id());
+        let name = format!("kvarena-test-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
+        // A run that was killed may have left a directory with files.
+        let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).expect("a temporary directory");
         Self(path)
     }

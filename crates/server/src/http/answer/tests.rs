@@ -187,8 +187,8 @@ fn a_failure_is_an_error() {
 
 /// Returns the host of a model with a small tokenizer.
 fn host_with(tokenizer: &Value) -> Arc<Host> {
-    let dir =
-        std::env::temp_dir().join(format!("kvarena-answer-{:?}", std::thread::current().id()));
+    let (process, thread) = (std::process::id(), std::thread::current().id());
+    let dir = std::env::temp_dir().join(format!("kvarena-answer-{process}-{thread:?}"));
     std::fs::create_dir_all(&dir).expect("a folder");
     std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).expect("a file");
     let text = Text::read(&dir, 1000, None).expect("a tokenizer");

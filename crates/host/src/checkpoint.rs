@@ -186,7 +186,7 @@ impl Checkpoint {
     fn unsupported_dtype(&self, name: &str, tensor: &Tensor) -> Error {
         let (path, dtype) = (self.files[tensor.file].0.display(), tensor.info.dtype);
         Error::model(format!(
-            "{path}: tensor {name} is {dtype:?}, only BF16, F16, F32 and matrices of F8_E4M3 are implemented"
+            "{path}: tensor {name} is {dtype:?}, only BF16, F16, F32, matrices of F8_E4M3 and U8 of MXFP4 are implemented"
         ))
     }
 }

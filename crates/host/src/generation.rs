@@ -5,7 +5,8 @@ use std::path::Path;
 use crate::error::Result;
 use crate::fields::{Fields, read_json};
 
-/// The sampling parameters that vLLM reads from the file; `None` for those that it does not set.
+/// The sampling parameters that vLLM reads from the file, except `max_new_tokens`; `None` for those that the file does
+/// not set.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Generation {
     /// Temperature of the draws.

@@ -75,8 +75,10 @@ impl Sampling {
         let mut order: Vec<f32> = logits.iter().copied().filter(|x| !x.is_nan()).collect();
         order.sort_unstable_by(|a, b| b.total_cmp(a));
         let Some(&top) = order.first() else { return f32::NEG_INFINITY };
-        let least = top - self.depth();
-        order.retain(|&logit| logit >= least);
+        if self.min_p > 0.0 {
+            let least = top - self.depth();
+            order.retain(|&logit| logit >= least);
+        }
         if self.top_k > 0 && (self.top_k as usize) < order.len() {
             let least = order[self.top_k as usize - 1];
             order.retain(|&logit| logit >= least);
@@ -164,6 +166,25 @@ mod tests {
             |seed: u64, position: u64| plain(seed).key((position >> 32) as u32, position as u32);
         let keys = seeds.iter().flat_map(|&seed| positions.iter().map(move |&at| key(seed, at)));
         assert_eq!(keys.collect::<BTreeSet<u64>>().len(), seeds.len() * positions.len());
+    }
+
+    /// An edit may divide a logit by a tiny penalty.
+    #[test]
+    fn infinite_logits_are_kept() {
+        let draws = Sampling { temperature: 1.0, ..Sampling::default() };
+        for sampling in [
+            draws,
+            Sampling { top_p: 0.9, ..draws },
+            Sampling { top_k: 1, ..draws },
+            Sampling { min_p: 0.1, ..draws },
+        ] {
+            let all = Sampling { top_p: 0.9, min_p: 0.1, ..sampling };
+            for sampling in [sampling, all] {
+                let least = sampling.least(&[f32::INFINITY, 1.0, f32::NEG_INFINITY]);
+                assert!(least <= f32::INFINITY, "{sampling:?}");
+                assert_eq!(sampling.least(&[f32::NEG_INFINITY; 2]), f32::NEG_INFINITY);
+            }
+        }
     }
 
     /// A key for which the noise of a token is minus infinity.

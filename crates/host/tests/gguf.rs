@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use common::files::Dir;
 use common::gguf::{pair, string, tensor, whole};
 use common::serving::{Setting, requests, serve};
+use half::{bf16, f16};
 use kvarena_host::config::ModelConfig;
 use kvarena_host::contiguous::greedy;
 use kvarena_host::gguf::Gguf;
@@ -247,6 +248,53 @@ fn biases_of_queries_are_ordered_as_their_rows() {
     assert_eq!(bias, [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
     let error = open(tensor(name, &[32], 8, 0)).vector(own, 32).expect_err("no rows").message;
     assert!(error.contains("a bias in Q8_0 is not implemented"), "{error}");
+}
+
+/// The file has one plus the published weight, in any type.
+#[test]
+fn norms_of_gemma_have_any_type() {
+    let weights = [1.0_f32, 1.5, 3.0, 0.25];
+    let f32s = weights.map(f32::to_le_bytes).concat();
+    let f16s = weights.map(|w| f16::from_f32(w).to_le_bytes()).concat();
+    let bf16s = weights.map(|w| bf16::from_f32(w).to_le_bytes()).concat();
+    let dir = Dir::new();
+    for (kind, data) in [(0, f32s), (1, f16s), (30, bf16s)] {
+        let norm = tensor("output_norm.weight", &[4], kind, 0);
+        let body = [pair("general.architecture", 8, string("gemma3")), norm];
+        let mut bytes = whole(3, 1, 1, &body);
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes.extend(data);
+        let mut source = source::open(&dir.write("model.gguf", bytes)).expect("the file opens");
+        assert_eq!(source.vector("model.norm.weight", 4).expect("a norm"), [0.0, 0.5, 2.0, -0.75]);
+    }
+}
+
+/// The crate's builder would panic on the first merge, and the tokens of the other file form 360 MB of merges.
+#[test]
+fn merges_that_form_no_token_or_too_many_are_refused() {
+    let dir = Dir::new();
+    let mut bytes = fs::read(file("tokenizer-smollm")).expect("the file exists");
+    let key = b"tokenizer.ggml.merges";
+    let at = bytes.windows(key.len()).position(|part| part == key).expect("there are merges");
+    // The types of the list and its elements, their number, and the length of the first one.
+    let first = at + key.len() + 4 + 4 + 8;
+    let len = usize::from(bytes[first]);
+    bytes[first + 8..][..len].iter_mut().filter(|b| **b != b' ').for_each(|b| *b = b'Q');
+    let error = Text::read(&dir.write("model.gguf", bytes), 1000, None).err();
+    let message = error.expect("a wrong merge").message;
+    assert!(message.contains("form no token"), "{message}");
+
+    let tokens = (1..1000).flat_map(|len| string(&"a".repeat(len)));
+    let list = |kind: u32| [kind.to_le_bytes().to_vec(), 999_u64.to_le_bytes().to_vec()].concat();
+    let body = [
+        pair("general.architecture", 8, string("llama")),
+        pair("tokenizer.ggml.model", 8, string("llama")),
+        pair("tokenizer.ggml.tokens", 9, [list(8), tokens.collect()].concat()),
+        pair("tokenizer.ggml.scores", 9, [list(6), vec![0; 4 * 999]].concat()),
+    ];
+    let error = Text::read(&dir.write("model.gguf", whole(3, 0, 4, &body)), 1000, None).err();
+    let message = error.expect("too many merges").message;
+    assert!(message.contains("merges of more than"), "{message}");
 }
 
 /// Replaces a text of the metadata by one of the same length.

@@ -11,7 +11,7 @@ use kvarena_host::draft::DRAFTS_MAX;
 use kvarena_host::sparse::Sparse;
 
 /// A small LLM host on kvarena. It serves Llama, Qwen3, DeepSeek V3, gpt-oss, Gemma 3, Gemma 4 and Llama 4 models
-/// from safetensors with continuous batching.
+/// from safetensors, and Llama and Gemma 3 from GGUF, with continuous batching.
 ///
 /// Without arguments a small model explains words of kvarena. Exit codes: 0 done, 1 the run failed, 2 the command line
 /// or a request cannot be served, 3 the model or the GPU cannot be used.
@@ -19,7 +19,7 @@ use kvarena_host::sparse::Sparse;
 #[command(name = "kvarena-server", version)]
 pub struct Args {
     /// A model directory in the Hugging Face format, or a GGUF file.
-    #[arg(long, value_name = "DIR", conflicts_with = "random_model")]
+    #[arg(long, value_name = "PATH", conflicts_with = "random_model")]
     pub model: Option<PathBuf>,
 
     /// A file with the chat template (Jinja), instead of the model's own.

@@ -86,7 +86,7 @@ fn check_dir(path: &Path) -> Result<()> {
         format!(
             "{shown} has GGUF files but no config.json: give one of them, such as --model {file}"
         )
-    } else if is_gguf(path) {
+    } else if is_gguf(path) && !path.exists() {
         format!("there is no file {shown}: give the path of a GGUF file or of a model folder")
     } else if path.join("snapshots").is_dir() {
         format!(

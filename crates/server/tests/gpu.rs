@@ -86,7 +86,7 @@ fn a_given_model_is_checked() {
 /// counts the launches.
 #[test]
 fn changed_logits_are_the_cpus_and_cost_others_nothing() {
-    const RUNS: &str = "GENERATE_TEST_SHAPED";
+    const RUNS: &str = "KVARENA_TEST_SHAPED";
     let lock = lock_gpus();
     let Some(device) = device() else { return };
     if let Ok(shaped) = std::env::var(RUNS) {

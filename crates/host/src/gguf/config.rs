@@ -22,12 +22,15 @@ impl Gguf {
     pub fn config(&self) -> Result<ModelConfig> {
         let mut config = ModelConfig::parse(&self.path, &self.json()?)?;
         if let Some(tensor) = self.tensors.get(ROPE_FACTORS) {
-            let factors = self.read(tensor, None)?.to_f32();
             let frequencies = &mut config.rope.frequencies;
-            let fits = factors.len() == frequencies.len() && factors.iter().all(|f| *f > 0.0);
-            if !fits {
-                let pairs = frequencies.len();
-                return Err(self.wrong(&format!("{ROPE_FACTORS} is not {pairs} positive numbers")));
+            let pairs = frequencies.len();
+            let wrong = || self.wrong(&format!("{ROPE_FACTORS} is not {pairs} positive numbers"));
+            if tensor.shape != [pairs] {
+                return Err(wrong());
+            }
+            let factors = self.read(tensor, None)?.to_f32();
+            if !factors.iter().all(|f| *f > 0.0) {
+                return Err(wrong());
             }
             frequencies.iter_mut().zip(factors).for_each(|(f, factor)| *f /= factor);
         }

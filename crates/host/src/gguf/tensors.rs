@@ -36,13 +36,12 @@ impl Gguf {
                 tensor.shape
             )));
         }
-        let mut numbers = self.read(tensor, self.pairs(name, shape[0])?)?;
-        if let (Kind::Gemma3, true, Numbers::F32(weights)) =
-            (self.kind, name.ends_with("norm.weight"), &mut numbers)
-        {
-            weights.iter_mut().for_each(|w| *w -= 1.0);
+        let numbers = self.read(tensor, self.pairs(name, shape[0])?)?;
+        if self.kind != Kind::Gemma3 || !name.ends_with("norm.weight") {
+            return Ok(numbers);
         }
-        Ok(numbers)
+        // The file has one plus the published weight.
+        Ok(Numbers::F32(numbers.to_f32().into_iter().map(|w| w - 1.0).collect()))
     }
 
     /// Returns the number of pairs of rotating elements in a head, if the tensor's rows are ordered by them.

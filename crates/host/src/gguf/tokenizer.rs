@@ -27,7 +27,9 @@ const SPECIAL: [u64; 2] = [2, 3];
 const USER_DEFINED: u64 = 4;
 
 /// Maximum bytes of a token. The longest tokens of published models have a few hundred.
-const TOKEN_BYTES_MAX: usize = 4096;
+const TOKEN_BYTES_MAX: usize = 1024;
+/// Maximum bytes of the merges that follow from scores. Those of 262,144 tokens have about 4 MB.
+const MERGE_BYTES_MAX: usize = 1 << 27;
 
 const LLAMA3: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
@@ -147,9 +149,12 @@ impl Vocabulary {
     /// Returns the pairs of tokens whose concatenation is a token, in the order of the published merges: by the score
     /// of the result, then by the characters of both parts. The results are tokens that SentencePiece trained, with
     /// their scores, or others, whose scores are 0 in SentencePiece but not always in GGUF files.
-    fn merges(&self, scores: &[f64]) -> Vec<(String, String)> {
+    ///
+    /// # Errors
+    /// The pairs take more than [`MERGE_BYTES_MAX`].
+    fn merges(&self, fields: &Fields<'_>, scores: &[f64]) -> Result<Vec<(String, String)>> {
         let ids = self.ids();
-        let mut merges = Vec::new();
+        let (mut merges, mut bytes) = (Vec::new(), 0);
         for ((token, kind), score) in self.tokens.iter().zip(&self.types).zip(scores) {
             // 0.0 + -0.0 is 0.0, which `total_cmp` needs.
             let score = 0.0 + if *kind == NORMAL { *score } else { 0.0 };
@@ -162,10 +167,16 @@ impl Vocabulary {
                 })
                 .collect();
             pairs.sort_by_key(|(_, _, pair, _)| *pair);
+            bytes += token.len() * pairs.len();
+            if bytes > MERGE_BYTES_MAX {
+                let what = format!("the tokens form merges of more than {MERGE_BYTES_MAX} bytes");
+                return Err(fields.wrong(&what));
+            }
             merges.extend(pairs);
         }
         merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
-        merges.into_iter().map(|(.., (left, right))| (left.to_owned(), right.to_owned())).collect()
+        let owned = |(left, right): (&str, &str)| (left.to_owned(), right.to_owned());
+        Ok(merges.into_iter().map(|(.., pair)| owned(pair)).collect())
     }
 
     /// Returns the token that a key such as `bos_token_id` names.
@@ -223,6 +234,13 @@ fn byte_level(fields: &Fields<'_>, vocabulary: &Vocabulary) -> Result<Parts> {
         let (left, right) = merge.as_str()?.split_once(' ')?;
         Some((left.to_owned(), right.to_owned()))
     })?;
+    // The crate's builder panics on a merge that is longer than every token.
+    let ids = vocabulary.ids();
+    let is_token = |(left, right): &&(String, String)| ids.contains_key(&*format!("{left}{right}"));
+    if let Some((left, right)) = merges.iter().find(|merge| !is_token(merge)) {
+        let what = format!("tokenizer.ggml.merges: {left:?} and {right:?} form no token");
+        return Err(fields.wrong(&what));
+    }
     let model = BPE::builder().vocab_and_merges(vocabulary.owned(), merges);
     let model = model.ignore_merges(whole_words);
     Ok(Parts {
@@ -253,7 +271,8 @@ fn sentence_pieces(fields: &Fields<'_>, vocabulary: &mut Vocabulary, kind: Kind)
         let (scores, tokens) = (scores.len(), vocabulary.tokens.len());
         return Err(fields.wrong(&format!("there are {scores} scores of {tokens} tokens")));
     }
-    let model = BPE::builder().vocab_and_merges(vocabulary.owned(), vocabulary.merges(&scores));
+    let model =
+        BPE::builder().vocab_and_merges(vocabulary.owned(), vocabulary.merges(fields, &scores)?);
     let model = match vocabulary.named(fields, "unknown")? {
         Some((token, _)) => model.unk_token(token.to_owned()),
         None => model,

@@ -8,7 +8,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use super::error::GpuError;
 
 /// Environment variable with the folders to search first, separated by `:`.
-const FOLDERS: &str = "GENERATE_CUDA_LIB";
+const FOLDERS: &str = "KVARENA_CUDA_LIB";
 const CUBLASLT: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
 const NCCL: [&str; 1] = ["libnccl.so.2"];
 

@@ -310,7 +310,10 @@ impl Case {
         let promise_ahead = policy.promise_ahead(setting.page_size);
         let alone = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
         let pages = match setting.schedule {
-            Schedule::Preempting => alone.shape().map_err(unusable)?.most_pages(longest) as u32,
+            Schedule::Preempting => {
+                let most = alone.shape().map_err(unusable)?.most_pages(longest);
+                u32::try_from(most).unwrap_or(u32::MAX)
+            }
             _ => tokens.div_ceil(setting.page_size) * pool.layout().map_err(unusable)?.tracks(),
         };
         let host_pages = if setting.host_pages { 4096 / setting.page_size } else { 0 };

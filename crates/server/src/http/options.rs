@@ -63,7 +63,7 @@ pub struct HttpOptions {
 
     /// Requests need this key (`Authorization: Bearer KEY`); monitors (`/health`, `/ping`, `/version`, `/metrics`) need
     /// none.
-    #[arg(long, value_name = "KEY", env = "GENERATE_API_KEY", hide_env_values = true)]
+    #[arg(long, value_name = "KEY", env = "KVARENA_API_KEY", hide_env_values = true)]
     pub api_key: Option<Secret>,
 
     /// Reads the key from the first line of a file.

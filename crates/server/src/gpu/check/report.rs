@@ -66,6 +66,9 @@ impl<W: Write> Report<'_, W> {
     /// Checks that edited logits yield the tokens that the specification chooses.
     fn shaped(&mut self, case: &mut Case, setting: Setting) -> Result<()> {
         let name = case.name.clone();
+        if case.model.config.vocab < VOCAB_MIN {
+            return self.line(format_args!("{name}: too few tokens to check edits"));
+        }
         match case.shaped_draws(setting) {
             Ok(tokens) if tokens > 0 => self
                 .line(format_args!("{name}: {tokens} changed draws equal the CPU's, {setting:?}")),
@@ -133,9 +136,6 @@ impl<W: Write> Report<'_, W> {
         }
         for sampling in samplings() {
             self.draws(case, sampling)?;
-        }
-        if case.model.config.vocab < VOCAB_MIN {
-            return self.line(format_args!("{}: too few tokens to check edits", case.name));
         }
         let mut settings = case.settings().into_iter().step_by(9);
         settings.try_for_each(|setting| self.shaped(case, setting))

@@ -269,7 +269,7 @@ fn norms_of_gemma_have_any_type() {
     }
 }
 
-/// The crate's builder would panic on the first merge, and the tokens of the other file form 360 MB of merges.
+/// The first file has a merge of no tokens, and the tokens of the other file form more than 300 MB of merges.
 #[test]
 fn merges_that_form_no_token_or_too_many_are_refused() {
     let dir = Dir::new();

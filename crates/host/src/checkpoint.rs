@@ -14,6 +14,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::error::{Error, Result};
 use crate::fields::{Fields, check_content, read_json};
+use crate::gguf::Gguf;
 use crate::matrix::Numbers;
 use crate::quantised::{self, FP8_BLOCK, MXFP4_BLOCK};
 use crate::source::Source;
@@ -188,6 +189,17 @@ impl Checkpoint {
         Error::model(format!(
             "{path}: tensor {name} is {dtype:?}, only BF16, F16, F32, matrices of F8_E4M3 and U8 of MXFP4 are implemented"
         ))
+    }
+}
+
+/// Opens the weights of a model directory or of a GGUF file.
+///
+/// # Errors
+/// The errors of [`Checkpoint::open`] or [`Gguf::open`].
+pub fn open(dir: &Path) -> Result<Box<dyn Source>> {
+    match dir.is_file() {
+        true => Ok(Box::new(Gguf::open(dir)?)),
+        false => Ok(Box::new(Checkpoint::open(dir)?)),
     }
 }
 

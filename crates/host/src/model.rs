@@ -7,6 +7,7 @@ use std::path::Path;
 
 use kvarena::Reach;
 
+use crate::checkpoint;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::Result;
@@ -16,7 +17,7 @@ use crate::latent::{Latent, LatentWork};
 use crate::linear::{Linear, Mlp, MlpWork, resize};
 use crate::matrix::Matrix;
 use crate::ops::{self, Angles};
-use crate::source::{self, Source};
+use crate::source::Source;
 
 /// The inputs of one layer's attention.
 #[derive(Clone, Copy, Debug)]
@@ -140,9 +141,9 @@ impl Model {
     /// Reads a model directory.
     ///
     /// # Errors
-    /// All errors of `config.rs` and `checkpoint.rs`.
+    /// The errors of [`ModelConfig::read`] and [`checkpoint::open`].
     pub fn read(dir: &Path) -> Result<Self> {
-        Self::build(ModelConfig::read(dir)?, &mut *source::open(dir)?)
+        Self::build(ModelConfig::read(dir)?, &mut *checkpoint::open(dir)?)
     }
 
     /// Builds the model of `config` from the tensors of `source`.

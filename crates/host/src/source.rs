@@ -1,12 +1,8 @@
 //! The source of tensors: a checkpoint, a GGUF file, or a generator of random numbers.
 
-use std::path::Path;
-
 use half::bf16;
 
-use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::gguf::Gguf;
 use crate::matrix::{Matrix, Numbers};
 use crate::sample::splitmix;
 
@@ -41,17 +37,6 @@ pub trait Source {
     /// See [`Source::numbers`].
     fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
         Ok(Matrix::new(count * rows, cols, self.numbers(name, &[count, rows, cols])?))
-    }
-}
-
-/// Opens the weights of a model directory or of a GGUF file.
-///
-/// # Errors
-/// The errors of [`Checkpoint::open`] or [`Gguf::open`].
-pub fn open(dir: &Path) -> Result<Box<dyn Source>> {
-    match dir.is_file() {
-        true => Ok(Box::new(Gguf::open(dir)?)),
-        false => Ok(Box::new(Checkpoint::open(dir)?)),
     }
 }
 

@@ -30,7 +30,7 @@ impl Template {
     pub fn read(dir: &Path) -> Result<Option<Self>> {
         let file = dir.join("chat_template.jinja");
         if file.exists() {
-            return Self::from_file(&file, Some(dir)).map(Some);
+            return Self::of_file(&file, Some(dir), Error::model).map(Some);
         }
         let [config, map] = tokens_of(Some(dir))?;
         let Some(source) = template_of(&config) else { return Ok(None) };
@@ -41,12 +41,18 @@ impl Template {
     /// one.
     ///
     /// # Errors
-    /// A file cannot be read or is damaged.
+    /// The file cannot be read or is damaged: an error of the request. A file of the model is damaged.
     pub fn from_file(file: &Path, dir: Option<&Path>) -> Result<Self> {
-        let source = String::from_utf8(read_file(file)?)
-            .map_err(|e| Error::model(format!("{}: {e}", file.display())))?;
+        Self::of_file(file, dir, Error::request)
+    }
+
+    /// Does the work of [`Template::from_file`]; `fault` makes the error of the template's own file.
+    fn of_file(file: &Path, dir: Option<&Path>, fault: fn(String) -> Error) -> Result<Self> {
+        let own = |e: Error| fault(e.message);
+        let source = String::from_utf8(read_file(file).map_err(own)?)
+            .map_err(|e| fault(format!("{}: {e}", file.display())))?;
         let [config, map] = tokens_of(dir)?;
-        Self::parse(file, source, &config, &map)
+        Self::parse(file, source, &config, &map).map_err(own)
     }
 
     /// Reads the template of the content of a `tokenizer_config.json`; `path` is for messages.

@@ -12,11 +12,11 @@ use common::files::Dir;
 use common::gguf::{pair, string, tensor, whole};
 use common::serving::{Setting, requests, serve};
 use half::{bf16, f16};
+use kvarena_host::checkpoint;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::contiguous::greedy;
 use kvarena_host::gguf::Gguf;
 use kvarena_host::model::Model;
-use kvarena_host::source;
 use kvarena_host::text::{Message, Text};
 use serde_json::Value;
 
@@ -49,7 +49,7 @@ fn hash(numbers: &[f32]) -> u64 {
 fn dequantised_tensors_have_the_bits_of_the_reference() {
     let expected = json("models.json");
     for name in MODELS {
-        let mut source = source::open(&file(name)).expect("the file opens");
+        let mut source = checkpoint::open(&file(name)).expect("the file opens");
         for (tensor, expected) in expected[name]["tensors"].as_object().expect("tensors") {
             let shape: Vec<usize> =
                 ids(&expected["shape"]).into_iter().map(|n| n as usize).collect();
@@ -241,7 +241,7 @@ fn biases_of_queries_are_ordered_as_their_rows() {
         let mut bytes = whole(3, 1, 2, &body);
         bytes.resize(bytes.len().next_multiple_of(32), 0);
         bytes.extend((0..10).flat_map(|i| (i as f32).to_le_bytes()));
-        source::open(&dir.write("model.gguf", bytes)).expect("the file opens")
+        checkpoint::open(&dir.write("model.gguf", bytes)).expect("the file opens")
     };
     let own = "model.layers.0.self_attn.q_proj.bias";
     let bias = open(tensor(name, &[8], 0, 0)).vector(own, 8).expect("a bias");
@@ -264,7 +264,7 @@ fn norms_of_gemma_have_any_type() {
         let mut bytes = whole(3, 1, 1, &body);
         bytes.resize(bytes.len().next_multiple_of(32), 0);
         bytes.extend(data);
-        let mut source = source::open(&dir.write("model.gguf", bytes)).expect("the file opens");
+        let mut source = checkpoint::open(&dir.write("model.gguf", bytes)).expect("the file opens");
         assert_eq!(source.vector("model.norm.weight", 4).expect("a norm"), [0.0, 0.5, 2.0, -0.75]);
     }
 }

@@ -1,7 +1,7 @@
 //! An OpenAI server and a command line over `kvarena-host`.
 //!
 //! ```text
-//! args, setup         the command line, and its conversion to a model, an engine's config and requests
+//! args, setup, work   the command line, and its conversion to a model, an engine's config and requests
 //! built_in            the models that the program contains
 //! chat, demo, output  the program on a terminal
 //! http                OpenAI's API around the serving loop
@@ -19,3 +19,4 @@ pub mod gpu;
 pub mod http;
 pub mod output;
 pub mod setup;
+pub mod work;

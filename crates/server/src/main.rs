@@ -25,7 +25,8 @@ use kvarena_server::chat::{Console, Interrupt, chat};
 use kvarena_server::demo;
 use kvarena_server::http;
 use kvarena_server::output::{Form, Printer};
-use kvarena_server::setup::{self, Work};
+use kvarena_server::setup;
+use kvarena_server::work::{self, Work};
 use serde_json::json;
 
 /// The state of Ctrl-C.
@@ -77,7 +78,7 @@ fn run(args: &Args) -> Result<()> {
 
 fn on_cpu(args: &Args) -> Result<()> {
     let (shape, text) = setup::model_files(args)?;
-    let work = setup::work(args, &shape, &text)?;
+    let work = work::work(args, &shape, &text)?;
     let cpu = setup::cpu_options(args)?;
     let config = setup::engine_config(args, &shape, setup::POOL_BYTES)?;
     work.check(&shape, &config)?;
@@ -181,7 +182,7 @@ fn on_gpu(args: &Args) -> Result<()> {
         return gpu::bench::run(args, part, &mut stdout().lock());
     }
     let mut loaded = gpu::setup::Loaded::new(args)?;
-    let work = setup::work(args, &loaded.config, &loaded.text)?;
+    let work = work::work(args, &loaded.config, &loaded.text)?;
     // Without --pages, the memory that the weights leave decides the size of the pool.
     if args.pages.is_some() {
         work.check(&loaded.config, &setup::engine_config(args, &loaded.config, 0)?)?;
@@ -273,7 +274,7 @@ fn serve<R: Runner>(args: &Args, text: Text, work: Work, server: &mut Server<R>)
         let console = Console { input: stdin().lock(), out: stdout().lock(), sign };
         return chat(server, text, &defaults, system, console, &INTERRUPT);
     };
-    if setup::is_demo(args) && !args.json {
+    if work::is_demo(args) && !args.json {
         return demo::show(server, text, &defaults, stdout().lock(), &INTERRUPT.cancel);
     }
     submit(server, &requests)?;

@@ -1,4 +1,4 @@
-//! Converts the command line to a model, an engine's config and requests.
+//! Converts the command line to a model, an engine's config and the options of serving.
 
 use std::path::Path;
 
@@ -10,21 +10,20 @@ use serde_json::{Value, json};
 
 use crate::args::{Args, BackendName, ScalesName, Shape, Switch};
 use crate::built_in::{GLOSSARY, glossary_text};
-use crate::demo;
-use crate::http::Door;
 use crate::http::announcer::{EVENT_PAGES_MAX, HASHING};
 use crate::http::options::GenerationConfig;
 use kvarena_host::calibrate;
+use kvarena_host::checkpoint;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::draft::Drafting;
 use kvarena_host::error::{Error, Result, with_cause};
 use kvarena_host::generation::Generation;
 use kvarena_host::gguf::is_gguf;
 use kvarena_host::model::Model;
-use kvarena_host::request::{Defaults, Request, read_requests};
-use kvarena_host::sample::{Sampling, splitmix};
-use kvarena_host::server::{Limits, Policy};
-use kvarena_host::source::{self, Random};
+use kvarena_host::request::Defaults;
+use kvarena_host::sample::Sampling;
+use kvarena_host::server::Policy;
+use kvarena_host::source::Random;
 use kvarena_host::template::Template;
 use kvarena_host::text::Text;
 
@@ -42,7 +41,7 @@ pub fn model_files(args: &Args) -> Result<(ModelConfig, Text)> {
     let dir = args.model.as_deref();
     dir.map_or(Ok(()), check_dir)?;
     let template = args.chat_template.as_ref().map(|file| Template::from_file(file, dir));
-    let template = template.transpose().map_err(|e| Error::request(e.message))?;
+    let template = template.transpose()?;
     match (dir, args.random_model) {
         (_, Some(shape)) => Ok((config_of(shape)?, Text::without_tokenizer(template))),
         (Some(dir), None) => {
@@ -66,7 +65,7 @@ pub fn model(args: &Args, config: &ModelConfig) -> Result<Model> {
     let config = config.clone();
     match &args.model {
         _ if args.random_model.is_some() => Model::build(config, &mut Random { seed: args.seed }),
-        Some(dir) => Model::build(config, &mut *source::open(dir)?),
+        Some(dir) => Model::build(config, &mut *checkpoint::open(dir)?),
         None => Model::build(config, &mut GLOSSARY.checkpoint()?),
     }
 }
@@ -222,7 +221,8 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     let usual = || {
         let longest = limits.most_pages(model.max_len as u32);
         let pages = u64::from(args.concurrency).saturating_mul(longest);
-        pages.min(pool_bytes / limits.layout.page_bytes()).max(1) as u32
+        let most = pool_bytes / limits.layout.page_bytes();
+        u32::try_from(pages.min(most).max(1)).unwrap_or(u32::MAX)
     };
     let pages = args.pages.unwrap_or_else(usual);
     pool.capacity = Capacity::Pages(pages);
@@ -409,95 +409,4 @@ pub fn defaults(args: &Args, model: &ModelConfig, generation: &Generation) -> De
         },
         stop,
     }
-}
-
-/// The work of the command line. It is checked before weights are read.
-pub enum Work {
-    /// Serve clients over HTTP.
-    Serve(Box<Door>),
-    /// Chat on the terminal.
-    Chat,
-    /// Serve these requests.
-    Requests(Vec<Request>),
-}
-
-/// Returns the work of the command line.
-///
-/// # Errors
-/// An option or a request is not valid, an address cannot be bound, or a chat has no template.
-pub fn work(args: &Args, model: &ModelConfig, text: &Text) -> Result<Work> {
-    if let Some(address) = &args.serve {
-        return Door::open(args, address).map(|door| Work::Serve(Box::new(door)));
-    }
-    if args.chat {
-        return text.template().map(|_| Work::Chat);
-    }
-    requests(args, model, text).map(Work::Requests)
-}
-
-impl Work {
-    /// Checks the requests against the sizes of the model and the pool.
-    ///
-    /// # Errors
-    /// A request is not valid or too long, or the pool cannot be created.
-    pub fn check(&self, model: &ModelConfig, config: &EngineConfig) -> Result<()> {
-        let Self::Requests(requests) = self else { return Ok(()) };
-        let limits = Limits::new(model, &config.shape().map_err(unusable)?);
-        let check = |(number, request): (usize, &Request)| match limits.check(request.clone()) {
-            Ok(_) => Ok(()),
-            Err(what) => Err(Error::request(format!("request {number}: {what}"))),
-        };
-        requests.iter().enumerate().try_for_each(check)
-    }
-}
-
-/// Returns whether the demo's questions are the requests: the command line gives no requests, model or `--chat`.
-pub fn is_demo(args: &Args) -> bool {
-    let has_requests =
-        !args.prompt.is_empty() || args.requests.is_some() || args.random_requests.is_some();
-    let has_model = args.model.is_some() || args.random_model.is_some();
-    !has_requests && !has_model && !args.chat
-}
-
-/// Returns the requests of the command line, or the demo's questions if it names neither requests nor a model.
-///
-/// # Errors
-/// A file cannot be read, a line, a prompt or `--random-requests` is not valid, or the command line names no requests.
-fn requests(args: &Args, model: &ModelConfig, text: &Text) -> Result<Vec<Request>> {
-    let defaults = defaults(args, model, &Generation::default());
-    let mut requests = Vec::new();
-    for prompt in &args.prompt {
-        requests.push(defaults.request(text.encode(prompt)?));
-    }
-    if let Some(path) = &args.requests {
-        requests.extend(read_requests(path, &defaults, text)?);
-    }
-    if let Some(counts) = &args.random_requests {
-        requests.extend(random_requests(counts, args.seed, model, &defaults)?);
-    }
-    if !requests.is_empty() || args.requests.is_some() {
-        return Ok(requests);
-    }
-    if !is_demo(args) {
-        let ways = "--prompt, --requests, --random-requests or --chat";
-        return Err(Error::request(format!("nothing to generate: give {ways}")));
-    }
-    demo::QUESTIONS.iter().map(|question| demo::request(question, &defaults, text)).collect()
-}
-
-fn random_requests(
-    counts: &str,
-    seed: u64,
-    model: &ModelConfig,
-    defaults: &Defaults,
-) -> Result<Vec<Request>> {
-    let parts = counts
-        .split_once(':')
-        .and_then(|(count, len)| Some((count.parse::<u32>().ok()?, len.parse::<u32>().ok()?)));
-    let Some((count, len)) = parts else {
-        return Err(Error::request(format!("--random-requests {counts:?} is not COUNT:LEN")));
-    };
-    let mut state = seed;
-    let mut token = || (splitmix(&mut state) % model.vocab as u64) as u32;
-    Ok((0..count).map(|_| defaults.request((0..len).map(|_| token()).collect())).collect())
 }

@@ -108,6 +108,11 @@ fn a_chat_needs_a_template() {
     assert_eq!((chat.code, &chat.out), (Some(0), &prompt.out), "{}", chat.err);
     let nothing = ["--chat", "--chat-template", "/nowhere.jinja"];
     refuses(&[&model[..], &nothing].concat(), REQUEST, &["cannot read /nowhere.jinja"]);
+    // A fault of the model's own files is not one of the command line.
+    let damaged = dir.write("tokenizer_config.json", "{");
+    let chat = [&model[..], &template, &["--chat"]].concat();
+    refuses(&chat, MODEL, &["tokenizer_config.json"]);
+    std::fs::remove_file(damaged).expect("it was written");
 
     let messages = json!([{ "role": "user", "content": "hello" }]);
     let name = dir.path().file_name().expect("a name").to_str().expect("UTF-8");

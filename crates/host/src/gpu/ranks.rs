@@ -35,12 +35,12 @@ use super::shape::check_shape;
 use super::sparse::Reading;
 use super::sums::Link;
 use super::weights::{Share, Weights};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{self, Checkpoint};
 use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::runner::{Runner, Work};
-use crate::source::{self, Random};
+use crate::source::Random;
 use others::{Direction, Message, Moving, OtherRanks, Progress, begin_moves, or_end};
 
 /// The source of a model's weights.
@@ -58,10 +58,10 @@ impl WeightSource {
     /// Loads or generates a share of the weights on a device.
     ///
     /// # Errors
-    /// As [`source::open`], [`Weights::read`] and [`Weights::random`].
+    /// As [`checkpoint::open`], [`Weights::read`] and [`Weights::random`].
     pub fn weights(&self, device: &Device, config: &ModelConfig, share: Share) -> Result<Weights> {
         match self {
-            Self::Files(dir) => Weights::read(device, config, share, &mut *source::open(dir)?),
+            Self::Files(dir) => Weights::read(device, config, share, &mut *checkpoint::open(dir)?),
             Self::InMemory(content) => {
                 let mut checkpoint = Checkpoint::in_memory(Path::new("built-in"), content)?;
                 Weights::read(device, config, share, &mut checkpoint)

@@ -25,6 +25,7 @@ use super::setup::wait_for_host_pages;
 use crate::args::Shape;
 use crate::built_in::QWEN3_TINY;
 use crate::setup::{config_of, no_engine, unusable};
+use kvarena_host::checkpoint;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::contiguous;
 use kvarena_host::error::{Error, Result};
@@ -41,7 +42,7 @@ use kvarena_host::model::Model;
 use kvarena_host::request::{Defaults, Request};
 use kvarena_host::sample::{Sampling, splitmix};
 use kvarena_host::server::{Policy, Server, Sink};
-use kvarena_host::source::{self, Random};
+use kvarena_host::source::Random;
 use kvarena_host::sparse::channels::Measured;
 use kvarena_host::stream::Stream;
 use serde_json::Value;
@@ -135,7 +136,7 @@ impl Case {
             false => Golden::random(&config)?,
         };
         let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy();
-        let model = Model::build(config, &mut *source::open(dir)?)?;
+        let model = Model::build(config, &mut *checkpoint::open(dir)?)?;
         Self::new(&name, device, model, WeightSource::Files(dir.into()), golden)
     }
 

@@ -28,27 +28,11 @@ fn main() {
     if !cases::is_measured() {
         return;
     }
-    let names = [
-        "nodes of",
-        "page_size",
-        "tokens",
-        "nodes",
-        "live",
-        "resident",
-        "reserved",
-        "a node",
-        "a page",
-    ];
+    let names = ["nodes of", "page_size", "tokens", "nodes", "live", "resident", "reserved", "a node", "a page"];
     names.iter().for_each(|name| print!("{name:>12}"));
     println!("\n{:>48}{:>36}{:>12}{:>12}", "", "------- bytes a token -------", "bytes", "bytes");
     for page_size in [1, 16] {
-        report(
-            "1,536",
-            page_size,
-            sequence_pages(page_size, work::SEQUENCES),
-            work::SEQUENCES,
-            work::sequence,
-        );
+        report("1,536", page_size, sequence_pages(page_size, work::SEQUENCES), work::SEQUENCES, work::sequence);
         let leaves = 100_000;
         let tokens = leaves * work::LEAF_LEN + work::PROMPTS * work::PROMPT_LEN;
         report("256", page_size, tokens as u32 / page_size, leaves, work::leaf_sequence);
@@ -56,13 +40,7 @@ fn main() {
 }
 
 /// Fills a tree of `page_count` pages with sequences, and prints a line of the table.
-fn report(
-    name: &str,
-    page_size: u32,
-    page_count: u32,
-    count: usize,
-    sequence: fn(usize) -> Vec<TokenId>,
-) {
+fn report(name: &str, page_size: u32, page_count: u32, count: usize, sequence: fn(usize) -> Vec<TokenId>) {
     let before = Memory::now();
     let mut cache = Cache::untouched(page_count, page_size);
     let reserved = Memory::now().reserved - before.reserved;

@@ -30,7 +30,5 @@ fn plan_256(bencher: Bencher<'_, '_>, (page_size, kv_len): (u32, u32)) {
         }
         decode.prepare();
     };
-    bencher
-        .with_inputs(finish_last)
-        .bench_local_values(|()| open.set(Some(decode.borrow_mut().plan())));
+    bencher.with_inputs(finish_last).bench_local_values(|()| open.set(Some(decode.borrow_mut().plan())));
 }

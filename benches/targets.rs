@@ -79,14 +79,7 @@ impl Table {
         }
     }
 
-    fn row(
-        &mut self,
-        case: &str,
-        page_size: u32,
-        ns: f64,
-        floor: Option<f64>,
-        target: impl Into<Option<f64>>,
-    ) {
+    fn row(&mut self, case: &str, page_size: u32, ns: f64, floor: Option<f64>, target: impl Into<Option<f64>>) {
         let row = Row {
             case: case.to_owned(),
             page_size,
@@ -128,10 +121,9 @@ fn hits(table: &mut Table, page_size: u32) {
     let tokens = f64::from((sizes.evictable + sizes.protected) * page_size);
     let bytes = cache.tree.live_bytes() as f64 / tokens;
     table.row("bytes a token, tree full", page_size, bytes, None, pick(page_size, 8.3, 4.5));
-    for (case, rotation, target) in [
-        ("hit hot", 64, pick(page_size, 450.0, 400.0)),
-        ("hit cold", 2000, pick(page_size, 1800.0, 1400.0)),
-    ] {
+    for (case, rotation, target) in
+        [("hit hot", 64, pick(page_size, 450.0, 400.0)), ("hit cold", 2000, pick(page_size, 1800.0, 1400.0))]
+    {
         let mut hit = Hit::new(cache, work::SEQUENCES, rotation);
         let mut floor = HitFloor::new(work::SEQUENCES, rotation, page_size);
         hit.check();
@@ -195,11 +187,8 @@ fn cycles(table: &mut Table, page_size: u32) {
 
 fn evictions(table: &mut Table, page_size: u32) {
     // A million leaves of 256 pages take 16 GB of tables. `fits` skips them on a machine with less memory.
-    let leaves: &[usize] = if page_size == 1 {
-        &[1000, 10_000, 100_000, 250_000, 1_000_000]
-    } else {
-        &[1000, 10_000, 100_000, 1_000_000]
-    };
+    let leaves: &[usize] =
+        if page_size == 1 { &[1000, 10_000, 100_000, 250_000, 1_000_000] } else { &[1000, 10_000, 100_000, 1_000_000] };
     for &leaves in leaves {
         let case = format!("evict 256 of {leaves} leaves");
         if !table.selects(&[&case]) || !fits(page_size, leaves) {
@@ -226,8 +215,7 @@ fn plans(table: &mut Table, page_size: u32) {
         let case = format!("plan, 256 of {kv_len}");
         let step_case = format!("step, 256 of {kv_len}");
         let tracks: &[u32] = if kv_len == 4096 { &[2, 4] } else { &[] };
-        let tracks: Vec<_> =
-            tracks.iter().map(|&tracks| (tracks, format!("{case}, {tracks} tracks"))).collect();
+        let tracks: Vec<_> = tracks.iter().map(|&tracks| (tracks, format!("{case}, {tracks} tracks"))).collect();
         let mut group = vec![&*case, &*step_case];
         group.extend(tracks.iter().map(|(_, case)| &**case));
         if !table.selects(&group) || (page_size == 1 && kv_len > 4096) {

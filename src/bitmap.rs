@@ -137,10 +137,8 @@ impl Bitmap {
         let masked = summary.get(first).map_or(0, |bits| bits & (u64::MAX << (start % WORD)));
         let later = summary.iter().enumerate().skip(first + 1).map(|(i, bits)| (i, *bits));
         let wrapped = summary.iter().enumerate().take(first + 1).map(|(i, bits)| (i, *bits));
-        let (index, bits) = std::iter::once((first, masked))
-            .chain(later)
-            .chain(wrapped)
-            .find(|(_, bits)| *bits != 0)?;
+        let (index, bits) =
+            std::iter::once((first, masked)).chain(later).chain(wrapped).find(|(_, bits)| *bits != 0)?;
         Some(index * WORD + bits.trailing_zeros() as usize)
     }
 
@@ -363,9 +361,8 @@ mod tests {
             let near = list.iter().chain(&ends).flat_map(|&n| [n.saturating_sub(1), n, n + 1]);
             for start in near.chain((0..LIMIT).step_by(911)).map(|n| n as usize) {
                 let members = list.iter().map(|&n| n as usize);
-                let next = |start: usize, members: &mut dyn Iterator<Item = usize>| {
-                    members.min_by_key(|&n| (n < start, n))
-                };
+                let next =
+                    |start: usize, members: &mut dyn Iterator<Item = usize>| members.min_by_key(|&n| (n < start, n));
                 assert_eq!(bitmap.next(start), next(start, &mut members.clone()), "{list:?}");
                 let word = start / WORD;
                 let want = next(word, &mut members.map(|n| n / WORD));

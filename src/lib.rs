@@ -91,8 +91,8 @@ pub mod world;
 
 #[doc(inline)]
 pub use backend::{
-    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, HostMemory, Moved, NO_POSITION, Null,
-    OpenBackend, PlanError, Queries, Rope, Select, Selection, SparseBackend,
+    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, HostMemory, Moved, NO_POSITION, Null, OpenBackend,
+    PlanError, Queries, Rope, Select, Selection, SparseBackend,
 };
 #[doc(inline)]
 pub use config::{EngineConfig, EngineShape, PrefixMode, StepBounds};
@@ -109,25 +109,23 @@ pub use hash::HashSeed;
 pub use hash::{Hashing, NamespaceNames, PageHash, PageHashes};
 #[doc(inline)]
 pub use id::{
-    HostPageId, LayerId, MoveId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey,
-    SlotId, StepId, TokenId,
+    HostPageId, LayerId, MoveId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, TokenId,
 };
 #[cfg(feature = "serde")]
 #[doc(inline)]
 pub use layout::HfError;
 #[doc(inline)]
 pub use layout::{
-    Capacity, Dtype, GroupShape, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError,
-    LayerPlace, Layout, Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError,
-    Scaling, Strides, TableShape,
+    Capacity, Dtype, GroupShape, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace, Layout,
+    Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError, Scaling, Strides, TableShape,
 };
 #[doc(inline)]
 pub use moves::{Fetch, FetchId, Put, PutId};
 #[doc(inline)]
 pub use plan::{
-    Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree,
-    Extend, Forked, Keep, Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, PageMove,
-    PlanSize, Prompt, SharedSpan, SharedSpans, SlotMapping, StepEnd, StepScratch, TableWrite,
+    Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree, Extend, Forked, Keep,
+    Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, PageMove, PlanSize, Prompt, SharedSpan, SharedSpans,
+    SlotMapping, StepEnd, StepScratch, TableWrite,
 };
 #[doc(inline)]
 pub use prefix::PrefixMatch;

@@ -88,8 +88,7 @@ pub(crate) fn touch_deque<T: Copy>(items: &mut VecDeque<T>, filler: T) {
 pub fn advise_huge_pages(address: usize, bytes: usize) {
     let start = address.next_multiple_of(SYSTEM_PAGE);
     let Some(bytes) = (address + bytes).checked_sub(start) else { return };
-    let (start, bytes) =
-        (std::ptr::without_provenance_mut(start), bytes / SYSTEM_PAGE * SYSTEM_PAGE);
+    let (start, bytes) = (std::ptr::without_provenance_mut(start), bytes / SYSTEM_PAGE * SYSTEM_PAGE);
     // SAFETY: MADV_HUGEPAGE neither reads nor changes memory. For an unmapped range it returns an error, which is
     // ignored.
     let _ = unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };

@@ -153,11 +153,7 @@ impl Stats {
 
     /// Returns the fraction of prompt tokens that were cached, from 0 to 1; 0 without prompts.
     pub fn hit_rate(&self) -> f64 {
-        if self.prompt_tokens == 0 {
-            0.0
-        } else {
-            self.hit_tokens as f64 / self.prompt_tokens as f64
-        }
+        if self.prompt_tokens == 0 { 0.0 } else { self.hit_tokens as f64 / self.prompt_tokens as f64 }
     }
 
     /// Formats the stats in Prometheus's text format (version 0.0.4). Field NAME becomes the metric
@@ -208,13 +204,7 @@ impl fmt::Display for Stats {
         writeln!(
             f,
             "calls: {} admissions, {} refusals, {} preemptions, {} resumes, {} forks, {} rollbacks, {} aborts",
-            self.admissions,
-            self.refusals,
-            self.preemptions,
-            self.resumes,
-            self.forks,
-            self.rollbacks,
-            self.aborts,
+            self.admissions, self.refusals, self.preemptions, self.resumes, self.forks, self.rollbacks, self.aborts,
         )?;
         writeln!(
             f,
@@ -259,8 +249,7 @@ mod tests {
 
     #[test]
     fn a_difference_subtracts_counters_and_keeps_levels() {
-        let later =
-            Stats { prompts: 5, hit_tokens: 30, accepted_tokens: 9, free_pages: 2, ..some() };
+        let later = Stats { prompts: 5, hit_tokens: 30, accepted_tokens: 9, free_pages: 2, ..some() };
         let since = later - some();
         let levels = Stats { free_pages: 2, sequences: 1, ..Stats::default() };
         let want = Stats { prompts: 2, hit_tokens: 20, accepted_tokens: 4, ..levels };
@@ -294,10 +283,6 @@ mod tests {
                 && metrics.contains(&"kvarena_free_pages 7")
         );
         let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        assert!(
-            metrics
-                .iter()
-                .all(|line| line.split(' ').next().is_some_and(|name| name.chars().all(legal)))
-        );
+        assert!(metrics.iter().all(|line| line.split(' ').next().is_some_and(|name| name.chars().all(legal))));
     }
 }

@@ -85,8 +85,7 @@ impl StepLog {
     /// Returns the bytes of a log.
     pub fn bytes(max: u32, batch: u32) -> u64 {
         let items = u64::from(max) * u64::from(batch);
-        items.next_power_of_two() * size_of::<StepItem>() as u64
-            + u64::from(max) * size_of::<Step>() as u64
+        items.next_power_of_two() * size_of::<StepItem>() as u64 + u64::from(max) * size_of::<Step>() as u64
     }
 
     /// Returns the number of unfinished steps.
@@ -114,11 +113,7 @@ impl StepLog {
     /// # Errors
     /// [`Error::OutOfSteps`].
     pub fn check_room(&self) -> Result<(), Error> {
-        if self.steps.len() < self.max as usize {
-            Ok(())
-        } else {
-            Err(Error::OutOfSteps { max: self.max })
-        }
+        if self.steps.len() < self.max as usize { Ok(()) } else { Err(Error::OutOfSteps { max: self.max }) }
     }
 
     /// Begins a step of `items` items, which [`StepLog::push`] adds. The caller has called [`StepLog::check_room`].

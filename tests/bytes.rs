@@ -4,8 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvarena::{
-    Capacity, CpuOptions, Engine, EngineConfig, Extend, Groups, Hashing, KvDtype, KvShape,
-    Namespace, NamespaceNames, Null, PoolConfig, PrefixMode, Reach, Scaling, StepScratch, TokenId,
+    Capacity, CpuOptions, Engine, EngineConfig, Extend, Groups, Hashing, KvDtype, KvShape, Namespace, NamespaceNames,
+    Null, PoolConfig, PrefixMode, Reach, Scaling, StepScratch, TokenId,
 };
 
 struct Counting;
@@ -41,10 +41,7 @@ static ALLOCATOR: Counting = Counting;
 const SLACK: u64 = 4096;
 
 fn check_reported(config: &EngineConfig, reported: u64, measured: u64) {
-    assert!(
-        reported.abs_diff(measured) <= SLACK,
-        "{config:?} reports {reported} bytes and takes {measured}"
-    );
+    assert!(reported.abs_diff(measured) <= SLACK, "{config:?} reports {reported} bytes and takes {measured}");
 }
 
 fn check(config: EngineConfig) {
@@ -94,8 +91,7 @@ fn the_config_reports_what_the_engine_takes() {
     check_documented();
     for pages in [1, 1_000, 100_000] {
         for page_size in [1, 3, 16, 1024] {
-            let pool =
-                PoolConfig { page_size, capacity: Capacity::Pages(pages), ..Default::default() };
+            let pool = PoolConfig { page_size, capacity: Capacity::Pages(pages), ..Default::default() };
             let mut config = EngineConfig::from(pool);
             check(config);
             for &hashing in Hashing::ALL {
@@ -152,11 +148,9 @@ fn check_names() {
 
 /// The config also reports K and V, and the scales that a pool of fp8 stores.
 fn check_pools() {
-    for (dtype, scaling) in [
-        (KvDtype::Bf16, Scaling::Static),
-        (KvDtype::Fp8E4M3, Scaling::Static),
-        (KvDtype::Fp8E4M3, Scaling::ByToken),
-    ] {
+    for (dtype, scaling) in
+        [(KvDtype::Bf16, Scaling::Static), (KvDtype::Fp8E4M3, Scaling::Static), (KvDtype::Fp8E4M3, Scaling::ByToken)]
+    {
         for page_size in [1, 3, 16] {
             let pool = PoolConfig {
                 layers: 3,
@@ -178,10 +172,7 @@ fn check_pools() {
             // K, V and scales of a page and layer then each begin at a multiple of 16 bytes.
             let pieces = tokens / u64::from(page_size) * 3 * 2 * 2;
             let padding = if scales > 0 { pieces * 15 } else { 0 };
-            assert!(
-                (numbers + scales..=numbers + scales + padding).contains(&bytes.kv),
-                "{bytes:?}"
-            );
+            assert!((numbers + scales..=numbers + scales + padding).contains(&bytes.kv), "{bytes:?}");
             let reported = bytes.host() + bytes.kv + bytes.kv_tables;
             let before = LIVE.load(Ordering::Relaxed);
             let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("a valid config");
@@ -206,8 +197,7 @@ fn check_documented() {
         // The first host page adds tables of the device's pages.
         (total(pages) - total(1)) / u64::from(pages - 1)
     };
-    let of =
-        |hashing: Option<Hashing>, events: u32| [16, 64].map(|size| bytes(size, hashing, events));
+    let of = |hashing: Option<Hashing>, events: u32| [16, 64].map(|size| bytes(size, hashing, events));
     assert_eq!(of(None, 0), [253, 469]);
     assert_eq!(of(Some(Hashing::Dynamo), 0), [312, 528]);
     assert_eq!(of(Some(Hashing::SglangSha256), 1), [363, 579]);

@@ -9,8 +9,8 @@ use std::cell::Cell;
 use kvarena::backend::CpuError;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, Hashing, KvDtype,
-    KvShape, Null, PoolConfig, PrefixMode,
+    Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, Hashing, KvDtype, KvShape, Null, PoolConfig,
+    PrefixMode,
 };
 
 /// Smaller blocks never fail: Rust and slotmap allocate some of them infallibly.
@@ -85,14 +85,9 @@ fn config(prefault: bool) -> EngineConfig {
 
 #[test]
 fn each_refusal_is_an_error() {
-    let with_events = |plain: EngineConfig| EngineConfig {
-        hashing: Hashing::ALL.last().copied(),
-        event_pages: 1000,
-        ..plain
-    };
-    for config in
-        [config(false), config(true), with_events(config(false)), with_events(config(true))]
-    {
+    let with_events =
+        |plain: EngineConfig| EngineConfig { hashing: Hashing::ALL.last().copied(), event_pages: 1000, ..plain };
+    for config in [config(false), config(true), with_events(config(false)), with_events(config(true))] {
         let bytes = config.bytes().expect("a valid config").host();
         let mut refusals = 0;
         loop {

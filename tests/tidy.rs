@@ -89,18 +89,13 @@ fn imports_run_one_way() {
         let own = if path.ends_with("tests.rs") { "tests".to_owned() } else { module(&path) };
         for line in code(&text) {
             for used in line.split("crate::").skip(1) {
-                let name: String =
-                    used.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
+                let name: String = used.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
                 if own == "lib" || name.is_empty() || name == own || used.starts_with(['{', ')']) {
                     continue;
                 }
                 let (own_rank, rank) = (rank(&own), rank(&name));
                 let vocabulary = own_rank == 0 && rank == 0;
-                assert!(
-                    rank < own_rank || vocabulary,
-                    "{}: {own} may not use {name}: {line}",
-                    path.display()
-                );
+                assert!(rank < own_rank || vocabulary, "{}: {own} may not use {name}: {line}", path.display());
             }
         }
     }
@@ -127,10 +122,7 @@ fn imports(path: &Path, text: &str) -> BTreeSet<PathBuf> {
     let own = if path.ends_with("mod.rs") || folder == src { None } else { Some(folder) };
     let mut found = BTreeSet::new();
     for line in code(text) {
-        for names in own
-            .into_iter()
-            .flat_map(|folder| names_after(line, "super::").map(move |names| (folder, names)))
-        {
+        for names in own.into_iter().flat_map(|folder| names_after(line, "super::").map(move |names| (folder, names))) {
             found.extend(names.1.first().and_then(|name| child(names.0, name)));
         }
         for names in names_after(line, "crate::") {
@@ -146,8 +138,7 @@ fn imports(path: &Path, text: &str) -> BTreeSet<PathBuf> {
 #[test]
 fn no_files_import_one_another_in_a_circle() {
     let files = sources();
-    let mut rest: BTreeMap<_, _> =
-        files.iter().map(|(path, text)| (path.clone(), imports(path, text))).collect();
+    let mut rest: BTreeMap<_, _> = files.iter().map(|(path, text)| (path.clone(), imports(path, text))).collect();
     // Remove files whose imports are all removed; the rest is a cycle, or imports from a cycle.
     loop {
         let gone: Vec<_> = rest
@@ -179,11 +170,9 @@ fn unsafe_and_cust_stay_behind_the_seam() {
         let may_use_cust = is_in("cuda");
         let may_be_unsafe = may_use_cust || is_in("cpu/simd") || path.ends_with("src/memory.rs");
         for line in code(&text) {
-            let words: Vec<&str> =
-                line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+            let words: Vec<&str> = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
             let allowed = may_be_unsafe || line.contains("unsafe_code");
-            let is_kept = (allowed || !words.contains(&"unsafe"))
-                && (may_use_cust || !words.contains(&"cust"));
+            let is_kept = (allowed || !words.contains(&"unsafe")) && (may_use_cust || !words.contains(&"cust"));
             assert!(is_kept, "{}: {line}", path.display());
         }
     }
@@ -280,8 +269,7 @@ fn architecture_names_every_folder_and_system() {
 fn architecture_lists_exactly_the_invariants_of_the_sources() {
     let architecture = architecture();
     let cells = architecture.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" |"));
-    let listed: BTreeSet<&str> =
-        cells.flat_map(|(cell, _)| cell.split(", ")).filter(|word| is_number(word)).collect();
+    let listed: BTreeSet<&str> = cells.flat_map(|(cell, _)| cell.split(", ")).filter(|word| is_number(word)).collect();
     let mut named = BTreeSet::new();
     for (path, text) in sources() {
         for number in invariants(&text) {

@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Groups, Hashing, Namespace, Null, PoolConfig, Reach,
-    SeqKey, StepId, StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, Extend, Groups, Hashing, Namespace, Null, PoolConfig, Reach, SeqKey, StepId,
+    StepScratch, TokenId,
 };
 
 /// Minimum size of recorded blocks.

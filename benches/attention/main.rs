@@ -13,8 +13,8 @@ use divan::counter::{BytesCount, ItemsCount};
 use kvarena::backend::{Backend, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::{
-    Attend, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, Layout, OpenBackend, OwnedPlan,
-    PoolConfig, TableShape,
+    Attend, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, Layout, OpenBackend, OwnedPlan, PoolConfig,
+    TableShape,
 };
 use table::numbers;
 
@@ -38,14 +38,7 @@ struct Setup {
 }
 
 impl Setup {
-    fn new(
-        threads: usize,
-        layout: Layout,
-        page_size: u32,
-        batch: u32,
-        prefix: u32,
-        len: u32,
-    ) -> Self {
+    fn new(threads: usize, layout: Layout, page_size: u32, batch: u32, prefix: u32, len: u32) -> Self {
         let sequence = prefix + len;
         let config = PoolConfig {
             shape: KvShape::heads(KV_HEADS as u32, HEAD_DIM as u32),
@@ -58,13 +51,10 @@ impl Setup {
         let layout = config.layout().expect("a valid pool");
         let table = TableShape::new(page_size, batch, sequence, u64::from(batch * sequence));
         let table = table.expect("a valid table");
-        let mut cpu =
-            CpuOptions::with_threads(threads).open(&layout, &table, 2).expect("a small pool");
+        let mut cpu = CpuOptions::with_threads(threads).open(&layout, &table, 2).expect("a small pool");
         let mut planner = Planner::new(&layout, &table, 1);
         let all: Vec<_> = (0..batch).map(|_| planner.admit().expect("a row")).collect();
-        let items = |len| -> Vec<_> {
-            all.iter().map(|&sequence| Item::Extend { sequence, len }).collect()
-        };
+        let items = |len| -> Vec<_> { all.iter().map(|&sequence| Item::Extend { sequence, len }).collect() };
         let parts = [prefix, len].into_iter().filter(|&part| part > 0);
         let mut last = None;
         for part in parts {

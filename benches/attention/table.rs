@@ -12,8 +12,8 @@ use half::bf16;
 use kvarena::backend::{Backend, CpuPath, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::{
-    Attend, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, OpenBackend, OwnedPlan,
-    PoolConfig, Scaling, StepEnd, TableShape,
+    Attend, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, OpenBackend, OwnedPlan, PoolConfig, Scaling, StepEnd,
+    TableShape,
 };
 
 /// Maximum number of turns of a case.
@@ -45,8 +45,7 @@ fn cases() -> Vec<Case> {
         len: 1,
     };
     let batch = |name| bf16(name, &[4095; 16]);
-    let latent =
-        |name| Case { q_heads: 16, shape: KvShape::Latent { rank: 512, rope: 64 }, ..batch(name) };
+    let latent = |name| Case { q_heads: 16, shape: KvShape::Latent { rank: 512, rope: 64 }, ..batch(name) };
     let zipf: Vec<u32> = (1..=16).map(|rank| 32768 / rank - 1).collect();
     let beside: Vec<u32> = [32767].into_iter().chain([127; 15]).collect();
     let fp8 = KvDtype::Fp8E4M3;
@@ -75,9 +74,7 @@ fn cases() -> Vec<Case> {
 pub fn print(only: &str, peer: impl Fn(&Case) -> Option<Box<dyn FnMut()>>) {
     let threads = thread::available_parallelism().map_or(1, |cores| cores.get());
     println!("{threads} threads, {}", std::env::consts::ARCH);
-    println!(
-        "case                        path    min ms median ms    GB/s Gflop/s    read    peer"
-    );
+    println!("case                        path    min ms median ms    GB/s Gflop/s    read    peer");
     for case in cases().into_iter().filter(|case| case.name.contains(only)) {
         for path in CpuPath::available() {
             let options = CpuOptions { path: Some(path), ..CpuOptions::with_threads(threads) };
@@ -122,8 +119,7 @@ impl Opened {
             if let Some(plan) = last {
                 cpu.end(StepEnd::Complete(plan.plan().step()));
             }
-            let items =
-                sequences.iter().zip(lens).map(|(&sequence, len)| Item::Extend { sequence, len });
+            let items = sequences.iter().zip(lens).map(|(&sequence, len)| Item::Extend { sequence, len });
             let plan = planner.plan(&items.collect::<Vec<_>>());
             cpu.begin(&plan.plan()).expect("a valid plan");
             let width = (layout.kv_heads() * layout.head_dim()) as usize;
@@ -141,13 +137,7 @@ impl Opened {
         Self { cpu, plan: last.expect("a step"), bytes, flops }
     }
 
-    fn measure(
-        &mut self,
-        case: &Case,
-        path: &str,
-        threads: usize,
-        mut peer: Option<Box<dyn FnMut()>>,
-    ) {
+    fn measure(&mut self, case: &Case, path: &str, threads: usize, mut peer: Option<Box<dyn FnMut()>>) {
         let layout = *self.cpu.layout();
         let tokens = self.plan.plan().token_count();
         let q = numbers(tokens * (case.q_heads * layout.head_dim()) as usize);

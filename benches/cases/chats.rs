@@ -68,11 +68,7 @@ fn full(chats: &Chats, request: ChatRequest) -> &[TokenId] {
     &chats.tokens[request.start as usize..][..request.full_len as usize]
 }
 
-fn finish_oldest(
-    chats: &Chats,
-    cache: &mut Cache,
-    in_flight: &mut VecDeque<(ChatRequest, Started)>,
-) {
+fn finish_oldest(chats: &Chats, cache: &mut Cache, in_flight: &mut VecDeque<(ChatRequest, Started)>) {
     let (request, started) = in_flight.pop_front().expect("a request in flight has the pages");
     cache.finish(started, full(chats, request));
 }
@@ -94,13 +90,7 @@ impl ServeFloor {
         let page_size = page_size as usize;
         let pages = CACHE_TOKENS as usize / page_size;
         let list = work::slab(pages);
-        Self {
-            page_size,
-            tokens: work::slab(pages * page_size),
-            pages: work::slab(pages),
-            list,
-            place: 0,
-        }
+        Self { page_size, tokens: work::slab(pages * page_size), pages: work::slab(pages), list, place: 0 }
     }
 
     pub fn serve(&mut self, chats: &Chats, hits: &[u32]) {
@@ -108,8 +98,7 @@ impl ServeFloor {
             let (found, rest) = full(chats, request).split_at(hit as usize);
             let place = self.far_place(found.len());
             let cached = &self.tokens[place * self.page_size..][..found.len()];
-            let differing =
-                found.iter().zip(cached).fold(0, |bits, (a, b)| bits | a.raw() ^ b.raw());
+            let differing = found.iter().zip(cached).fold(0, |bits, (a, b)| bits | a.raw() ^ b.raw());
             black_box(differing);
             let count = rest.len() / self.page_size;
             let place = self.far_place(rest.len());

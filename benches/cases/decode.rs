@@ -1,8 +1,7 @@
 //! Plan and step: a batch of sequences that each compute one more token.
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Groups, Null, PoolConfig, Reach, SeqKey, StepId,
-    StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, Extend, Groups, Null, PoolConfig, Reach, SeqKey, StepId, StepScratch, TokenId,
 };
 
 use super::NAMESPACE;
@@ -35,13 +34,8 @@ impl Decode {
             1 => Groups::ONE,
             _ => Groups::new(&[Reach::All, Reach::Window(128)], &layers).expect("two groups"),
         };
-        let pool = PoolConfig {
-            layers: tracks,
-            groups,
-            page_size,
-            capacity: Capacity::Pages(pages),
-            ..PoolConfig::default()
-        };
+        let pool =
+            PoolConfig { layers: tracks, groups, page_size, capacity: Capacity::Pages(pages), ..PoolConfig::default() };
         let config = EngineConfig {
             max_sequences: batch,
             max_sequence_len: len,
@@ -58,8 +52,7 @@ impl Decode {
     /// Admits sequences with distinct prompts, computes the prompts and appends one token to each sequence.
     fn admit_all(&mut self, batch: u32) {
         for s in 0..batch {
-            let prompt: Vec<TokenId> =
-                (0..self.kv_len).map(|i| TokenId::new(s * self.kv_len + i)).collect();
+            let prompt: Vec<TokenId> = (0..self.kv_len).map(|i| TokenId::new(s * self.kv_len + i)).collect();
             let seq = self.engine.admit(NAMESPACE, &prompt, 0).expect("there is room");
             let left = self.kv_len - self.engine.cached_len(seq).expect("the sequence is admitted");
             let prefill = [Extend { seq, len: left }];

@@ -40,11 +40,8 @@ impl Evict {
     pub fn new(page_size: u32, leaves: usize) -> Self {
         let tokens = leaves * work::LEAF_LEN + work::PROMPTS * work::PROMPT_LEN;
         let pages = whole_pages(tokens, page_size);
-        let mut cache = if pages <= TOUCHED_MAX {
-            Cache::new(pages, page_size)
-        } else {
-            Cache::untouched(pages, page_size)
-        };
+        let mut cache =
+            if pages <= TOUCHED_MAX { Cache::new(pages, page_size) } else { Cache::untouched(pages, page_size) };
         for i in 0..leaves {
             cache.cycle(&work::leaf_sequence(i));
         }
@@ -55,8 +52,7 @@ impl Evict {
         }
         let pages_per_leaf = whole_pages(work::LEAF_LEN, page_size);
         let list = work::slab(SAMPLE * pages_per_leaf as usize);
-        let mut evict =
-            Self { cache, leaves, pages_per_leaf, list, evicted: Vec::new(), order, done: 0 };
+        let mut evict = Self { cache, leaves, pages_per_leaf, list, evicted: Vec::new(), order, done: 0 };
         evict.list.clear();
         evict
     }

@@ -43,10 +43,7 @@ impl Hit {
         self.next = (self.next + 1) % self.queries.len();
         self.out.clear();
         let out = &mut self.out;
-        let found = self
-            .cache
-            .tree
-            .match_pages(NAMESPACE, black_box(query), |pages| out.extend_from_slice(pages));
+        let found = self.cache.tree.match_pages(NAMESPACE, black_box(query), |pages| out.extend_from_slice(pages));
         black_box(&*out);
         found.pages()
     }

@@ -84,8 +84,7 @@ impl Insert {
         let nothing = cache.tree.match_prefix(NAMESPACE, &[]);
         let mut lock = cache.tree.lock(&nothing, &mut cache.fence).expect("the match is fresh");
         let tokens = black_box(&sequences[i]);
-        let inserted =
-            cache.tree.insert(&mut lock, tokens, &mut pages[i], duplicates, &mut cache.fence);
+        let inserted = cache.tree.insert(&mut lock, tokens, &mut pages[i], duplicates, &mut cache.fence);
         locks.push(lock);
         known.push(inserted.duplicates);
     }
@@ -93,8 +92,7 @@ impl Insert {
     /// Checks and undoes the round. Also reads all cached sequences, which replaces the round's data in the CPU caches.
     pub fn restore(&mut self) {
         let page_size = self.cache.tree.page_size();
-        let (prompt, whole) =
-            (whole_pages(work::PROMPT_LEN, page_size), whole_pages(work::SEQUENCE_LEN, page_size));
+        let (prompt, whole) = (whole_pages(work::PROMPT_LEN, page_size), whole_pages(work::SEQUENCE_LEN, page_size));
         let known = std::mem::replace(&mut self.known, Vec::with_capacity(ROUND));
         for (i, pages) in self.taken.iter().enumerate() {
             let (duplicates, new) = match known.get(i) {
@@ -217,10 +215,7 @@ impl Cycle {
         let prompt = whole_pages(work::PROMPT_LEN, self.cache.tree.page_size());
         for _ in 0..100 {
             let matched = self.call();
-            assert!(
-                matched.abs_diff(prompt) <= 1,
-                "the prompt is found, the rest is not: {matched}"
-            );
+            assert!(matched.abs_diff(prompt) <= 1, "the prompt is found, the rest is not: {matched}");
         }
         assert_eq!(self.cache.pool.private_count(), 0);
         assert_eq!(self.cache.tree.size_info().protected, 0);

@@ -1,8 +1,6 @@
 //! Admission of a partly cached prompt, which many running sequences also compute.
 
-use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepScratch, TokenId,
-};
+use kvarena::{Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepScratch, TokenId};
 
 use super::NAMESPACE;
 
@@ -23,8 +21,7 @@ impl Lead {
     /// prompt's first page. Otherwise their front is the first uncached page.
     pub fn new(page_size: u32, behind: bool) -> Self {
         let len = (PAGES + 2) * page_size + 1;
-        let pool =
-            PoolConfig { page_size, capacity: Capacity::Pages(2 * PAGES), ..PoolConfig::default() };
+        let pool = PoolConfig { page_size, capacity: Capacity::Pages(2 * PAGES), ..PoolConfig::default() };
         let config = EngineConfig {
             max_sequences: FRONTS + 1,
             max_tokens: u64::from((len + 1).next_multiple_of(1 << 14)) * u64::from(FRONTS + 2),
@@ -53,8 +50,7 @@ impl Lead {
 
     /// Computes the cost of admitting the prompt, and checks its leader.
     pub fn admission(&self) {
-        let admission =
-            self.engine.admission(NAMESPACE, &self.prompt, 0).expect("the prompt is valid");
+        let admission = self.engine.admission(NAMESPACE, &self.prompt, 0).expect("the prompt is valid");
         let leader = admission.leader.expect("all sequences have more of its tokens");
         assert_eq!((leader.seq, leader.cached_len), (self.first, (PAGES + 2) * self.page_size));
     }

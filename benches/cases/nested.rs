@@ -1,9 +1,8 @@
 //! Rows with nested prefixes. Each prefix is one page longer than the next, so n rows have n - 1 nested spans.
 
 use kvarena::{
-    BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, KvShape,
-    OwnedPlan, PoolConfig, RowId, SharedSpan, SharedSpans, SlotMapping, StepId, StepScratch,
-    TokenId,
+    BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, KvShape, OwnedPlan, PoolConfig,
+    RowId, SharedSpan, SharedSpans, SlotMapping, StepId, StepScratch, TokenId,
 };
 
 use kvarena::plan::PlanBytesError;
@@ -77,8 +76,7 @@ impl Nested {
         let Self { engine, scratch, levels, items } = self;
         let plan = engine.plan_batch(scratch, items).expect("there is room");
         measured(&mut || {
-            let packed =
-                engine.packed_levels(levels, &plan, items).expect("the plan has these items");
+            let packed = engine.packed_levels(levels, &plan, items).expect("the plan has these items");
             assert_eq!(packed.levels.len(), items.len());
         });
         let step = plan.step();

@@ -1,10 +1,7 @@
 //! Moves pages between the device, host memory and a store over a backend without bytes, so that only the engine's time
 //! is measured.
 
-use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Hashing, Null, PoolConfig, PutId, SeqKey, StepScratch,
-    TokenId,
-};
+use kvarena::{Capacity, Engine, EngineConfig, Extend, Hashing, Null, PoolConfig, PutId, SeqKey, StepScratch, TokenId};
 
 use super::NAMESPACE;
 
@@ -53,15 +50,9 @@ impl Tiers {
             ..PoolConfig::default()
         };
         let tokens = u64::from(2 * (MOVED + prompts) * PAGE_SIZE);
-        let config = EngineConfig {
-            max_sequences: prompts,
-            max_tokens: tokens,
-            hashing,
-            ..EngineConfig::from(pool)
-        };
+        let config = EngineConfig { max_sequences: prompts, max_tokens: tokens, hashing, ..EngineConfig::from(pool) };
         let engine = Engine::new(config, Null).expect("a valid config");
-        let sets =
-            [0, 1].map(|set| (0..prompts).map(|i| prompt(set * prompts + i, pages)).collect());
+        let sets = [0, 1].map(|set| (0..prompts).map(|i| prompt(set * prompts + i, pages)).collect());
         let mut tiers = Self {
             engine,
             sets,
@@ -133,8 +124,7 @@ impl Tiers {
     /// Fetches prompts from a store that has all of their pages. If host memory is full, other host pages are dropped.
     pub fn fetch(&mut self, prompts: &[Vec<TokenId>]) {
         for prompt in prompts {
-            let fetch =
-                self.engine.fetch(NAMESPACE, prompt, MOVED).expect("the backend moves nothing");
+            let fetch = self.engine.fetch(NAMESPACE, prompt, MOVED).expect("the backend moves nothing");
             let fetch = fetch.expect("the prompt is new");
             let (id, count) = (fetch.id, fetch.pages.len() as u32);
             assert!(self.engine.fetched(id, count));

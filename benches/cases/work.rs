@@ -165,8 +165,7 @@ impl Chats {
 
     fn make(count: usize, seed: u64) -> Self {
         let mut draw = Draw { counter: seed << 32 };
-        let system_lens: Vec<u32> =
-            (0..PROMPTS).map(|_| draw.log_normal(512.0, 0.6, 64.0, 2048.0)).collect();
+        let system_lens: Vec<u32> = (0..PROMPTS).map(|_| draw.log_normal(512.0, 0.6, 64.0, 2048.0)).collect();
         let (user_cdf, system_cdf) = (zipf(USERS, 0.9), zipf(PROMPTS, 1.0));
         let once = count <= USERS * TURNS;
         let mut chats = Self::default();
@@ -210,13 +209,7 @@ impl Chats {
     }
 
     /// Draws the lengths of a conversation and writes its tokens.
-    fn open(
-        &mut self,
-        system: usize,
-        system_len: u32,
-        number: u64,
-        draw: &mut Draw,
-    ) -> Conversation {
+    fn open(&mut self, system: usize, system_len: u32, number: u64, draw: &mut Draw) -> Conversation {
         let mut turn = || {
             let question = draw.log_normal(96.0, 0.9, 8.0, 1024.0);
             (question, draw.log_normal(192.0, 0.7, 8.0, 1024.0))

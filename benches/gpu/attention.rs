@@ -4,8 +4,8 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName,
-    PoolLayout, SharedSpans, SlotId, StepEnd,
+    Attend, Backend, BatchPlan, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolLayout, SharedSpans,
+    SlotId, StepEnd,
 };
 
 use crate::Outcome;
@@ -65,12 +65,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Creates the bench over a pool that the caller fills.
-    pub fn over(
-        gpu: &Gpu,
-        noise: &'a Noise,
-        pool: &PoolLayout,
-        scales: Option<KvScales>,
-    ) -> Outcome<Self> {
+    pub fn over(gpu: &Gpu, noise: &'a Noise, pool: &PoolLayout, scales: Option<KvScales>) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
         let stream = Some(timer.stream.clone());
         let options = CudaOptions { stream, scales, ..CudaOptions::new(gpu) };
@@ -88,17 +83,9 @@ impl<'a> Bench<'a> {
     }
 
     /// Times a batch whose rows share spans.
-    fn run_forest(
-        &mut self,
-        forest: &Forest,
-        new_lens: &[u32],
-        q_heads: u32,
-        how: How,
-    ) -> Outcome<(f64, bool)> {
+    fn run_forest(&mut self, forest: &Forest, new_lens: &[u32], q_heads: u32, how: How) -> Outcome<(f64, bool)> {
         let noise = self.noise;
-        let stored = move |pool: &PoolLayout, plane, layer, slot, head| {
-            noise.stored(pool, plane, layer, slot, head)
-        };
+        let stored = move |pool: &PoolLayout, plane, layer, slot, head| noise.stored(pool, plane, layer, slot, head);
         self.run_over(forest, new_lens, q_heads, how, &stored)
     }
 
@@ -139,13 +126,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Compares a few (token, head) pairs of a few sequences with float64.
-    fn check(
-        &mut self,
-        batch: &Batch,
-        attend: &Attend,
-        set_bytes: u64,
-        stored: &Stored<'_>,
-    ) -> Outcome<bool> {
+    fn check(&mut self, batch: &Batch, attend: &Attend, set_bytes: u64, stored: &Stored<'_>) -> Outcome<bool> {
         let layout = *self.cuda.layout();
         let (set_count, head_dim) = (self.q.bytes() / set_bytes, layout.head_dim());
         let (group, count) = (attend.q_heads / layout.kv_heads(), batch.rows.len());
@@ -168,10 +149,8 @@ impl<'a> Bench<'a> {
                 };
                 let (k, v) = (read(PlaneName::K), read(PlaneName::V));
                 let at = u64::from(layer) % set_count * set_bytes
-                    + 2 * u64::from(head_dim)
-                        * u64::from((row.qo_start + token) * attend.q_heads + head);
-                let q: Vec<f32> =
-                    (at / 2..at / 2 + u64::from(head_dim)).map(|i| self.noise.at(i)).collect();
+                    + 2 * u64::from(head_dim) * u64::from((row.qo_start + token) * attend.q_heads + head);
+                let q: Vec<f32> = (at / 2..at / 2 + u64::from(head_dim)).map(|i| self.noise.at(i)).collect();
                 let none = f32::NEG_INFINITY;
                 let exact = attention(attend, &q, &k, &v, (1, 0), position as usize, none);
                 let got: Vec<half::bf16> = self.out.read(at, head_dim as usize)?;
@@ -221,8 +200,7 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
                 {
                     let rows: Vec<_> = lens.iter().map(|&len| (1, len)).collect();
                     let (us, ok) = bench.run(&rows, q_heads, How::Graph)?;
-                    let case =
-                        format!("{name} {q_heads}q/{kv_heads}kv {}", suffix(page_size, layout));
+                    let case = format!("{name} {q_heads}q/{kv_heads}kv {}", suffix(page_size, layout));
                     report.row("decode", &case, "kvarena", us, Rate::Bytes(bytes(lens)), ok);
                 }
             }
@@ -287,8 +265,7 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         ("b2 8192+256", alike(2, 8_192, 256)),
         ("b8 1024+1024", alike(8, 1_024, 1_024)),
     ];
-    let plain =
-        [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf()), ("b16 4096", vec![4_096; 16])];
+    let plain = [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf()), ("b16 4096", vec![4_096; 16])];
     let plain = plain.map(|(name, own)| (name, Forest::alone(own)));
     let noise = Noise::new(gpu)?;
     for head_dim in [128, 64, 256] {
@@ -297,8 +274,7 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), true)?;
         for (name, forest) in forests.iter().chain(&plain) {
             let new_lens = vec![1; forest.own.len()];
-            let tokens: u32 = forest.own.iter().sum::<u32>()
-                + forest.spans.iter().map(|span| span.1).sum::<u32>();
+            let tokens: u32 = forest.own.iter().sum::<u32>() + forest.spans.iter().map(|span| span.1).sum::<u32>();
             let bytes = Rate::Bytes(f64::from(tokens) * f64::from(8 * head_dim * 4));
             // Cases of head_dim 128 have no suffix, as in the other sections.
             let of = if head_dim == 128 { String::new() } else { format!(" d{head_dim}") };
@@ -338,9 +314,7 @@ pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     for (page_size, layout) in LAYOUTS {
         for b in [1_u32, 8] {
-            for (new, cached) in
-                [(512_u32, 0_u32), (2_048, 0), (8_192, 0), (512, 7_680), (2_048, 30_720)]
-            {
+            for (new, cached) in [(512_u32, 0_u32), (2_048, 0), (8_192, 0), (512, 7_680), (2_048, 30_720)] {
                 if b * new > 16_384 {
                     continue;
                 }
@@ -359,8 +333,7 @@ pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
 }
 
 /// Layouts of the pool, with their page size.
-const LAYOUTS: [(u32, Layout); 3] =
-    [(16, Layout::LayerFirst), (1, Layout::LayerFirst), (16, Layout::PageFirst)];
+const LAYOUTS: [(u32, Layout); 3] = [(16, Layout::LayerFirst), (1, Layout::LayerFirst), (16, Layout::PageFirst)];
 
 /// Returns the suffix of a case for its layout.
 fn suffix(page_size: u32, layout: Layout) -> String {

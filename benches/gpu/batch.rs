@@ -5,8 +5,8 @@ use kvarena::backend::cuda::{DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
 use kvarena::testkit::spans::Spans;
 use kvarena::{
-    BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, Layout, PageId, PlaneName,
-    PoolConfig, PoolLayout, RowId, SlotId, SlotMapping, StepId, TableShape, TableWrite, TokenId,
+    BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, Layout, PageId, PlaneName, PoolConfig, PoolLayout, RowId,
+    SlotId, SlotMapping, StepId, TableShape, TableWrite, TokenId,
 };
 
 use crate::Outcome;
@@ -17,13 +17,7 @@ pub fn pool(layers: u32, kv_heads: u32, page_size: u32, slots: u32, layout: Layo
 }
 
 /// Returns the layout of a bf16 pool of the given shape.
-pub fn pool_of(
-    shape: KvShape,
-    layers: u32,
-    page_size: u32,
-    slots: u32,
-    layout: Layout,
-) -> PoolLayout {
+pub fn pool_of(shape: KvShape, layers: u32, page_size: u32, slots: u32, layout: Layout) -> PoolLayout {
     let config = PoolConfig {
         layers,
         shape,
@@ -94,27 +88,20 @@ impl Batch {
         let lens = forest.own.iter().chain(forest.spans.iter().map(|span| &span.1));
         let count: u32 = lens.map(|len| len.div_ceil(size)).sum();
         let mut free = distinct(rng, count as usize, layout.page_count()).into_iter();
-        let spans: Vec<Vec<u32>> = forest
-            .spans
-            .iter()
-            .map(|span| free.by_ref().take((span.1 / size) as usize).collect())
-            .collect();
+        let spans: Vec<Vec<u32>> =
+            forest.spans.iter().map(|span| free.by_ref().take((span.1 / size) as usize).collect()).collect();
         let tables: Vec<Vec<u32>> = (0..forest.own.len())
             .map(|row| {
                 let around = forest.spans.iter().zip(&spans);
                 let shared = around.filter(|(span, _)| span.0.contains(&row));
-                let mut pages: Vec<u32> =
-                    shared.flat_map(|(_, pages)| pages.iter().copied()).collect();
+                let mut pages: Vec<u32> = shared.flat_map(|(_, pages)| pages.iter().copied()).collect();
                 pages.extend(free.by_ref().take(forest.own[row].div_ceil(size) as usize));
                 pages
             })
             .collect();
-        let around = |row: usize| {
-            forest.spans.iter().filter(move |span| span.0.contains(&row)).map(|span| span.1)
-        };
+        let around = |row: usize| forest.spans.iter().filter(move |span| span.0.contains(&row)).map(|span| span.1);
         let lens = forest.own.iter().zip(new_lens).enumerate();
-        let lens: Vec<(u32, u32)> =
-            lens.map(|(row, (own, new))| (*new, around(row).sum::<u32>() + own)).collect();
+        let lens: Vec<(u32, u32)> = lens.map(|(row, (own, new))| (*new, around(row).sum::<u32>() + own)).collect();
         let whole = |(pages, &(new, len)): (&Vec<u32>, &(u32, u32))| -> Vec<PageId> {
             pages[..((len - new) / size) as usize].iter().copied().map(PageId::new).collect()
         };
@@ -139,8 +126,7 @@ impl Batch {
             for (index, &value) in pages.iter().enumerate() {
                 let index = index as u32;
                 if index.is_multiple_of(table.chunk_pages) {
-                    let write =
-                        TableWrite { index: table.directory_word(row, index), value: chunk };
+                    let write = TableWrite { index: table.directory_word(row, index), value: chunk };
                     batch.writes.push(write);
                     chunk += 1;
                 }
@@ -181,8 +167,7 @@ impl Batch {
         let size = layout.page_size();
         let mut free = distinct(rng, bound as usize, bound).into_iter();
         let mut moved = vec![None; layout.page_count() as usize];
-        let mut of =
-            |page: u32| *moved[page as usize].get_or_insert_with(|| free.next().expect("a page"));
+        let mut of = |page: u32| *moved[page as usize].get_or_insert_with(|| free.next().expect("a page"));
         self.pages.iter_mut().flatten().for_each(|page| *page = of(*page));
         for slot in &mut self.slots {
             *slot = (of(*slot as u32 / size) * size) as i32 + *slot % size as i32;
@@ -234,14 +219,7 @@ impl Noise {
     }
 
     /// Returns one kv head of K or V at a slot of a filled pool.
-    pub fn stored(
-        &self,
-        pool: &PoolLayout,
-        plane: PlaneName,
-        layer: LayerId,
-        slot: SlotId,
-        head: u32,
-    ) -> Vec<f64> {
+    pub fn stored(&self, pool: &PoolLayout, plane: PlaneName, layer: LayerId, slot: SlotId, head: u32) -> Vec<f64> {
         let row = pool.row(plane, layer, slot).expect("the pool has it");
         let at = row.start / 2 + u64::from(head * pool.head_dim());
         (at..at + u64::from(pool.head_dim())).map(|i| self.at(i).into()).collect()
@@ -258,9 +236,7 @@ impl Noise {
         while at < target.bytes() {
             let bytes = (target.bytes() - at).min(self.device.bytes());
             // SAFETY: both ranges are inside their buffers.
-            let result = unsafe {
-                sys::cuMemcpyDtoD_v2(target.address() + at, self.device.address(), bytes as usize)
-            };
+            let result = unsafe { sys::cuMemcpyDtoD_v2(target.address() + at, self.device.address(), bytes as usize) };
             assert_eq!(result as u32, 0, "cuMemcpyDtoD");
             at += bytes;
         }

@@ -18,8 +18,7 @@ fn launch(
     stream: u64,
     arguments: &[u64],
 ) -> Result<(), CudaError> {
-    let mut pointers: Vec<_> =
-        arguments.iter().map(|a| std::ptr::from_ref(a).cast_mut().cast::<c_void>()).collect();
+    let mut pointers: Vec<_> = arguments.iter().map(|a| std::ptr::from_ref(a).cast_mut().cast::<c_void>()).collect();
     let stream = stream as usize as sys::CUstream;
     let (function, threads) = (function.raw() as usize as sys::CUfunction, kernel.threads());
     // SAFETY: the entries take these arguments, each at most 8 bytes; the addresses are live buffers.

@@ -6,8 +6,8 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, Capacity, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName,
-    PoolConfig, PoolLayout, Scaling, SlotId, StepBounds, StepEnd,
+    Backend, Capacity, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolConfig, PoolLayout,
+    Scaling, SlotId, StepBounds, StepEnd,
 };
 
 use crate::Outcome;
@@ -27,11 +27,8 @@ enum Kind {
     Fp8(Scaling),
 }
 
-const KINDS: [(Kind, &str); 3] = [
-    (Kind::Bf16, "bf16"),
-    (Kind::Fp8(Scaling::Static), "fp8 static"),
-    (Kind::Fp8(Scaling::ByToken), "fp8 by token"),
-];
+const KINDS: [(Kind, &str); 3] =
+    [(Kind::Bf16, "bf16"), (Kind::Fp8(Scaling::Static), "fp8 static"), (Kind::Fp8(Scaling::ByToken), "fp8 by token")];
 
 impl Kind {
     fn pool(self, layers: u32, page_size: u32, slots: u32) -> PoolLayout {
@@ -67,10 +64,8 @@ impl Fp8Noise {
     pub fn new(gpu: &Gpu) -> Outcome<Self> {
         let mut rng = Rng::new(43);
         // Magnitudes up to 11, with both signs.
-        let bytes: Vec<u8> =
-            (0..24_000_008).map(|_| rng.below(0x54) as u8 | (rng.below(2) as u8) << 7).collect();
-        let scales: Vec<f32> =
-            (0..1_000_003).map(|_| (1 + rng.below(100)) as f32 / 256.0).collect();
+        let bytes: Vec<u8> = (0..24_000_008).map(|_| rng.below(0x54) as u8 | (rng.below(2) as u8) << 7).collect();
+        let scales: Vec<f32> = (0..1_000_003).map(|_| (1 + rng.below(100)) as f32 / 256.0).collect();
         let on_gpu = (DeviceBuffer::of(gpu, &bytes)?, DeviceBuffer::of(gpu, &scales)?);
         Ok(Self { bytes: (bytes, on_gpu.0), scales: (scales, on_gpu.1) })
     }
@@ -95,15 +90,14 @@ impl Fp8Noise {
         (plane, layer, slot, head): (PlaneName, LayerId, SlotId, u32),
     ) -> Vec<f64> {
         let side = usize::from(plane == PlaneName::V);
-        let scale =
-            if let Some(strides) = pool.strides([PlaneName::KScales, PlaneName::VScales][side]) {
-                let (page, offset) = pool.page_of(slot);
-                let first = pool.strides(PlaneName::KScales).expect("by token").origin;
-                let at = strides.row(layer.raw(), page, offset) + strides.head * u64::from(head);
-                self.scale(at - first)
-            } else {
-                scales.expect("static scales are given").get(layer, head)[side]
-            };
+        let scale = if let Some(strides) = pool.strides([PlaneName::KScales, PlaneName::VScales][side]) {
+            let (page, offset) = pool.page_of(slot);
+            let first = pool.strides(PlaneName::KScales).expect("by token").origin;
+            let at = strides.row(layer.raw(), page, offset) + strides.head * u64::from(head);
+            self.scale(at - first)
+        } else {
+            scales.expect("static scales are given").get(layer, head)[side]
+        };
         let row = pool.row(plane, layer, slot).expect("the pool has the plane");
         let first = row.start + u64::from(head * HEAD_DIM);
         let number = |i| self.number(i) * f64::from(scale);
@@ -145,15 +139,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(
-        gpu: &Gpu,
-        noise: (&'a Noise, &'a Fp8Noise),
-        kind: Kind,
-        page_size: u32,
-        layers: u32,
-    ) -> Outcome<Self> {
-        let (pool, scales) =
-            (kind.pool(layers, page_size, (1 << 20) / layers), kind.scales(layers));
+    fn new(gpu: &Gpu, noise: (&'a Noise, &'a Fp8Noise), kind: Kind, page_size: u32, layers: u32) -> Outcome<Self> {
+        let (pool, scales) = (kind.pool(layers, page_size, (1 << 20) / layers), kind.scales(layers));
         let inner = attention::Bench::over(gpu, noise.0, &pool, scales.clone())?;
         match kind {
             Kind::Bf16 => noise.0.fill(inner.cuda.pool())?,
@@ -171,12 +158,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Times one batch whose rows share spans. `once`: the backend may read each span once for all its rows.
-    fn run_forest(
-        &mut self,
-        forest: &Forest,
-        new_lens: &[u32],
-        once: bool,
-    ) -> Outcome<(f64, bool)> {
+    fn run_forest(&mut self, forest: &Forest, new_lens: &[u32], once: bool) -> Outcome<(f64, bool)> {
         let Self { noise, scales, inner } = self;
         inner.spans = once;
         let decodes = new_lens.iter().all(|&new| new == 1);
@@ -193,9 +175,7 @@ impl<'a> Bench<'a> {
 pub fn run(gpu: &Gpu, parts: [bool; 4], report: &mut Report) -> Outcome<()> {
     let noise = (Noise::new(gpu)?, Fp8Noise::new(gpu)?);
     let noise = (&noise.0, &noise.1);
-    for (run, _) in
-        [decode, extend, store, shared].into_iter().zip(parts).filter(|(_, selected)| *selected)
-    {
+    for (run, _) in [decode, extend, store, shared].into_iter().zip(parts).filter(|(_, selected)| *selected) {
         run(gpu, noise, report)?;
     }
     Ok(())
@@ -244,21 +224,13 @@ fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
     for (kind, name) in KINDS {
         let mut bench = Bench::new(gpu, noise, kind, 16, 4)?;
         for (case, forest) in forests.iter().chain(&plain) {
-            let tokens: u32 =
-                forest.own.iter().chain(forest.spans.iter().map(|span| &span.1)).sum();
+            let tokens: u32 = forest.own.iter().chain(forest.spans.iter().map(|span| &span.1)).sum();
             let token_bytes = bench.inner.cuda.layout().page_bytes() / u64::from(4 * 16_u32);
             let bytes = Rate::Bytes(f64::from(tokens) * token_bytes as f64);
             for (how, once) in [("flat", false), ("spans once", true)] {
                 let new_lens = vec![1; forest.own.len()];
                 let (us, ok) = bench.run_forest(forest, &new_lens, once)?;
-                report.row(
-                    "fp8",
-                    &format!("shared {case}"),
-                    &format!("{name} {how}"),
-                    us,
-                    bytes,
-                    ok,
-                );
+                report.row("fp8", &format!("shared {case}"), &format!("{name} {how}"), us, bytes, ok);
             }
         }
     }
@@ -271,16 +243,12 @@ fn store(gpu: &Gpu, (noise, _): (&Noise, &Fp8Noise), report: &mut Report) -> Out
     for (page_size, (kind, name)) in [1, 16].into_iter().flat_map(|p| KINDS.map(|kind| (p, kind))) {
         let mut timer = Timer::new(gpu)?;
         let mut rng = Rng::new(3);
-        let options = CudaOptions {
-            stream: Some(timer.stream.clone()),
-            scales: kind.scales(sets),
-            ..CudaOptions::new(gpu)
-        };
+        let options =
+            CudaOptions { stream: Some(timer.stream.clone()), scales: kind.scales(sets), ..CudaOptions::new(gpu) };
         let pool = kind.pool(sets, page_size, slots);
         let bounds = StepBounds { steps: 2, tokens };
         let mut cuda = options.open(&pool, &table(page_size), bounds)?;
-        let batch =
-            Batch::stores(1, &distinct(&mut rng, tokens as usize, pool.slot_count() as u32));
+        let batch = Batch::stores(1, &distinct(&mut rng, tokens as usize, pool.slot_count() as u32));
         cuda.begin(&batch.plan())?;
         let set_bytes = u64::from(tokens * KV_HEADS * HEAD_DIM) * 2;
         let k = noise.buffer(gpu, set_bytes * u64::from(sets))?;

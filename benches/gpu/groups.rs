@@ -3,8 +3,7 @@
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::{
-    Attend, Backend, Capacity, Groups, KvDtype, KvShape, LayerId, OpenBackend, OwnedPlan,
-    PoolConfig, Reach, TableShape,
+    Attend, Backend, Capacity, Groups, KvDtype, KvShape, LayerId, OpenBackend, OwnedPlan, PoolConfig, Reach, TableShape,
 };
 
 use crate::Outcome;
@@ -30,15 +29,7 @@ struct Model {
 /// Returns gpt-oss-20b, and Gemma 3 27B with a fifth of its layers.
 fn models() -> [Model; 2] {
     [
-        Model {
-            name: "gpt-oss-20b",
-            full: 12,
-            windowed: 12,
-            window: 128,
-            q_heads: 64,
-            kv_heads: 8,
-            head_dim: 64,
-        },
+        Model { name: "gpt-oss-20b", full: 12, windowed: 12, window: 128, q_heads: 64, kv_heads: 8, head_dim: 64 },
         Model {
             name: "gemma-3-27b / 5",
             full: 2,
@@ -60,8 +51,7 @@ impl Model {
     /// Returns both groupings: one group, in which every layer keeps all tokens, and two groups, one of them for the
     /// layers with a window.
     fn groupings(&self) -> Outcome<Vec<(&'static str, Groups)>> {
-        let layers: Vec<u8> =
-            (0..self.full + self.windowed).map(|layer| u8::from(layer >= self.full)).collect();
+        let layers: Vec<u8> = (0..self.full + self.windowed).map(|layer| u8::from(layer >= self.full)).collect();
         let groups = Groups::new(&[Reach::All, Reach::Window(self.window)], &layers)?;
         Ok(vec![("one group", Groups::ONE), ("groups", groups)])
     }
@@ -105,8 +95,7 @@ impl Setup {
             planner.grow(sequence, len - 1);
             planner.release_unread(sequence, len - 1);
         }
-        let items: Vec<_> =
-            planner.live().into_iter().map(|sequence| Item::Extend { sequence, len: 1 }).collect();
+        let items: Vec<_> = planner.live().into_iter().map(|sequence| Item::Extend { sequence, len: 1 }).collect();
         let plan = planner.plan(&items);
         cuda.begin(&plan.plan())?;
         let bytes = u64::from(rows * model.q_heads * model.head_dim) * 2;
@@ -115,12 +104,7 @@ impl Setup {
     }
 
     /// Returns the microseconds of one layer's attention. The layers run in turn.
-    fn time(
-        &mut self,
-        timer: &mut Timer,
-        model: &Model,
-        layers: std::ops::Range<u32>,
-    ) -> Outcome<f64> {
+    fn time(&mut self, timer: &mut Timer, model: &Model, layers: std::ops::Range<u32>) -> Outcome<f64> {
         let Self { cuda, plan, q, out, .. } = self;
         let plan = plan.plan();
         timer.graph(layers.len(), |i| {
@@ -140,9 +124,7 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         for grouping in model.groupings()? {
             setups.push(Setup::new(gpu, (&noise, &timer), model, grouping, (rows, len))?);
         }
-        for (kind, layers) in
-            [("full", 0..model.full), ("window", model.full..model.full + model.windowed)]
-        {
+        for (kind, layers) in [("full", 0..model.full), ("window", model.full..model.full + model.windowed)] {
             let mut times = vec![Vec::new(); setups.len()];
             for _ in 0..TURNS {
                 for (setup, times) in setups.iter_mut().zip(&mut times) {

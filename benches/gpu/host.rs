@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
-    Attend, Backend, Capacity, Engine, EngineConfig, Extend, KvDtype, KvShape, LayerId, Layout,
-    Namespace, Null, PoolConfig, StepScratch, TokenId,
+    Attend, Backend, Capacity, Engine, EngineConfig, Extend, KvDtype, KvShape, LayerId, Layout, Namespace, Null,
+    PoolConfig, StepScratch, TokenId,
 };
 
 use crate::Outcome;

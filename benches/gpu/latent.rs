@@ -5,8 +5,8 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend, PlaneName,
-    PoolConfig, Scaling, SlotId, StepEnd,
+    Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolConfig, Scaling, SlotId,
+    StepEnd,
 };
 
 use crate::Outcome;
@@ -93,8 +93,7 @@ impl<'a> Bench<'a> {
         let scales = layout.strides(PlaneName::KScales).map(|scales| {
             let (page, offset) = layout.page_of(slot);
             let scale = fp8_noise.scale(scales.row(layer.raw(), page, offset) - scales.origin);
-            let rope =
-                layout.strides(PlaneName::Rope).expect("a pool with scales has a rotary plane");
+            let rope = layout.strides(PlaneName::Rope).expect("a pool with scales has a rotary plane");
             (f64::from(scale), at(PlaneName::Rope) - rope.origin)
         });
         (0..u64::from(ROW)).map(move |i| match scales {
@@ -119,11 +118,9 @@ impl<'a> Bench<'a> {
                 let slot = (page * layout.page_size() + p % layout.page_size()).into();
                 k.extend(self.row(SlotId::new(slot)));
             }
-            let v: Vec<f64> =
-                k.chunks(ROW as usize).flat_map(|row| row[..RANK as usize].to_vec()).collect();
+            let v: Vec<f64> = k.chunks(ROW as usize).flat_map(|row| row[..RANK as usize].to_vec()).collect();
             let at = u64::from((row.qo_start + token) * attend.q_heads + head);
-            let q: Vec<f32> =
-                (0..u64::from(ROW)).map(|i| self.noise.at(at * u64::from(ROW) + i)).collect();
+            let q: Vec<f32> = (0..u64::from(ROW)).map(|i| self.noise.at(at * u64::from(ROW) + i)).collect();
             let no_sink = f32::NEG_INFINITY;
             let exact = attention(attend, &q, &k, &v, (1, 0), position as usize, no_sink);
             let got: Vec<half::bf16> = self.out.read(2 * at * u64::from(RANK), RANK as usize)?;
@@ -134,15 +131,8 @@ impl<'a> Bench<'a> {
 }
 
 /// Batches as (sequences, new tokens, tokens).
-const SHAPES: [(usize, u32, u32); 7] = [
-    (1, 1, 8_192),
-    (16, 1, 4_096),
-    (64, 1, 4_096),
-    (128, 1, 2_048),
-    (64, 2, 4_096),
-    (64, 4, 4_096),
-    (1, 512, 8_192),
-];
+const SHAPES: [(usize, u32, u32); 7] =
+    [(1, 1, 8_192), (16, 1, 4_096), (64, 1, 4_096), (128, 1, 2_048), (64, 2, 4_096), (64, 4, 4_096), (1, 512, 8_192)];
 
 /// Measures the kernels of this device. The rate counts the bytes of the rows once, so it is comparable with memory
 /// bandwidth only for cases that are memory-bound.
@@ -155,18 +145,11 @@ pub fn mla_general(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     run_cases(gpu, &[64], Some(80), report)
 }
 
-fn run_cases(
-    gpu: &Gpu,
-    pages: &[u32],
-    capability: Option<u32>,
-    report: &mut Report,
-) -> Outcome<()> {
+fn run_cases(gpu: &Gpu, pages: &[u32], capability: Option<u32>, report: &mut Report) -> Outcome<()> {
     let noise = (Noise::new(gpu)?, Fp8Noise::new(gpu)?);
     let noise = (&noise.0, &noise.1);
     let section = if capability.is_some() { "mla-general" } else { "mla" };
-    for (fp8, page_size) in
-        [false, true].iter().flat_map(|&fp8| pages.iter().map(move |&p| (fp8, p)))
-    {
+    for (fp8, page_size) in [false, true].iter().flat_map(|&fp8| pages.iter().map(move |&p| (fp8, p))) {
         let mut bench = Bench::new(gpu, noise, fp8, page_size, capability)?;
         let (kind, row_bytes) = if fp8 { ("fp8", 644) } else { ("bf16", 2 * ROW) };
         for (batch, new, len) in SHAPES {

@@ -97,8 +97,7 @@ fn main() -> Outcome<()> {
     if wanted("extend") {
         attention::extend(&gpu, &mut report)?;
     }
-    let fp8 = ["fp8-decode", "fp8-extend", "fp8-store", "fp8-shared"]
-        .map(|part| wanted("fp8") || wanted(part));
+    let fp8 = ["fp8-decode", "fp8-extend", "fp8-store", "fp8-shared"].map(|part| wanted("fp8") || wanted(part));
     if fp8.contains(&true) {
         fp8::run(&gpu, fp8, &mut report)?;
     }

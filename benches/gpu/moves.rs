@@ -2,9 +2,7 @@
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, Gpu};
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Backend, LayerId, Layout, OpenBackend, PageCopy, PageId, PlaneName, StepBounds, StepEnd,
-};
+use kvarena::{Backend, LayerId, Layout, OpenBackend, PageCopy, PageId, PlaneName, StepBounds, StepEnd};
 
 use crate::Outcome;
 use crate::batch::{Batch, Noise, distinct, pool, table};
@@ -18,15 +16,9 @@ pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     for (counts, slots, layers) in
         // 4 GiB of slots in all layers together, as the baselines have in one layer.
-        [
-            (&[1_u32, 16, 256][..], 1 << 14, 64),
-            (&[4_096][..], 116_496, 9),
-            (&[16_384, 65_536][..], 349_520, 3),
-        ]
+        [(&[1_u32, 16, 256][..], 1 << 14, 64), (&[4_096][..], 116_496, 9), (&[16_384, 65_536][..], 349_520, 3)]
     {
-        for (layout, page_size) in
-            [(Layout::LayerFirst, 1), (Layout::PageFirst, 1), (Layout::PageFirst, 16)]
-        {
+        for (layout, page_size) in [(Layout::LayerFirst, 1), (Layout::PageFirst, 1), (Layout::PageFirst, 16)] {
             let mut timer = Timer::new(gpu)?;
             let stream = timer.stream.clone();
             let mut rng = Rng::new(3);
@@ -37,8 +29,7 @@ pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             for (step, &tokens) in counts.iter().enumerate() {
                 let bytes = f64::from(tokens) * 8196.0;
                 let sets = ((300e6 / bytes).ceil() as usize).clamp(3, layers as usize);
-                let batch =
-                    Batch::stores(step as u64 + 1, &distinct(&mut rng, tokens as usize, slots));
+                let batch = Batch::stores(step as u64 + 1, &distinct(&mut rng, tokens as usize, slots));
                 cuda.begin(&batch.plan())?;
                 let set_bytes = u64::from(tokens) * ROW;
                 let k = noise.buffer(gpu, set_bytes * sets as u64)?;
@@ -94,23 +85,18 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         let (mut layers, mut whole) = (open(Layout::LayerFirst)?, open(Layout::PageFirst)?);
         let mut pairs = || -> Vec<PageCopy> {
             let (from, to) = (distinct(&mut rng, 256, pages), distinct(&mut rng, 256, pages));
-            let pair = |(source, target)| PageCopy {
-                source: PageId::new(source),
-                target: PageId::new(target),
-            };
+            let pair = |(source, target)| PageCopy { source: PageId::new(source), target: PageId::new(target) };
             from.into_iter().zip(to).map(pair).collect()
         };
         let shape = *whole.layout();
         let bytes = 256.0 * shape.page_bytes() as f64;
         let case = |what: &str| format!("{what} page{page_size}");
         let sets: Vec<_> = (0..3).map(|_| pairs()).collect();
-        let us =
-            timer.graph(3, |i| layers.copy_to_pool(&mut whole, &sets[i], &stream).map(drop))?;
+        let us = timer.graph(3, |i| layers.copy_to_pool(&mut whole, &sets[i], &stream).map(drop))?;
         let ok = same(&layers, &whole, &sets[2])?;
         let both = Rate::Bytes(2.0 * bytes);
         report.row("copy", &case("LayerFirst to PageFirst"), "kvarena", us, both, ok);
-        let us =
-            timer.graph(3, |i| whole.copy_to_pool(&mut layers, &sets[i], &stream).map(drop))?;
+        let us = timer.graph(3, |i| whole.copy_to_pool(&mut layers, &sets[i], &stream).map(drop))?;
         let ok = same(&whole, &layers, &sets[2])?;
         report.row("copy", &case("PageFirst to LayerFirst"), "kvarena", us, both, ok);
     }

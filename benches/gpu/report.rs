@@ -76,10 +76,7 @@ impl Report {
         let wrong = if ok { "" } else { "  NOT OK" };
         println!("{section:7}{case:40} {kind:22} {us:11.2} us {shown}{wrong}");
         let mut row = String::new();
-        let _ = write!(
-            row,
-            "{{\"section\": \"{section}\", \"case\": \"{case}\", \"impl\": \"{kind}\", "
-        );
+        let _ = write!(row, "{{\"section\": \"{section}\", \"case\": \"{case}\", \"impl\": \"{kind}\", ");
         let _ = write!(row, "\"us\": {us:.3}{json}, \"ok\": {ok}}}");
         self.rows.push(row);
     }

@@ -15,8 +15,8 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu, Prepare, Span
 use kvarena::testkit::quantised::scales;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend,
-    PoolConfig, PoolLayout, SharedSpans, StepEnd, StepId,
+    Attend, Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend, PoolConfig, PoolLayout,
+    SharedSpans, StepEnd, StepId,
 };
 
 use crate::Outcome;
@@ -52,19 +52,12 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    pub const FULL: Self = Self {
-        forests: 200,
-        rows: 256,
-        shared: 16_384,
-        own: 1_024,
-        slots: 131_072,
-        together: 1_000.0,
-    };
+    pub const FULL: Self =
+        Self { forests: 200, rows: 256, shared: 16_384, own: 1_024, slots: 131_072, together: 1_000.0 };
     /// Fewer forests, for more head_dims.
     pub const FEWER: Self = Self { forests: 60, ..Self::FULL };
     /// A small form of the section, for a driver that runs kernels on the CPU without a clock.
-    pub const SMALL: Self =
-        Self { forests: 3, rows: 8, shared: 256, own: 32, slots: 4_096, together: 0.0 };
+    pub const SMALL: Self = Self { forests: 3, rows: 8, shared: 256, own: 32, slots: 4_096, together: 0.0 };
 }
 
 /// Variant of reads.
@@ -106,12 +99,7 @@ struct Bench {
 
 impl Bench {
     /// Creates the bench, over pools of fp8 if `fp8` is given.
-    fn new(
-        gpu: &Gpu,
-        (noise, fp8): (&Noise, Option<&Fp8Noise>),
-        heads: &Heads,
-        sizes: &Sizes,
-    ) -> Outcome<Self> {
+    fn new(gpu: &Gpu, (noise, fp8): (&Noise, Option<&Fp8Noise>), heads: &Heads, sizes: &Sizes) -> Outcome<Self> {
         let &(q_heads, kv_heads, head_dim) = heads;
         let mut timer = Timer::new(gpu)?;
         timer.together = sizes.together;
@@ -170,12 +158,7 @@ impl Bench {
     }
 
     /// Returns the microseconds, the work if a span is read once, and one layer's rows of out.
-    fn time(
-        &mut self,
-        batch: &Batch,
-        how: How,
-        sets: usize,
-    ) -> Outcome<(f64, Option<SpanWork>, Vec<bf16>)> {
+    fn time(&mut self, batch: &Batch, how: How, sets: usize) -> Outcome<(f64, Option<SpanWork>, Vec<bf16>)> {
         self.step += 1;
         let plan = batch.plan();
         let shared = if how == How::Flat { SharedSpans::default() } else { plan.shared };
@@ -285,20 +268,14 @@ fn simple(sizes: &Sizes) -> Vec<(String, Forest)> {
     for rows in [16, 64, 96] {
         shapes.extend([256, 1_024].map(|own| all(rows, 512, own)));
     }
-    shapes.extend([
-        all(2, 8_192, 256),
-        all(8, 8_192, 64),
-        all(8, 1_024, 1_024),
-        all(16, 2_048, 64),
-    ]);
+    shapes.extend([all(2, 8_192, 256), all(8, 8_192, 64), all(8, 1_024, 1_024), all(16, 2_048, 64)]);
     shapes.extend([groups(64, 8, 2_048, 128), groups(64, 4, 1_024, 128), groups(128, 2, 512, 64)]);
     shapes.extend([groups(256, 16, 1_024, 64), groups(64, 32, 4_096, 256)]);
     shapes.extend([all(8, 256, 32), groups(8, 2, 128, 32)]);
     shapes.into_iter().filter(|(_, forest)| fits(forest, sizes)).collect()
 }
 
-const NAMES: [&str; 9] =
-    ["tile", "spans", "tails", "units", "memory", "flat", "own", "first", "again"];
+const NAMES: [&str; 9] = ["tile", "spans", "tails", "units", "memory", "flat", "own", "first", "again"];
 
 fn values(costs: &SpanCosts) -> [f64; 9] {
     let SpanCosts { tile, spans, tails, units, memory, .. } = *costs;
@@ -352,13 +329,11 @@ fn fit(code: &SpanCosts, all: &[&Timed]) -> SpanCosts {
 /// reads and for spans read once.
 fn distances(costs: &SpanCosts, all: &[&Timed]) -> String {
     let of = |which: usize| {
-        let off: Vec<f64> =
-            all.iter().map(|timed| 100.0 * (factors(costs, timed)[which] - 1.0)).collect();
+        let off: Vec<f64> = all.iter().map(|timed| 100.0 * (factors(costs, timed)[which] - 1.0)).collect();
         let count = off.len() as f64;
         let bias = off.iter().sum::<f64>() / count;
         let mean = off.iter().map(|x| x.abs()).sum::<f64>() / count;
-        let worst =
-            off.iter().fold(0_f64, |worst, &x| if x.abs() > worst.abs() { x } else { worst });
+        let worst = off.iter().fold(0_f64, |worst, &x| if x.abs() > worst.abs() { x } else { worst });
         format!("{mean:.1} % off ({bias:+.1} % on the mean, at worst {worst:+.1} %)")
     };
     format!("flat {}, once {}", of(0), of(1))
@@ -371,9 +346,7 @@ fn verdict(what: &str, all: &[(String, Timed)], chosen: impl Fn(&Timed) -> f64) 
     let worst = all.iter().max_by(|a, b| worse(&a.1).total_cmp(&worse(&b.1)));
     let (case, timed) = worst.expect("forests were timed");
     let (over, worst) = (100.0 * (over / all.len() as f64 - 1.0), 100.0 * (worse(timed) - 1.0));
-    println!(
-        "  {what}: {over:+.2} % over the faster variant on average, at worst {worst:+.1} % over flat ({case})"
-    );
+    println!("  {what}: {over:+.2} % over the faster variant on average, at worst {worst:+.1} % over flat ({case})");
 }
 
 fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, Timed)]) {
@@ -395,10 +368,7 @@ fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, T
     }
     let accepted = forests.iter().filter(|(_, timed)| timed.accepted).count();
     let better = forests.iter().filter(|(_, timed)| timed.once < timed.flat).count();
-    println!(
-        "  of {} forests, {accepted} read spans once, {better} are faster that way",
-        forests.len()
-    );
+    println!("  of {} forests, {accepted} read spans once, {better} are faster that way", forests.len());
     verdict("as chosen", forests, |timed| timed.chosen);
     verdict("always flat", forests, |timed| timed.flat);
     verdict("always once", forests, |timed| timed.once);
@@ -412,20 +382,13 @@ fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Time
     let Timed { flat, chosen, once, accepted, work } = timed;
     let SpanWork { work_tiles, unit_bytes, tail_ctas, own_bytes, span_bytes, row_bytes, .. } = work;
     let (rows, spans) = (forest.own.len(), forest.spans.len());
-    let _ =
-        write!(csv, "{heads},{case},{rows},{spans},{flat:.3},{chosen:.3},{once:.3},{accepted},");
-    let _ =
-        writeln!(csv, "{work_tiles},{unit_bytes},{tail_ctas},{own_bytes},{span_bytes},{row_bytes}");
+    let _ = write!(csv, "{heads},{case},{rows},{spans},{flat:.3},{chosen:.3},{once:.3},{accepted},");
+    let _ = writeln!(csv, "{work_tiles},{unit_bytes},{tail_ctas},{own_bytes},{span_bytes},{row_bytes}");
 }
 
 /// Runs the section. The report lists the simple shapes, and random forests with differing results. All forests are in
 /// the CSV file and in the printed summary.
-pub fn run(
-    gpu: &Gpu,
-    sizes: Sizes,
-    (all, over_fp8): (&[Heads], bool),
-    report: &mut Report,
-) -> Outcome<()> {
+pub fn run(gpu: &Gpu, sizes: Sizes, (all, over_fp8): (&[Heads], bool), report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let bytes = if over_fp8 { Some(Fp8Noise::new(gpu)?) } else { None };
     let of_fp8 = if over_fp8 { "fp8-" } else { "" };
@@ -440,8 +403,7 @@ pub fn run(
             let case = format!("{name} {heads}");
             let timed = bench.run(&case, &forest, report)?;
             let bytes = Rate::Bytes(distinct(&forest) as f64 * bench.token_bytes());
-            let kinds =
-                [("flat", timed.flat), ("as chosen", timed.chosen), ("spans once", timed.once)];
+            let kinds = [("flat", timed.flat), ("as chosen", timed.chosen), ("spans once", timed.once)];
             for (kind, us) in kinds {
                 report.row("spans", &case, kind, us, bytes, true);
             }
@@ -451,11 +413,7 @@ pub fn run(
         let (mut forests, mut rng) = (Vec::new(), Rng::new(14));
         for i in 0..sizes.forests {
             let forest = random(&mut rng, &sizes);
-            let case = format!(
-                "forest {i} of {} rows, {} spans {heads}",
-                forest.own.len(),
-                forest.spans.len()
-            );
+            let case = format!("forest {i} of {} rows, {} spans {heads}", forest.own.len(), forest.spans.len());
             let timed = bench.run(&case, &forest, report)?;
             line(&mut csv, &heads, &format!("forest {i}"), &forest, &timed);
             forests.push((case, timed));

@@ -5,8 +5,8 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Capacity, KvDtype, KvShape, LabelChannels, LayerId, Layout, OpenBackend,
-    PlaneName, PoolConfig, Queries, Select, Selection, SlotId, SparseBackend, StepEnd,
+    Attend, Backend, Capacity, KvDtype, KvShape, LabelChannels, LayerId, Layout, OpenBackend, PlaneName, PoolConfig,
+    Queries, Select, Selection, SlotId, SparseBackend, StepEnd,
 };
 
 use crate::Outcome;
@@ -49,12 +49,7 @@ impl<'a> Bench<'a> {
             ..PoolConfig::default()
         };
         let some: Vec<u32> = (0..channels).map(|i| i * (HEAD_DIM / channels)).collect();
-        let channels = LabelChannels::new(
-            LAYERS,
-            KV_HEADS,
-            channels,
-            some.repeat((LAYERS * KV_HEADS) as usize),
-        )?;
+        let channels = LabelChannels::new(LAYERS, KV_HEADS, channels, some.repeat((LAYERS * KV_HEADS) as usize))?;
         let (stream, labels) = (Some(timer.stream.clone()), Some(channels.clone()));
         let options = CudaOptions { stream, labels, ..CudaOptions::new(gpu) };
         let cuda = options.open(&config.layout()?, &table(PAGE_SIZE), 2)?;
@@ -81,9 +76,8 @@ impl<'a> Bench<'a> {
             let (q, out) = (q.rows(0, None), out.rows_mut(0, None));
             cuda.attend(&plan, layer(i), &attend, q, out, None)
         })?;
-        let selecting = timer.graph(sets, |i| {
-            cuda.select(&plan, layer(i), &select, q.rows(0, None), lists.rows_mut(0, None))
-        })?;
+        let selecting =
+            timer.graph(sets, |i| cuda.select(&plan, layer(i), &select, q.rows(0, None), lists.rows_mut(0, None)))?;
         let over_lists = timer.graph(sets, |i| {
             let selection = Selection { positions: lists.rows(0, None), top: TOP };
             let (q, out) = (Queries { rows: q.rows(0, None), sinks: None }, out.rows_mut(0, None));
@@ -138,13 +132,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Returns one head of a position in a plane of the last layer.
-    fn row(
-        &self,
-        batch: &Batch,
-        index: usize,
-        plane: PlaneName,
-        (position, kv_head): (u32, u32),
-    ) -> Vec<f32> {
+    fn row(&self, batch: &Batch, index: usize, plane: PlaneName, (position, kv_head): (u32, u32)) -> Vec<f32> {
         let layout = self.cuda.layout();
         let page = batch.pages[index][(position / PAGE_SIZE) as usize];
         let slot = SlotId::new((page * PAGE_SIZE + position % PAGE_SIZE).into());

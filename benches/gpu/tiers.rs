@@ -7,8 +7,8 @@ use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, PinnedBuffer};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId,
-    OpenBackend, PageId, PageMove, PoolConfig, StepEnd,
+    Attend, Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageId,
+    PageMove, PoolConfig, StepEnd,
 };
 
 use crate::Outcome;
@@ -30,10 +30,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    pub const FULL: Self =
-        Self { layers: 36, rows: 64, len: 4_096, pages: 1_024, rounds: 9, pinned: 64 << 30 };
-    pub const SMALL: Self =
-        Self { layers: 2, rows: 2, len: 64, pages: 8, rounds: 3, pinned: 16 << 20 };
+    pub const FULL: Self = Self { layers: 36, rows: 64, len: 4_096, pages: 1_024, rounds: 9, pinned: 64 << 30 };
+    pub const SMALL: Self = Self { layers: 2, rows: 2, len: 64, pages: 8, rounds: 3, pinned: 16 << 20 };
 }
 
 fn config(sizes: Sizes) -> PoolConfig {
@@ -69,8 +67,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 /// Returns two batches of moves of distinct random pages. Each batch uses one half of the host pages.
 fn moves(rng: &mut Rng, cuda: &Cuda, count: u32) -> [Vec<PageMove>; 2] {
     let devices = distinct(rng, 2 * count as usize, cuda.layout().page_count());
-    let pair =
-        |(&device, host)| PageMove { device: PageId::new(device), host: HostPageId::new(host) };
+    let pair = |(&device, host)| PageMove { device: PageId::new(device), host: HostPageId::new(host) };
     let all: Vec<_> = devices.iter().zip(0..).map(pair).collect();
     let (first, second) = all.split_at(count as usize);
     [first.to_vec(), second.to_vec()]
@@ -110,8 +107,7 @@ fn blocks(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
         let layers = layers.min(sizes.layers);
         let count = 2 * sizes.pages;
         let capacity = Capacity::Pages(2 * count);
-        let config =
-            PoolConfig { layers, page_size, layout, capacity, host_pages: count, ..config(sizes) };
+        let config = PoolConfig { layers, page_size, layout, capacity, host_pages: count, ..config(sizes) };
         let mut cuda = open(gpu, &config, &stream)?;
         wait_until_pinned(&cuda);
         let (mut rng, mut ids) = (Rng::new(1), Ids(0));
@@ -266,8 +262,7 @@ fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     step(&mut cuda)?;
     stream.synchronize()?;
     let graph = stream.capture(|| step(&mut cuda))?;
-    let moving: Vec<_> =
-        (0..sizes.pages).map(|i| [pages + i, pages + sizes.pages + i].map(PageId::new)).collect();
+    let moving: Vec<_> = (0..sizes.pages).map(|i| [pages + i, pages + sizes.pages + i].map(PageId::new)).collect();
     let batch = |way: usize| -> Vec<PageMove> {
         let host = |i: u32| HostPageId::new(way as u32 * sizes.pages + i);
         moving.iter().zip(0..).map(|(of, i)| PageMove { device: of[way], host: host(i) }).collect()
@@ -322,14 +317,7 @@ fn pinning(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     for dropped_early in [true, false] {
         let start = Instant::now();
         let mut cuda = open(gpu, &config, &stream)?;
-        report.row(
-            "tiers",
-            "open with a large region",
-            "kvarena",
-            us(start.elapsed()),
-            Rate::None,
-            true,
-        );
+        report.row("tiers", "open with a large region", "kvarena", us(start.elapsed()), Rate::None, true);
         let (mut worst, mut steps) = (Duration::ZERO, 0_u64);
         let begun = Instant::now();
         while cuda.host_pages() < host_pages && cuda.host_failure().is_none() {

@@ -39,22 +39,14 @@ impl Timer {
 
     /// Returns the microseconds per call of consecutive calls that use `sets` input sets in turn. The host launches the
     /// calls one by one, without a graph. The device must take longer for them than the host.
-    pub fn launches(
-        &mut self,
-        sets: usize,
-        mut launch: impl FnMut(usize) -> Result<(), CudaError>,
-    ) -> Outcome<f64> {
+    pub fn launches(&mut self, sets: usize, mut launch: impl FnMut(usize) -> Result<(), CudaError>) -> Outcome<f64> {
         let calls = self.calls(sets, &mut launch)?;
         let all = || (0..calls).try_for_each(|i| launch(i % sets));
         Ok(self.median(all)? / calls as f64)
     }
 
     /// Returns the microseconds of one call in a graph of calls that use `sets` input sets in turn.
-    pub fn graph(
-        &mut self,
-        sets: usize,
-        mut launch: impl FnMut(usize) -> Result<(), CudaError>,
-    ) -> Outcome<f64> {
+    pub fn graph(&mut self, sets: usize, mut launch: impl FnMut(usize) -> Result<(), CudaError>) -> Outcome<f64> {
         let calls = self.calls(sets, &mut launch)?;
         let graph = self.stream.capture(|| (0..calls).try_for_each(|i| launch(i % sets)))?;
         let stream = self.stream.clone();
@@ -66,11 +58,7 @@ impl Timer {
 
     /// Returns the number of calls that take `together` microseconds, after a warm-up: a multiple of `sets`, at most
     /// 2,000 before it is rounded up.
-    fn calls(
-        &mut self,
-        sets: usize,
-        mut launch: impl FnMut(usize) -> Result<(), CudaError>,
-    ) -> Outcome<usize> {
+    fn calls(&mut self, sets: usize, mut launch: impl FnMut(usize) -> Result<(), CudaError>) -> Outcome<usize> {
         for _ in 0..2 {
             (0..sets).try_for_each(&mut launch)?;
         }

@@ -9,8 +9,7 @@ use plotters::prelude::*;
 
 /// Size in pixels.
 const SIZE: (u32, u32) = (1200, 900);
-const COLOURS: [RGBColor; 3] =
-    [RGBColor(40, 70, 110), RGBColor(202, 82, 60), RGBColor(96, 150, 96)];
+const COLOURS: [RGBColor; 3] = [RGBColor(40, 70, 110), RGBColor(202, 82, 60), RGBColor(96, 150, 96)];
 
 /// A line of a chart.
 pub struct Series {
@@ -41,10 +40,7 @@ pub fn draw(file: &Path, charts: &[Chart]) -> Result<(), Box<dyn Error>> {
     Ok(std::fs::write(file, svg)?)
 }
 
-fn draw_one<'a>(
-    area: &DrawingArea<SVGBackend<'a>, Shift>,
-    chart: &Chart,
-) -> Result<(), Box<dyn Error + 'a>> {
+fn draw_one<'a>(area: &DrawingArea<SVGBackend<'a>, Shift>, chart: &Chart) -> Result<(), Box<dyn Error + 'a>> {
     let points = || chart.series.iter().flat_map(|series| &series.points);
     let range = |pick: fn(&(f64, f64)) -> f64| {
         let low = points().map(pick).fold(f64::MAX, f64::min);
@@ -80,10 +76,7 @@ fn draw_one<'a>(
     Ok(())
 }
 
-fn draw_names<'a>(
-    area: &DrawingArea<SVGBackend<'a>, Shift>,
-    chart: &Chart,
-) -> Result<(), Box<dyn Error + 'a>> {
+fn draw_names<'a>(area: &DrawingArea<SVGBackend<'a>, Shift>, chart: &Chart) -> Result<(), Box<dyn Error + 'a>> {
     let mut x = 72;
     for (series, colour) in chart.series.iter().zip(COLOURS) {
         area.draw(&Rectangle::new([(x, 34), (x + 14, 44)], colour.filled()))?;

@@ -71,12 +71,7 @@ fn hit() -> Chart {
             })
         })
     };
-    Chart {
-        title: "hit: match and collect pages",
-        x: "tokens matched",
-        y: "ns",
-        series: vec![one(1), one(16)],
-    }
+    Chart { title: "hit: match and collect pages", x: "tokens matched", y: "ns", series: vec![one(1), one(16)] }
 }
 
 fn insert() -> Chart {
@@ -115,12 +110,7 @@ fn evict() -> Chart {
             median(samples)
         })
     };
-    Chart {
-        title: "evict 256 tokens",
-        x: "leaves of the tree",
-        y: "ns",
-        series: vec![one(1), one(16)],
-    }
+    Chart { title: "evict 256 tokens", x: "leaves of the tree", y: "ns", series: vec![one(1), one(16)] }
 }
 
 fn alloc() -> Chart {
@@ -179,10 +169,5 @@ fn step() -> Chart {
             median(steps.collect())
         })
     };
-    Chart {
-        title: "a whole decode step",
-        x: "running sequences",
-        y: "ns",
-        series: vec![one(1), one(16)],
-    }
+    Chart { title: "a whole decode step", x: "running sequences", y: "ns", series: vec![one(1), one(16)] }
 }

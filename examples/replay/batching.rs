@@ -262,13 +262,7 @@ impl<'a> Scheduler<'a> {
 
     /// Adds an admitted request to the running ones. `hit` of its tokens were cached, `host_hit` of these in host
     /// memory.
-    fn start(
-        &mut self,
-        host: &mut Host<'_>,
-        request: usize,
-        seq: SeqKey,
-        [hit, host_hit]: [u32; 2],
-    ) {
+    fn start(&mut self, host: &mut Host<'_>, request: usize, seq: SeqKey, [hit, host_hit]: [u32; 2]) {
         let known = self.requests[request].input_len();
         host.started(&self.requests[request], hit, host_hit);
         self.running.push(Running { seq, request, sampled: 0, known, planned: hit });
@@ -329,8 +323,7 @@ impl<'a> Scheduler<'a> {
     fn preempt_youngest(&mut self, host: &mut Host<'_>) -> Result<(), ServeError> {
         let Some(youngest) = self.running.pop() else { return Ok(()) };
         let Host { engine, core, .. } = &mut *host;
-        core.measure(|| engine.preempt(youngest.seq, Keep::Publish))
-            .map_err(refused(youngest.request))?;
+        core.measure(|| engine.preempt(youngest.seq, Keep::Publish)).map_err(refused(youngest.request))?;
         host.tally.preemptions += 1;
         host.work.preempted += 1;
         self.preempted.push(Running { planned: 0, ..youngest });

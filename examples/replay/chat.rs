@@ -26,8 +26,7 @@ pub fn burst(count: usize, seed: u64) -> Vec<Request> {
     let mut rng = Rng::new(seed);
     let prompt = Piece { first: 0, len: BURST_PROMPT };
     let request = |i: usize| {
-        let output =
-            Piece { first: (1 + i as u64) << 20, len: rng.log_normal(200.0, 0.7, 4, 1500) };
+        let output = Piece { first: (1 + i as u64) << 20, len: rng.log_normal(200.0, 0.7, 4, 1500) };
         Request { arrival_ms: 0, prompt: vec![prompt], output }
     };
     (0..count).map(request).collect()
@@ -120,9 +119,7 @@ mod tests {
         let mut continued = 0;
         for (i, request) in requests.iter().enumerate() {
             let [_, own] = request.prompt[..] else { panic!("a system prompt and a conversation") };
-            if let Some((before, at)) =
-                last.insert(own.first, (i, request.output)).map(|(j, o)| (o, j))
-            {
+            if let Some((before, at)) = last.insert(own.first, (i, request.output)).map(|(j, o)| (o, j)) {
                 assert!(own.first + u64::from(own.len) > before.first + u64::from(before.len));
                 assert!(i - at >= THINK, "turns {at} and {i}");
                 continued += 1;

@@ -59,9 +59,7 @@ fn committed_trace() -> Vec<Request> {
 #[test]
 fn sequential_figures_are_exact() {
     let trace = committed_trace();
-    for (page_size, pages) in
-        [(512, 8), (512, 12), (512, 20), (512, 200), (128, 40), (16, 300), (100, 90), (1, 5000)]
-    {
+    for (page_size, pages) in [(512, 8), (512, 12), (512, 20), (512, 200), (128, 40), (16, 300), (100, 90), (1, 5000)] {
         let args = args(&format!("--sequential --pages {pages} --page-size {page_size}"));
         let naive = naive(&trace, &setting(&args));
         assert_eq!(engine(&trace, &args), naive, "{pages} pages of {page_size}");
@@ -150,9 +148,7 @@ fn every_request_is_served_however_small_the_pool() {
 #[test]
 fn one_request_of_a_burst_computes_the_prompt() {
     let requests = crate::chat::burst(64, 1);
-    let run = |line: &str| {
-        crate::serve(&args(line), &requests, &ProgressBar::hidden()).expect("serving succeeds")
-    };
+    let run = |line: &str| crate::serve(&args(line), &requests, &ProgressBar::hidden()).expect("serving succeeds");
     let stored: u64 = requests.iter().map(|r| u64::from(r.stored_len())).sum();
     let [waiting, alone] = ["", " --no-waiting"].map(|how| run(&format!("--concurrency 64{how}")));
     for outcome in [&waiting, &alone] {
@@ -165,8 +161,8 @@ fn one_request_of_a_burst_computes_the_prompt() {
     assert_eq!((alone.tally.followers, alone.tally.awaited_tokens), (0, 0));
     // Without waiting, all requests that the first step admits compute the prompt. A step of 8,192 tokens admits five.
     assert_eq!(alone.stats.computed_tokens - waiting.stats.computed_tokens, 4 * 1984);
-    let [waiting, alone] = ["", " --no-waiting"]
-        .map(|how| run(&format!("--concurrency 64 --step-tokens 200000{how}")).stats);
+    let [waiting, alone] =
+        ["", " --no-waiting"].map(|how| run(&format!("--concurrency 64 --step-tokens 200000{how}")).stats);
     assert_eq!(alone.computed_tokens - waiting.computed_tokens, 63 * 1984);
     // Small pools, small steps or few running requests do not prevent service.
     for line in ["--pages 250", "--pages 400 --step-tokens 100", "--pages 300 --concurrency 7"] {
@@ -177,9 +173,7 @@ fn one_request_of_a_burst_computes_the_prompt() {
 #[test]
 fn crowding_preempts_and_a_large_pool_does_not() {
     let requests = crate::chat::generate(400, 9);
-    let run = |line: &str| {
-        crate::serve(&args(line), &requests, &ProgressBar::hidden()).expect("served").tally
-    };
+    let run = |line: &str| crate::serve(&args(line), &requests, &ProgressBar::hidden()).expect("served").tally;
     let crowded = run("--concurrency 64 --pages 1500");
     let roomy = run("--concurrency 64 --pages 200000");
     assert!(crowded.preemptions > 0, "{crowded:?}");
@@ -268,16 +262,10 @@ fn host_memory_with_groups_is_exact() {
 #[test]
 fn host_memory_is_exact() {
     let requests = crate::chat::generate(1500, 7);
-    for (page_size, pages, host, ahead) in [
-        (256, 90, 300, 0),
-        (256, 90, 300, 8),
-        (256, 90, 20, 30),
-        (64, 330, 90, 0),
-        (64, 400, 2000, 60),
-    ] {
-        let line = format!(
-            "--sequential --pages {pages} --page-size {page_size} --host-pages {host} --ahead {ahead}"
-        );
+    for (page_size, pages, host, ahead) in
+        [(256, 90, 300, 0), (256, 90, 300, 8), (256, 90, 20, 30), (64, 330, 90, 0), (64, 400, 2000, 60)]
+    {
+        let line = format!("--sequential --pages {pages} --page-size {page_size} --host-pages {host} --ahead {ahead}");
         for line in [line.clone(), format!("{line} --store")] {
             let [engine, plain] = tiers(&requests, &line);
             assert!(plain.saved_pages > 0 && plain.host_evicted_pages > 0, "{plain:?}");

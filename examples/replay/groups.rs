@@ -18,8 +18,8 @@ impl LayerGroups {
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut reaches, mut layers) = (vec![Reach::All], vec![0_u8]);
         for (group, part) in (1..).zip(text.split(',')) {
-            let (reach, tracks) = parse_group(part)
-                .ok_or_else(|| format!("{part:?} is not like window:1024x6 or chunk:8192x3"))?;
+            let (reach, tracks) =
+                parse_group(part).ok_or_else(|| format!("{part:?} is not like window:1024x6 or chunk:8192x3"))?;
             reaches.push(reach);
             layers.extend(std::iter::repeat_n(group, tracks.into()));
         }
@@ -54,9 +54,7 @@ mod tests {
 
     #[test]
     fn other_groups_are_refused() {
-        for text in
-            ["", "window", "window:5", "all:5x1", "window:x1", "window:5x256", "window:5x1,"]
-        {
+        for text in ["", "window", "window:5", "all:5x1", "window:x1", "window:5x256", "window:5x1,"] {
             let error = LayerGroups::parse(text).expect_err("the text is not a list of groups");
             assert!(error.contains("is not like"), "{text}: {error}");
         }

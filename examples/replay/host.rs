@@ -7,8 +7,8 @@ use std::fmt;
 use indicatif::ProgressBar;
 use kvarena::testkit::store::KeyStore;
 use kvarena::{
-    BatchPlan, BatchRow, Engine, EngineConfig, EngineError, Error, Namespace, Null, PoolConfig,
-    SharedSpan, Stats, StepScratch, TokenId,
+    BatchPlan, BatchRow, Engine, EngineConfig, EngineError, Error, Namespace, Null, PoolConfig, SharedSpan, Stats,
+    StepScratch, TokenId,
 };
 
 use crate::core_time::CoreTime;
@@ -211,8 +211,7 @@ impl<'a> Host<'a> {
     pub fn fits(&self, request: &Request) -> bool {
         let shape = self.engine.shape();
         let len = request.stored_len();
-        u64::from(len) <= shape.layout.slot_count()
-            && shape.most_pages(len) <= shape.layout.page_count().into()
+        u64::from(len) <= shape.layout.slot_count() && shape.most_pages(len) <= shape.layout.page_count().into()
     }
 
     /// Counts the tokens of a prompt that are cached in group 0, if there are other groups. Call it before admission.
@@ -220,8 +219,7 @@ impl<'a> Host<'a> {
         let layout = &self.engine.shape().layout;
         if layout.tracks() > 1 {
             let found = self.engine.match_prefix(NAMESPACE, prompt);
-            self.tally.full_hit_tokens +=
-                u64::from(found.full_pages()) * u64::from(layout.page_size());
+            self.tally.full_hit_tokens += u64::from(found.full_pages()) * u64::from(layout.page_size());
         }
     }
 

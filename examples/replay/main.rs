@@ -93,11 +93,7 @@ fn workload(args: &Args) -> Result<(Vec<Request>, String), Box<dyn Error>> {
 }
 
 fn schedule(args: &Args) -> String {
-    if args.sequential {
-        "sequential".to_owned()
-    } else {
-        format!("up to {} at a time", args.concurrency)
-    }
+    if args.sequential { "sequential".to_owned() } else { format!("up to {} at a time", args.concurrency) }
 }
 
 /// Serves the requests with the engine of `args`.
@@ -116,8 +112,7 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
     if args.sequential {
         sequential::serve(&mut host, requests, step_tokens)?;
     } else {
-        let limits =
-            batching::Limits { running: running as usize, step_tokens, follow: !args.no_waiting };
+        let limits = batching::Limits { running: running as usize, step_tokens, follow: !args.no_waiting };
         batching::serve(&mut host, requests, limits)?;
     }
     Ok(host.outcome())

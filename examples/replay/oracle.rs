@@ -34,13 +34,8 @@ const IN_USE: u64 = u64::MAX;
 
 /// Serves requests one at a time, with an exact page-level LRU.
 pub fn naive(requests: &[Request], setting: &Setting) -> Figures {
-    let mut oracle = Oracle {
-        setting,
-        names: HashMap::new(),
-        cached: BTreeMap::new(),
-        clock: 0,
-        figures: Figures::default(),
-    };
+    let mut oracle =
+        Oracle { setting, names: HashMap::new(), cached: BTreeMap::new(), clock: 0, figures: Figures::default() };
     requests.iter().for_each(|request| oracle.serve(request));
     oracle.figures
 }

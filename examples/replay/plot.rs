@@ -25,11 +25,8 @@ const OVERALL: RGBColor = RGBColor(40, 70, 110);
 const RECENT: RGBColor = RGBColor(150, 180, 205);
 
 /// Tiers that a hit comes from, as `(name, colour)`.
-const TIERS: [(&str, RGBColor); 3] = [
-    ("device", RGBColor(96, 150, 180)),
-    ("host memory", RGBColor(236, 162, 79)),
-    ("store", RGBColor(214, 208, 190)),
-];
+const TIERS: [(&str, RGBColor); 3] =
+    [("device", RGBColor(96, 150, 180)), ("host memory", RGBColor(236, 162, 79)), ("store", RGBColor(214, 208, 190))];
 
 /// The plot cannot be drawn or written.
 #[derive(Debug)]
@@ -48,8 +45,7 @@ impl std::error::Error for PlotError {}
 
 /// Draws the samples into an SVG file.
 pub fn draw(file: &Path, title: &str, samples: &[Sample]) -> Result<(), PlotError> {
-    let failed =
-        |reason: &dyn fmt::Display| PlotError { file: file.into(), reason: reason.to_string() };
+    let failed = |reason: &dyn fmt::Display| PlotError { file: file.into(), reason: reason.to_string() };
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();

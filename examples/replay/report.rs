@@ -197,10 +197,7 @@ impl Report {
             ("schedule", format!("{}, prefix reuse {}", self.schedule, self.prefix)),
             ("requests", grouped(self.requests)),
             ("input tokens", grouped(self.input_tokens)),
-            (
-                "  from the cache",
-                format!("{} ({:.1} %)", grouped(self.hit_tokens), 100.0 * self.hit_rate),
-            ),
+            ("  from the cache", format!("{} ({:.1} %)", grouped(self.hit_tokens), 100.0 * self.hit_rate)),
             ("  GPU time saved", saved(self.hit_tokens, self.input_tokens)),
             ("output tokens", grouped(self.output_tokens)),
             ("computed tokens", grouped(self.computed_tokens)),
@@ -245,9 +242,7 @@ impl Report {
             insert_after("evicted pages", ("evicted cells", grouped(*evicted_cells)));
         }
         if let Some(TierFigures { host_pages, totals: tiers }) = &self.tiers {
-            let hits = |tokens: u64| {
-                format!("{} ({:.1} %)", grouped(tokens), percent(tokens, self.input_tokens))
-            };
+            let hits = |tokens: u64| format!("{} ({:.1} %)", grouped(tokens), percent(tokens, self.input_tokens));
             insert_after("pool", ("host memory", counted((*host_pages).into(), "page")));
             insert_after("  from the cache", ("    in the store", hits(tiers.store_hit_tokens)));
             insert_after("  from the cache", ("    in host memory", hits(tiers.host_hit_tokens)));
@@ -304,10 +299,7 @@ impl Report {
             return "unknown after one run: part of core time (--runs 2 separates it)".to_owned();
         }
         let machine = micros(self.machine_ns);
-        format!(
-            "{machine} more in the slowest of {} runs of each step, not counted above",
-            self.runs
-        )
+        format!("{machine} more in the slowest of {} runs of each step, not counted above", self.runs)
     }
 
     /// Returns a title, the names and units of the columns, and a line for each of the slowest steps and its work.
@@ -382,10 +374,7 @@ mod tests {
 
     #[test]
     fn numbers_are_grouped() {
-        assert_eq!(
-            [0, 12, 999, 1000, 1_234_567].map(grouped).join(" "),
-            "0 12 999 1,000 1,234,567"
-        );
+        assert_eq!([0, 12, 999, 1000, 1_234_567].map(grouped).join(" "), "0 12 999 1,000 1,234,567");
     }
 
     #[test]
@@ -419,8 +408,7 @@ mod tests {
 
     #[test]
     fn only_groups_have_figures_of_groups() {
-        let tally =
-            Tally { input_tokens: 2000, full_hit_tokens: 1500, skipped: 1, ..Tally::default() };
+        let tally = Tally { input_tokens: 2000, full_hit_tokens: 1500, skipped: 1, ..Tally::default() };
         let [one, several] = [None, Some("window:5x2")].map(|groups| report(tally, groups, 1));
         let [json, grouped] = [&one, &several].map(|report| serde_json::to_string(report).unwrap());
         let figures = r#""groups":"window:5x2","full_hit_tokens":1500,"evicted_cells":0,"#;
@@ -430,9 +418,7 @@ mod tests {
             report.table().lines().map(|line| line.chars().take(19).collect()).collect()
         };
         let mut rows = names(&several);
-        rows.retain(|name| {
-            !["groups", "  cached in group 0", "evicted cells"].contains(&name.trim_end())
-        });
+        rows.retain(|name| !["groups", "  cached in group 0", "evicted cells"].contains(&name.trim_end()));
         assert_eq!(rows, names(&one));
         assert!(several.table().contains("  cached in group 0 1,500 (75.0 %)\n"));
     }
@@ -441,8 +427,7 @@ mod tests {
     fn columns_align_with_their_heads() {
         let report = |runs| report(Tally::default(), None, runs);
         let text = report(2).table();
-        let lines: Vec<&str> =
-            text.lines().skip_while(|line| !line.contains("core, us  ")).collect();
+        let lines: Vec<&str> = text.lines().skip_while(|line| !line.contains("core, us  ")).collect();
         assert_eq!(lines.len(), 1 + SLOWEST);
         assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
         assert!(lines[1].starts_with("  1,234       2.0          3.5"), "{text}");

@@ -10,11 +10,7 @@ use crate::host::{Host, NAMESPACE, ServeError, pages_in_use};
 use crate::request::Request;
 
 /// Serves the requests in order.
-pub fn serve(
-    host: &mut Host<'_>,
-    requests: &[Request],
-    step_tokens: u32,
-) -> Result<(), ServeError> {
+pub fn serve(host: &mut Host<'_>, requests: &[Request], step_tokens: u32) -> Result<(), ServeError> {
     let (mut prompt, mut output) = (Vec::new(), Vec::new());
     for (i, request) in requests.iter().enumerate() {
         if !host.fits(request) {
@@ -26,8 +22,8 @@ pub fn serve(
         host.count_full_hit(&prompt);
         let evicted = host.engine.stats().evicted_pages;
         host.fetch(&prompt).map_err(|source| ServeError::Engine { request: i, source })?;
-        let served = one(host, &prompt, &output, step_tokens)
-            .map_err(|source| ServeError::Engine { request: i, source })?;
+        let served =
+            one(host, &prompt, &output, step_tokens).map_err(|source| ServeError::Engine { request: i, source })?;
         host.started(request, served.hit, served.host_hit);
         host.served(request);
         host.work.computed_tokens = u64::from(request.stored_len() - served.hit);

@@ -100,17 +100,11 @@ pub fn read(file: &Path, max: usize, block: Option<u32>) -> Result<Vec<Request>,
     if file.as_os_str() == STANDARD_INPUT {
         return parse(io::stdin().lock(), Path::new(&name(file)), max, block);
     }
-    let opened =
-        File::open(file).map_err(|source| TraceError::Open { file: file.into(), source })?;
+    let opened = File::open(file).map_err(|source| TraceError::Open { file: file.into(), source })?;
     parse(BufReader::new(opened), file, max, block)
 }
 
-fn parse(
-    input: impl BufRead,
-    file: &Path,
-    max: usize,
-    block: Option<u32>,
-) -> Result<Vec<Request>, TraceError> {
+fn parse(input: impl BufRead, file: &Path, max: usize, block: Option<u32>) -> Result<Vec<Request>, TraceError> {
     let mut requests = Vec::new();
     let mut own = FIRST_OWN;
     for (line, text) in (1..).zip(input.lines()) {
@@ -121,11 +115,8 @@ fn parse(
         if text.trim().is_empty() {
             continue;
         }
-        let parsed: Line = serde_json::from_str(&text).map_err(|source| TraceError::Json {
-            file: file.into(),
-            line,
-            source,
-        })?;
+        let parsed: Line =
+            serde_json::from_str(&text).map_err(|source| TraceError::Json { file: file.into(), line, source })?;
         let request = request(&parsed, own, block, file, line)?;
         own = request.output.first + u64::from(request.output.len);
         requests.push(request);
@@ -137,13 +128,7 @@ fn parse(
 }
 
 /// Returns the request of a line. Its tokens without a hash id are numbered from `own` on.
-fn request(
-    line: &Line,
-    own: u64,
-    block: Option<u32>,
-    file: &Path,
-    number: usize,
-) -> Result<Request, TraceError> {
+fn request(line: &Line, own: u64, block: Option<u32>, file: &Path, number: usize) -> Result<Request, TraceError> {
     let (input, size) = (line.input_length, block.unwrap_or(HASH_TOKENS));
     let (expected, actual) = (input.div_ceil(size) as usize, line.hash_ids.len());
     let whole_blocks = block.is_some() && actual == (input / size) as usize;
@@ -151,13 +136,7 @@ fn request(
         return Err(TraceError::EmptyPrompt { file: file.into(), line: number });
     }
     if expected != actual && !whole_blocks {
-        return Err(TraceError::HashIds {
-            file: file.into(),
-            line: number,
-            input_length: input,
-            expected,
-            actual,
-        });
+        return Err(TraceError::HashIds { file: file.into(), line: number, input_length: input, expected, actual });
     }
     let len = u64::from(input) + u64::from(line.output_length);
     if len >= u64::from(u32::MAX) {
@@ -210,8 +189,7 @@ mod tests {
         parse_text(text).expect_err("the trace is invalid").to_string()
     }
 
-    const GOOD: &str =
-        r#"{"timestamp": 3, "input_length": 513, "output_length": 2, "hash_ids": [9, 4]}"#;
+    const GOOD: &str = r#"{"timestamp": 3, "input_length": 513, "output_length": 2, "hash_ids": [9, 4]}"#;
 
     #[test]
     fn a_line_is_a_request() {
@@ -228,13 +206,10 @@ mod tests {
     #[test]
     fn ids_may_cover_whole_blocks_only() {
         let line = |len: u32, ids: &str| {
-            format!(
-                r#"{{"timestamp": 3, "input_length": {len}, "output_length": 2, "hash_ids": {ids}}}"#
-            )
+            format!(r#"{{"timestamp": 3, "input_length": {len}, "output_length": 2, "hash_ids": {ids}}}"#)
         };
         let read = |text: &str| parse(text.as_bytes(), Path::new("some.jsonl"), 9, Some(64));
-        let text =
-            format!("{}\n{}\n{}", line(130, "[7, 8]"), line(3, "[]"), line(130, "[9, 8, 7]"));
+        let text = format!("{}\n{}\n{}", line(130, "[7, 8]"), line(3, "[]"), line(130, "[9, 8, 7]"));
         let requests = read(&text).expect("the trace is valid");
         // Adjacent blocks form one piece, and the rest has its own numbers.
         let blocks = Piece { first: 7 * 64, len: 128 };
@@ -243,8 +218,7 @@ mod tests {
         assert_eq!(requests[1].prompt, [Piece { first: FIRST_OWN + 4, len: 3 }]);
         assert_eq!(requests[1].output.first, FIRST_OWN + 7);
         // With a hash id for the rest.
-        let pieces =
-            [(9 * 64, 64), (8 * 64, 64), (7 * 64, 2)].map(|(first, len)| Piece { first, len });
+        let pieces = [(9 * 64, 64), (8 * 64, 64), (7 * 64, 2)].map(|(first, len)| Piece { first, len });
         assert_eq!(requests[2].prompt, pieces);
         for ids in ["[7]", "[7, 8, 9, 10]"] {
             assert!(read(&line(130, ids)).is_err(), "{ids}");
@@ -267,14 +241,12 @@ mod tests {
         assert_eq!(message(field), "some.jsonl:1: the line is not a request in JSON");
         let missing = r#"{"timestamp": 3, "input_length": 5, "output_length": 2}"#;
         assert_eq!(message(missing), "some.jsonl:1: the line is not a request in JSON");
-        let lie =
-            r#"{"timestamp": 3, "input_length": 1025, "output_length": 2, "hash_ids": [1, 2]}"#;
+        let lie = r#"{"timestamp": 3, "input_length": 1025, "output_length": 2, "hash_ids": [1, 2]}"#;
         assert_eq!(
             message(&format!("{GOOD}\n{GOOD}\n{lie}")),
             "some.jsonl:3: input_length 1025 takes 3 hash_ids, but there are 2"
         );
-        let long =
-            r#"{"timestamp": 3, "input_length": 1, "output_length": 4294967295, "hash_ids": [1]}"#;
+        let long = r#"{"timestamp": 3, "input_length": 1, "output_length": 4294967295, "hash_ids": [1]}"#;
         assert_eq!(message(long), "some.jsonl:1: a request of 4294967296 tokens is too long");
         let empty = r#"{"timestamp": 3, "input_length": 0, "output_length": 2, "hash_ids": []}"#;
         assert_eq!(message(empty), "some.jsonl:1: input_length is 0");

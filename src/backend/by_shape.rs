@@ -13,10 +13,7 @@ pub(super) struct ByShape<T> {
 
 impl<T> ByShape<T> {
     /// Makes a value for each shape, from the layout of the pool for the layers of that shape.
-    pub fn new<E>(
-        layout: &PoolLayout,
-        mut make: impl FnMut(&PoolLayout) -> Result<T, E>,
-    ) -> Result<Self, E> {
+    pub fn new<E>(layout: &PoolLayout, mut make: impl FnMut(&PoolLayout) -> Result<T, E>) -> Result<Self, E> {
         let mut all = Self { values: [const { None }; GROUPS_MAX], of_group: [0; GROUPS_MAX] };
         for group in 0..layout.groups().count() {
             let first = layout.first_alike(group);

@@ -8,9 +8,7 @@
 use super::{Attend, Moved, OpenSteps, Operand, PlanError};
 use crate::id::{LayerId, MoveId, PageId, SlotId, StepId};
 use crate::layout::{PoolLayout, Reach, TableShape};
-use crate::plan::{
-    self, BatchPlan, Compaction, PageCopy, PageMove, SlotMapping, SpanCheck, TableWrite,
-};
+use crate::plan::{self, BatchPlan, Compaction, PageCopy, PageMove, SlotMapping, SpanCheck, TableWrite};
 
 /// Checks that a step may begin now (B2, B8).
 pub(super) fn may_begin(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> {
@@ -37,11 +35,7 @@ pub(super) fn is_open(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> 
 }
 
 /// Checks a plan, except its step, its number of tokens, its spans and its table writes.
-pub(super) fn plan(
-    plan: &BatchPlan<'_>,
-    layout: &PoolLayout,
-    table: &TableShape,
-) -> Result<(), PlanError> {
+pub(super) fn plan(plan: &BatchPlan<'_>, layout: &PoolLayout, table: &TableShape) -> Result<(), PlanError> {
     let (positions, tokens) = (plan.positions.len(), plan.tokens.len());
     let slots = plan.slot_mapping.len();
     if positions != tokens || positions != slots {
@@ -149,23 +143,16 @@ pub(super) fn spans(seen: &mut SpanCheck, plan: &BatchPlan<'_>) -> Result<(), Pl
 }
 
 /// Checks that every write is inside the tables and its value is a valid chunk or page, so attention need not check.
-pub(super) fn table_writes(
-    writes: &[TableWrite],
-    layout: &PoolLayout,
-    table: &TableShape,
-) -> Result<(), PlanError> {
+pub(super) fn table_writes(writes: &[TableWrite], layout: &PoolLayout, table: &TableShape) -> Result<(), PlanError> {
     let directory = table.page_word(0, 0);
     let words = u32::try_from(table.words()).unwrap_or(u32::MAX);
     let (blocks, pages) = (table.blocks(), layout.page_count());
     let count = |index| if index < directory { blocks } else { pages };
-    let off = |&TableWrite { index, value }: &TableWrite| {
-        u32::from(index >= words) | u32::from(value >= count(index))
-    };
+    let off = |&TableWrite { index, value }: &TableWrite| u32::from(index >= words) | u32::from(value >= count(index));
     if writes.iter().fold(0, |any, write| any | off(write)) == 0 {
         return Ok(());
     }
-    let &TableWrite { index, value } =
-        writes.iter().find(|write| off(write) != 0).expect("a write is wrong");
+    let &TableWrite { index, value } = writes.iter().find(|write| off(write) != 0).expect("a write is wrong");
     Err(match index >= words {
         true => PlanError::TableIndex { index, words: table.words() },
         false => PlanError::TableValue { index, value, count: count(index) },
@@ -183,18 +170,11 @@ pub(super) fn page(page: PageId, page_count: u32) -> Result<(), PlanError> {
 
 /// Checks copies; `counts` are the numbers of pages of the source pool and of the target pool.
 pub(super) fn copies(copies: &[PageCopy], counts: (u32, u32)) -> Result<(), PlanError> {
-    copies
-        .iter()
-        .try_for_each(|copy| page(copy.source, counts.0).and_then(|()| page(copy.target, counts.1)))
+    copies.iter().try_for_each(|copy| page(copy.source, counts.0).and_then(|()| page(copy.target, counts.1)))
 }
 
 /// Checks the id and the pages of a batch of moves; `last` contains the last id of each direction.
-pub(super) fn moves(
-    id: MoveId,
-    moves: &[PageMove],
-    layout: &PoolLayout,
-    last: Moved,
-) -> Result<(), PlanError> {
+pub(super) fn moves(id: MoveId, moves: &[PageMove], layout: &PoolLayout, last: Moved) -> Result<(), PlanError> {
     let last = last.saved.max(last.loaded);
     if id <= last {
         return Err(PlanError::MoveOrder { id, last });
@@ -241,9 +221,7 @@ pub(super) fn attend(attend: &Attend, layout: &PoolLayout) -> Result<(), PlanErr
         return Err(PlanError::LatentScale { scale: attend.scale });
     }
     match attend.soft_cap {
-        Some(soft_cap) if !(soft_cap > 0.0 && soft_cap.is_finite()) => {
-            Err(PlanError::SoftCap { soft_cap })
-        }
+        Some(soft_cap) if !(soft_cap > 0.0 && soft_cap.is_finite()) => Err(PlanError::SoftCap { soft_cap }),
         _ => Ok(()),
     }
 }
@@ -289,8 +267,7 @@ mod tests {
     #[test]
     fn rows_are_measured_without_overflow() {
         let rows = |stride, actual| row_stride(Operand::K, actual, stride, 3, 8);
-        let length =
-            |actual, wanted| Err(PlanError::Length { operand: Operand::K, actual, wanted });
+        let length = |actual, wanted| Err(PlanError::Length { operand: Operand::K, actual, wanted });
         assert_eq!(rows(None, 24), Ok(8));
         assert_eq!(rows(None, 23), length(23, 24));
         assert_eq!(rows(Some(10), 28), Ok(10));

@@ -4,8 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use super::{
-    Attend, Backend, HostMemory, Moved, OpenBackend, Operand, Queries, Rope, Select, Selection,
-    SparseBackend,
+    Attend, Backend, HostMemory, Moved, OpenBackend, Operand, Queries, Rope, Select, Selection, SparseBackend,
 };
 use crate::config::StepBounds;
 use crate::id::{HostPageId, LayerId, MoveId};
@@ -96,12 +95,8 @@ impl<L: OpenBackend, R: OpenBackend> OpenBackend for Either<L, R> {
         bounds: impl Into<StepBounds>,
     ) -> Result<Self::Backend, <Self::Backend as Backend>::Error> {
         match self {
-            Self::Left(options) => {
-                options.open(layout, table, bounds).map(Either::Left).map_err(EitherError::Left)
-            }
-            Self::Right(options) => {
-                options.open(layout, table, bounds).map(Either::Right).map_err(EitherError::Right)
-            }
+            Self::Left(options) => options.open(layout, table, bounds).map(Either::Left).map_err(EitherError::Left),
+            Self::Right(options) => options.open(layout, table, bounds).map(Either::Right).map_err(EitherError::Right),
         }
     }
 }
@@ -203,8 +198,7 @@ impl<L: Backend, R: Backend> Backend for Either<L, R> {
                 backend.attend_queries(plan, layer, attend, q, out, lse).map_err(EitherError::Left)
             }
             Self::Right(backend) => {
-                let (q, out) =
-                    (queries(q, Either::right, Either::right)?, out.right(Operand::Out)?);
+                let (q, out) = (queries(q, Either::right, Either::right)?, out.right(Operand::Out)?);
                 let lse = lse.map(|lse| lse.right(Operand::Lse)).transpose()?;
                 backend.attend_queries(plan, layer, attend, q, out, lse).map_err(EitherError::Right)
             }
@@ -342,8 +336,7 @@ impl<L: SparseBackend, R: SparseBackend> SparseBackend for Either<L, R> {
             }
             Self::Right(backend) => {
                 let selection = Selection { positions: positions.right(Operand::Selection)?, top };
-                let (q, out) =
-                    (queries(q, Either::right, Either::right)?, out.right(Operand::Out)?);
+                let (q, out) = (queries(q, Either::right, Either::right)?, out.right(Operand::Out)?);
                 let lse = lse.map(|lse| lse.right(Operand::Lse)).transpose()?;
                 let done = backend.attend_selected(plan, layer, attend, selection, q, out, lse);
                 done.map_err(EitherError::Right)

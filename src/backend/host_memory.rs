@@ -14,8 +14,7 @@ pub struct Moved {
 
 impl Moved {
     /// Every move is complete.
-    pub(crate) const ALL: Self =
-        Self { saved: MoveId::new(u64::MAX), loaded: MoveId::new(u64::MAX) };
+    pub(crate) const ALL: Self = Self { saved: MoveId::new(u64::MAX), loaded: MoveId::new(u64::MAX) };
 }
 
 /// A backend with host pages that other threads may read and write.

@@ -18,8 +18,7 @@ mod rope;
 mod sparse;
 
 pub use cpu::{
-    Cpu, CpuError, CpuOptions, CpuPath, CpuRead, CpuRows, CpuRowsMut, CpuWrite, Elements,
-    ElementsMut, PATH_VARIABLE,
+    Cpu, CpuError, CpuOptions, CpuPath, CpuRead, CpuRows, CpuRowsMut, CpuWrite, Elements, ElementsMut, PATH_VARIABLE,
 };
 pub use either::{Either, EitherError};
 pub use host_memory::{HostMemory, Moved};

@@ -15,12 +15,7 @@ pub struct Null;
 impl OpenBackend for Null {
     type Backend = Self;
 
-    fn open(
-        self,
-        _: &PoolLayout,
-        _: &TableShape,
-        _: impl Into<StepBounds>,
-    ) -> Result<Self, Infallible> {
+    fn open(self, _: &PoolLayout, _: &TableShape, _: impl Into<StepBounds>) -> Result<Self, Infallible> {
         Ok(self)
     }
 }
@@ -38,23 +33,11 @@ impl Backend for Null {
 
     fn end(&mut self, _: StepEnd) {}
 
-    fn store_cache(
-        &mut self,
-        _: &BatchPlan<'_>,
-        _: LayerId,
-        _: (),
-        _: (),
-    ) -> Result<(), Infallible> {
+    fn store_cache(&mut self, _: &BatchPlan<'_>, _: LayerId, _: (), _: ()) -> Result<(), Infallible> {
         Ok(())
     }
 
-    fn rope_store(
-        &mut self,
-        _: &BatchPlan<'_>,
-        _: LayerId,
-        _: &Rope<(), ()>,
-        _: (),
-    ) -> Result<(), Infallible> {
+    fn rope_store(&mut self, _: &BatchPlan<'_>, _: LayerId, _: &Rope<(), ()>, _: ()) -> Result<(), Infallible> {
         Ok(())
     }
 

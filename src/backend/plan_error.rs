@@ -343,11 +343,7 @@ impl fmt::Display for PlanError {
                 }
             }
             Self::SparseGroup { layer, group } => {
-                write!(
-                    f,
-                    "a sparse read of layer {}, whose group {group} does not keep all tokens",
-                    layer.raw()
-                )
+                write!(f, "a sparse read of layer {}, whose group {group} does not keep all tokens", layer.raw())
             }
             Self::TreeWindow { window } => {
                 write!(f, "a sliding window of {window} for a plan with trees of drafts")
@@ -356,9 +352,7 @@ impl fmt::Display for PlanError {
                 write!(f, "chunks of {chunk} for a plan with trees of drafts")
             }
             Self::ChunkSize { chunk } => write!(f, "chunks of {chunk}, which is no power of two"),
-            Self::Row { row, rows } => {
-                out_of_range(f, "page table row", row.raw().into(), rows.into())
-            }
+            Self::Row { row, rows } => out_of_range(f, "page table row", row.raw().into(), rows.into()),
             Self::KvLen { row, kv_len, min, max } => {
                 write!(f, "kv_len {kv_len} of row {} is outside {min} to {max}", row.raw())
             }
@@ -366,28 +360,19 @@ impl fmt::Display for PlanError {
                 write!(f, "place {place} of row {} is past its {max} slots", row.raw())
             }
             Self::Slot { slot, slot_count } => out_of_range(f, "slot", slot.raw(), slot_count),
-            Self::TableIndex { index, words } => {
-                out_of_range(f, "page table word", index.into(), words as u64)
-            }
+            Self::TableIndex { index, words } => out_of_range(f, "page table word", index.into(), words as u64),
             Self::TableValue { index, value, count } => {
                 write!(f, "page table word {index} is {value}, which is not below {count}")
             }
-            Self::Page { page, page_count } => {
-                out_of_range(f, "page", page.raw().into(), page_count.into())
-            }
-            Self::HostPage { page, pages } => {
-                out_of_range(f, "host page", page.raw().into(), pages.into())
-            }
+            Self::Page { page, page_count } => out_of_range(f, "page", page.raw().into(), page_count.into()),
+            Self::HostPage { page, pages } => out_of_range(f, "host page", page.raw().into(), pages.into()),
             Self::Leased { page } => write!(f, "host page {} is leased", page.raw()),
             Self::MoveOrder { id, last } => {
                 write!(f, "move {} does not follow move {}", id.raw(), last.raw())
             }
-            Self::Layer { layer, layers } => {
-                out_of_range(f, "layer", layer.raw().into(), layers.into())
-            }
+            Self::Layer { layer, layers } => out_of_range(f, "layer", layer.raw().into(), layers.into()),
             Self::Heads { q_heads, kv_heads } => {
-                let (q, kv) =
-                    (Count(q_heads.into(), "query head"), Count(kv_heads.into(), "kv head"));
+                let (q, kv) = (Count(q_heads.into(), "query head"), Count(kv_heads.into(), "kv head"));
                 write!(f, "{q} cannot share {kv}")
             }
             Self::EmptyWindow => write!(f, "a sliding window of 0 tokens"),

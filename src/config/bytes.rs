@@ -9,8 +9,7 @@ use super::{EngineConfig, EngineShape, PrefixMode};
 use crate::error::ConfigError;
 use crate::hash::Hashing;
 use crate::layout::{
-    Capacity, GROUPS_MAX, GroupShape, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig,
-    Scaling,
+    Capacity, GROUPS_MAX, GroupShape, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig, Scaling,
 };
 
 /// Magic number and version of the byte form.
@@ -189,8 +188,7 @@ impl EngineShape {
         if words.magic != MAGIC {
             return Err(ShapeBytesError::Magic);
         }
-        let sizes =
-            [narrow("shape sizes", words.sizes[0])?, narrow("shape sizes", words.sizes[1])?];
+        let sizes = [narrow("shape sizes", words.sizes[0])?, narrow("shape sizes", words.sizes[1])?];
         let shape = shape_of(words.shape, sizes)?;
         let no_groups = ShapeBytesError::Field { name: "groups", value: words.groups[0] };
         let mut groups = Groups::from_words(words.groups).ok_or(no_groups)?;

@@ -31,11 +31,7 @@ impl From<u32> for StepBounds {
 
 /// Whether prefixes are cached and shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum PrefixMode {
     /// Sequences share whole pages of equal prefixes, which stay cached until they are evicted.
@@ -50,11 +46,7 @@ pub enum PrefixMode {
 ///
 /// With feature `serde`, fields that a serialised config omits have their defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(default, deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct EngineConfig {
     /// Shape and size of K and V. Default: [`PoolConfig::default`].
     pub pool: PoolConfig,

@@ -17,8 +17,7 @@ impl<B: Backend> Engine<B> {
     /// Changes nothing, not even recency, so a scheduler can order prompts by their hits. A page with
     /// [`TokenId::PENDING`] never matches.
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> PrefixMatch {
-        let found =
-            if self.world.shape.shares_prefixes() { prompt.len().saturating_sub(1) } else { 0 };
+        let found = if self.world.shape.shares_prefixes() { prompt.len().saturating_sub(1) } else { 0 };
         let tokens = &prompt[..found];
         self.world.prefixes.match_prefix(namespace, tokens)
     }
@@ -34,11 +33,7 @@ impl<B: Backend> Engine<B> {
 
     /// Returns [`Engine::match_hashes`], and passes the matched pages on the device to `each`, in order, in slices.
     /// O(hashes matched).
-    pub fn match_hashed_pages(
-        &self,
-        chain: &[PageHash],
-        each: impl FnMut(&[PageId]),
-    ) -> PrefixMatch {
+    pub fn match_hashed_pages(&self, chain: &[PageHash], each: impl FnMut(&[PageId])) -> PrefixMatch {
         self.world.prefixes.match_hashes(chain, each)
     }
 
@@ -52,11 +47,7 @@ impl<B: Backend> Engine<B> {
     /// [`Error::NamespaceNamed`] if the namespace already has other names. [`Error::NamesTaken`] if another namespace
     /// has names with the same effect on hashes. Some recipes of
     /// [`EngineConfig::hashing`](crate::EngineConfig::hashing) ignore all names.
-    pub fn name_namespace(
-        &mut self,
-        namespace: Namespace,
-        names: NamespaceNames,
-    ) -> Result<(), Error> {
+    pub fn name_namespace(&mut self, namespace: Namespace, names: NamespaceNames) -> Result<(), Error> {
         self.world.prefixes.name(namespace, names)
     }
 

@@ -90,11 +90,7 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Panics
     /// If `track` is not below the number of tracks.
-    pub fn track_table(
-        &self,
-        seq: SeqKey,
-        track: u32,
-    ) -> Result<impl Iterator<Item = PageId> + '_, Error> {
+    pub fn track_table(&self, seq: SeqKey, track: u32) -> Result<impl Iterator<Item = PageId> + '_, Error> {
         assert!(track < self.world.shape.table.tracks, "there is no track {track}");
         Ok(self.world.sequences.track_pages(self.sequence(seq)?, track, 0))
     }

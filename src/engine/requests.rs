@@ -31,12 +31,7 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// As [`Engine::admit`], except [`Error::OutOfPages`].
-    pub fn admission(
-        &self,
-        namespace: Namespace,
-        prompt: &[TokenId],
-        promise: u32,
-    ) -> Result<Admission, Error> {
+    pub fn admission(&self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<Admission, Error> {
         admission(&Estimate::of(&self.world), &Prompt { namespace, tokens: prompt, promise })
     }
 
@@ -59,12 +54,7 @@ impl<B: Backend> Engine<B> {
     /// [`Error::EmptyPrompt`], [`Error::TooLong`] (the prompt or the promise), [`Error::UnnamedNamespace`] if pages are
     /// hashed, [`Error::PendingToken`], [`Error::OutOfSequences`], [`Error::OutOfTokens`]. [`Error::OutOfPages`] if the
     /// rest of the prompt or of the promise does not fit now.
-    pub fn admit(
-        &mut self,
-        namespace: Namespace,
-        prompt: &[TokenId],
-        promise: u32,
-    ) -> Result<SeqKey, Error> {
+    pub fn admit(&mut self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<SeqKey, Error> {
         let prompt = Prompt { namespace, tokens: prompt, promise };
         let admitted = admit(Admit::of(&mut self.world), &prompt);
         self.world.counters.count_refusal(admitted)
@@ -136,12 +126,7 @@ impl<B: Backend> Engine<B> {
     /// [`EngineError::Backend`] if this load failed: there is no new step. [`EngineError::Backend`] if the copies
     /// failed: there are no children, and their pages return when the newest step, that of the copies, is complete. The
     /// parent's computed pages stay published.
-    pub fn fork(
-        &mut self,
-        seq: SeqKey,
-        count: u32,
-        promise: u32,
-    ) -> Result<Forked<'_>, EngineError<B::Error>> {
+    pub fn fork(&mut self, seq: SeqKey, count: u32, promise: u32) -> Result<Forked<'_>, EngineError<B::Error>> {
         if self.world.prefixes.has_hosts() {
             self.prepare(&[Extend { seq, len: 0 }])?;
         }

@@ -4,8 +4,7 @@ use crate::backend::Backend;
 use crate::error::{EngineError, Error};
 use crate::id::{SeqKey, StepId};
 use crate::plan::{
-    BatchPlan, Branch, Compaction, Draft, Extend, PackedLevels, PackedPlan, PlanSize, StepEnd,
-    StepScratch,
+    BatchPlan, Branch, Compaction, Draft, Extend, PackedLevels, PackedPlan, PlanSize, StepEnd, StepScratch,
 };
 use crate::system::abort::{Abort, abort};
 use crate::system::accept::{Accept, accept, check_branches};
@@ -119,11 +118,7 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnknownSequence`], [`Error::Preempted`]. [`Error::NotPlanned`] for an item that is not the last plan of
     /// its sequence, or is out of order. [`Error::PackedTree`]. [`Error::PackedLimit`] for a pool or a batch with
     /// numbers beyond 31 bits.
-    pub fn packed<'step>(
-        &self,
-        scratch: &'step mut StepScratch,
-        items: &[Extend],
-    ) -> Result<PackedPlan<'step>, Error> {
+    pub fn packed<'step>(&self, scratch: &'step mut StepScratch, items: &[Extend]) -> Result<PackedPlan<'step>, Error> {
         packed(&Packed::of(&self.world), 0, items, scratch.reset())
     }
 

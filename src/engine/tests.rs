@@ -316,9 +316,7 @@ fn waiting() -> (Engine<Null>, SeqKey) {
         engine.finish(seq).expect("it is live");
     }
     let seq = engine.admit(Namespace::default(), &texts[0], 0).expect("there is room");
-    assert!(
-        engine.world.sequences.pending(engine.world.sequences.get(seq).expect("it is live")) > 0
-    );
+    assert!(engine.world.sequences.pending(engine.world.sequences.get(seq).expect("it is live")) > 0);
     assert_eq!(engine.verify(), Ok(()));
     (engine, seq)
 }

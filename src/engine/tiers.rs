@@ -111,11 +111,8 @@ impl<B: Backend> Engine<B> {
         let mut waiting = std::mem::take(&mut self.world.buffers.waiting);
         waiting.clear();
         let sequences = &self.world.sequences;
-        let waits = |seq: &SeqKey| {
-            sequences.running(*seq).is_ok_and(|sequence| sequences.pending(sequence) > 0)
-        };
-        waiting
-            .extend(items.iter().map(|item| item.seq).filter(waits).take(sequences.max() as usize));
+        let waits = |seq: &SeqKey| sequences.running(*seq).is_ok_and(|sequence| sequences.pending(sequence) > 0);
+        waiting.extend(items.iter().map(|item| item.seq).filter(waits).take(sequences.max() as usize));
         let loaded = match waiting.is_empty() {
             true => Ok(()),
             false => self.load_each(waiting.iter().copied()),
@@ -163,11 +160,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`EngineError::Core`] with [`Error::StoreGroups`]. [`EngineError::Backend`] if the copy failed: a later call
     /// selects the same pages again.
-    pub fn puts(
-        &mut self,
-        max: usize,
-        sink: impl FnMut(Put<'_>),
-    ) -> Result<usize, EngineError<B::Error>> {
+    pub fn puts(&mut self, max: usize, sink: impl FnMut(Put<'_>)) -> Result<usize, EngineError<B::Error>> {
         self.check_groups()?;
         if !self.world.prefixes.has_hosts() {
             return Ok(0);
@@ -217,10 +210,7 @@ impl<B: Backend> Engine<B> {
         if !self.world.prefixes.is_named(namespace) {
             return Err(EngineError::Core(Error::UnnamedNamespace { namespace }));
         }
-        if !self.world.prefixes.has_hosts()
-            || prompt.is_empty()
-            || prompt.contains(&TokenId::PENDING)
-        {
+        if !self.world.prefixes.has_hosts() || prompt.is_empty() || prompt.contains(&TokenId::PENDING) {
             return Ok(None);
         }
         self.look_at_host();

@@ -137,15 +137,10 @@ impl fmt::Display for ConfigError {
                 write!(f, "page_count {page_count} does not fit 32-bit page ids")
             }
             Self::Budget { bytes, page_bytes } => {
-                write!(
-                    f,
-                    "a budget of {} is smaller than a page of {page_bytes}",
-                    Count(bytes, "byte")
-                )
+                write!(f, "a budget of {} is smaller than a page of {page_bytes}", Count(bytes, "byte"))
             }
             Self::HeadSplit { kv_heads, tp_size } => {
-                let (heads, ranks) =
-                    (Count(kv_heads.into(), "kv head"), Count(tp_size.into(), "rank"));
+                let (heads, ranks) = (Count(kv_heads.into(), "kv head"), Count(tp_size.into(), "rank"));
                 write!(f, "{heads} cannot be divided among {ranks}")
             }
             Self::Scaling { dtype } => write!(f, "numbers of {dtype:?} have no scales"),
@@ -167,8 +162,7 @@ impl fmt::Display for ConfigError {
             }
             Self::EmptyGroup { group } => write!(f, "no layer is in group {group}"),
             Self::GroupedLayers { layers, grouped } => {
-                let (layers, grouped) =
-                    (Count(layers.into(), "layer"), Count(grouped.into(), "layer"));
+                let (layers, grouped) = (Count(layers.into(), "layer"), Count(grouped.into(), "layer"));
                 write!(f, "groups of {grouped} do not fit a model of {layers}")
             }
             Self::GroupShape { group: 0, .. } => {

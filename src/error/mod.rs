@@ -298,10 +298,7 @@ impl Error {
     pub fn is_shortage(&self) -> bool {
         matches!(
             self,
-            Self::OutOfPages { .. }
-                | Self::OutOfSequences { .. }
-                | Self::OutOfTokens { .. }
-                | Self::OutOfSteps { .. }
+            Self::OutOfPages { .. } | Self::OutOfSequences { .. } | Self::OutOfTokens { .. } | Self::OutOfSteps { .. }
         )
     }
 }
@@ -362,9 +359,7 @@ impl fmt::Display for Error {
             }
             Self::EmptyBatch => write!(f, "a batch has no sequences"),
             Self::PlanSize { rows, tokens, batch_rows, batch_tokens } => {
-                let of = |rows: usize, tokens: usize| {
-                    (Count(rows as u64, "row"), Count(tokens as u64, "token"))
-                };
+                let of = |rows: usize, tokens: usize| (Count(rows as u64, "row"), Count(tokens as u64, "token"));
                 let ((rows, tokens), batch) = (of(rows, tokens), of(batch_rows, batch_tokens));
                 write!(f, "a batch of {} and {} cannot be padded ", batch.0, batch.1)?;
                 write!(f, "to {rows} and {tokens}")
@@ -388,10 +383,7 @@ impl fmt::Display for Error {
                 write!(f, "{masks} masks and {positions} positions for {len} of sequence {seq:?}")
             }
             Self::DraftMask { seq, token, mask, own, most } => {
-                write!(
-                    f,
-                    "mask {mask:#x} of draft {token} of sequence {seq:?} lacks bit {own:#x} "
-                )?;
+                write!(f, "mask {mask:#x} of draft {token} of sequence {seq:?} lacks bit {own:#x} ")?;
                 write!(f, "or has bits outside {most:#x}")
             }
             Self::DraftPosition { seq, token, position, min, max } => {

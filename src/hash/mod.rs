@@ -86,10 +86,7 @@ impl fmt::Debug for PageHash {
 }
 
 /// A recipe of hashes.
-#[cfg_attr(
-    not(any(feature = "xxhash", feature = "sha256")),
-    expect(dead_code, reason = "no recipe is compiled in")
-)]
+#[cfg_attr(not(any(feature = "xxhash", feature = "sha256")), expect(dead_code, reason = "no recipe is compiled in"))]
 trait Recipe {
     /// Bytes of a hash.
     const WIDTH: usize;
@@ -256,12 +253,7 @@ impl Hashing {
     ///
     /// # Panics
     /// If `page_size` is 0.
-    pub fn chain(
-        self,
-        names: &NamespaceNames,
-        tokens: &[TokenId],
-        page_size: u32,
-    ) -> Vec<PageHash> {
+    pub fn chain(self, names: &NamespaceNames, tokens: &[TokenId], page_size: u32) -> Vec<PageHash> {
         let named = Named::new(self, names.clone());
         let mut before = None;
         let pages = tokens.chunks_exact(page_size as usize);

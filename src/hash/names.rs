@@ -30,10 +30,7 @@ pub struct NamespaceNames {
 
 /// The names of a namespace, and the recipe's seed for them.
 #[derive(Clone, Debug)]
-#[cfg_attr(
-    not(any(feature = "xxhash", feature = "sha256")),
-    expect(dead_code, reason = "no recipe is compiled in")
-)]
+#[cfg_attr(not(any(feature = "xxhash", feature = "sha256")), expect(dead_code, reason = "no recipe is compiled in"))]
 pub(crate) struct Named {
     /// The names from the host.
     pub names: Arc<NamespaceNames>,

@@ -11,8 +11,7 @@ use super::*;
 use crate::error::{ConfigError, Error};
 use crate::id::Namespace;
 
-const TOKENS: [u32; 12] =
-    [100, 101, 102, 103, 7, 70_000, (1 << 31) + 5, u32::MAX - 1, 9, 10, 11, 12];
+const TOKENS: [u32; 12] = [100, 101, 102, 103, 7, 70_000, (1 << 31) + 5, u32::MAX - 1, 9, 10, 11, 12];
 
 fn names(lora: &str, salt: &str) -> NamespaceNames {
     let name = |name: &str| (!name.is_empty()).then(|| name.to_owned());
@@ -41,18 +40,9 @@ fn digests(hashing: Hashing, lora: &str, salt: &str) -> (Vec<String>, Vec<u64>) 
 fn dynamos_hashes_equal_those_of_its_crate() {
     let of = |lora, salt| numbers(Hashing::Dynamo, lora, salt);
     assert_eq!(of("", ""), [0x57b8_9ffc_89f0_7407, 0x8be6_d071_428c_cbd1, 0x9149_da6b_972b_b3be]);
-    assert_eq!(
-        of("adapter", ""),
-        [0xabab_2910_23fa_6591, 0xea8e_7056_58f1_0deb, 0xb0a1_7844_d758_eafc]
-    );
-    assert_eq!(
-        of("", "tenant"),
-        [0x0334_0f8d_04cf_3de1, 0x7945_e8e5_953e_a14f, 0xf8a2_2ae4_eb84_b2ed]
-    );
-    assert_eq!(
-        of("adapter", "tenant"),
-        [0x7d01_3d54_824a_9ebe, 0xce5d_b089_1c59_7819, 0x78ea_f265_5c57_c5cb]
-    );
+    assert_eq!(of("adapter", ""), [0xabab_2910_23fa_6591, 0xea8e_7056_58f1_0deb, 0xb0a1_7844_d758_eafc]);
+    assert_eq!(of("", "tenant"), [0x0334_0f8d_04cf_3de1, 0x7945_e8e5_953e_a14f, 0xf8a2_2ae4_eb84_b2ed]);
+    assert_eq!(of("adapter", "tenant"), [0x7d01_3d54_824a_9ebe, 0xce5d_b089_1c59_7819, 0x78ea_f265_5c57_c5cb]);
 }
 
 #[test]
@@ -139,9 +129,7 @@ fn vllms_seed_is_a_text() {
     ] {
         let hashing = match seed {
             None => Hashing::VllmSha256Cbor,
-            Some(seed) => {
-                Hashing::VllmSha256CborSeeded(HashSeed::new(seed).expect("the text is short"))
-            }
+            Some(seed) => Hashing::VllmSha256CborSeeded(HashSeed::new(seed).expect("the text is short")),
         };
         let (got, ids) = digests(hashing, "", "");
         assert_eq!(got[2], last, "{seed:?}");
@@ -246,18 +234,9 @@ fn names_are_given_once_and_to_one_namespace() {
         }
         assert_eq!(given, Ok(()));
         assert_eq!(table.name(red, names("", "red")), Ok(()), "the same again");
-        assert_eq!(
-            table.name(red, names("", "other")),
-            Err(Error::NamespaceNamed { namespace: red })
-        );
-        assert_eq!(
-            table.name(blue, names("", "red")),
-            Err(Error::NamesTaken { namespace: blue, by: red })
-        );
-        assert_eq!(
-            table.name(default, names("", "any")),
-            Err(Error::NamespaceNamed { namespace: default })
-        );
+        assert_eq!(table.name(red, names("", "other")), Err(Error::NamespaceNamed { namespace: red }));
+        assert_eq!(table.name(blue, names("", "red")), Err(Error::NamesTaken { namespace: blue, by: red }));
+        assert_eq!(table.name(default, names("", "any")), Err(Error::NamespaceNamed { namespace: default }));
         assert_eq!(table.name(blue, names("red", "")), Ok(()), "an adapter is not a salt");
         assert!(table.get(Namespace::new(3)).is_none());
     }

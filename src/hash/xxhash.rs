@@ -29,9 +29,8 @@ impl Recipe for Dynamo {
     }
 
     fn seed(_: Hashing, names: &NamespaceNames) -> PageHash {
-        let part = |name: &Option<String>, seed| {
-            name.as_ref().map_or(0, |name| xxh3_64_with_seed(name.as_bytes(), seed))
-        };
+        let part =
+            |name: &Option<String>, seed| name.as_ref().map_or(0, |name| xxh3_64_with_seed(name.as_bytes(), seed));
         let (lora, salt) = (part(&names.lora, 0), part(&names.salt, 1));
         DYNAMO_SEED.wrapping_add(lora).wrapping_add(salt).into()
     }

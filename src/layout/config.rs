@@ -17,11 +17,7 @@ pub const PAGE_SIZE_MAX: u32 = 1024;
 
 /// The size of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Capacity {
     /// A number of pages.
     Pages(u32),
@@ -34,11 +30,7 @@ pub enum Capacity {
 /// `PoolConfig::from_hf` (feature `serde`) reads a model's `config.json`. Fields that a serialised config omits have
 /// their defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(default, deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct PoolConfig {
     /// Number of layers of the model. Default: 1.
     pub layers: u32,
@@ -193,8 +185,8 @@ impl PoolConfig {
         if self.page_size > PAGE_SIZE_MAX {
             return Err(ConfigError::PageSize { page_size: self.page_size, max: PAGE_SIZE_MAX });
         }
-        let page_bytes = format::fit(&mut formats, lanes, self.page_size)
-            .ok_or(ConfigError::Overflow { name: "page_bytes" })?;
+        let page_bytes =
+            format::fit(&mut formats, lanes, self.page_size).ok_or(ConfigError::Overflow { name: "page_bytes" })?;
         let page_count = self.page_count(page_bytes)?;
         self.check_host_region(page_bytes, page_count)?;
         let tracks = |group: u32| groups.layers_of(group).div_ceil(formats[group as usize].lanes);

@@ -3,11 +3,7 @@
 
 /// Element type of rows: q, k, v, and attention's output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Dtype {
     /// IEEE binary32, 4 bytes.
@@ -30,11 +26,7 @@ impl Dtype {
 
 /// Element type of a pool's K and V, or of a plane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum KvDtype {
     /// IEEE binary32, 4 bytes.
@@ -77,11 +69,7 @@ impl KvDtype {
 
 /// The source of the scales of a quantised pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Scaling {
     /// One scale for each layer, head, and K and V, given when the backend is opened ([`KvScales`](super::KvScales)).

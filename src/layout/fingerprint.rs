@@ -38,11 +38,7 @@ impl PoolLayout {
     /// caller passes the scales and channels of this pool. The hash does not cover the [`Layout`](crate::Layout) or the
     /// number of pages. It also does not cover which of a model's heads the pool contains, so without scales and labels
     /// it is equal for all ranks.
-    pub fn page_fingerprint(
-        &self,
-        scales: Option<&KvScales>,
-        labels: Option<&LabelChannels>,
-    ) -> u64 {
+    pub fn page_fingerprint(&self, scales: Option<&KvScales>, labels: Option<&LabelChannels>) -> u64 {
         let mut all = Fnv(0xcbf2_9ce4_8422_2325);
         all.take(self.layers());
         all.take(self.page_size());
@@ -59,9 +55,7 @@ impl PoolLayout {
             own.for_each(|layer| all.take(layer.raw()));
         }
         all.take_format(&self.formats[0]);
-        for (group, _) in
-            self.groups().limited().filter(|&(group, _)| self.groups().shape(group).is_some())
-        {
+        for (group, _) in self.groups().limited().filter(|&(group, _)| self.groups().shape(group).is_some()) {
             all.take(group);
             all.take_format(&self.formats[group as usize]);
         }

@@ -24,11 +24,7 @@ const WORD: u32 = u64::BITS;
 
 /// The range of tokens that a token reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Reach {
     /// All tokens up to itself.
@@ -80,11 +76,7 @@ impl fmt::Display for Reach {
 
 /// The shape and dtype of a group that differ from the pool's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct GroupShape {
     /// Shape of K and V in each layer of the group.
     pub shape: KvShape,
@@ -146,16 +138,14 @@ impl Groups {
     /// [`ConfigError::LayerGroup`] for a layer of a group that does not exist. [`ConfigError::EmptyGroup`] for a group
     /// without layers.
     pub fn new(reaches: &[Reach], layers: &[u8]) -> Result<Self, ConfigError> {
-        let limits =
-            [("groups", reaches.len(), GROUPS_MAX), ("layers", layers.len(), GROUPED_LAYERS_MAX)];
+        let limits = [("groups", reaches.len(), GROUPS_MAX), ("layers", layers.len(), GROUPED_LAYERS_MAX)];
         if let Some((name, value, max)) = limits.into_iter().find(|&(_, value, max)| value > max) {
             return Err(ConfigError::Limit { name, value: value as u64, max: max as u64 });
         }
         if let Some(group) = (0..reaches.len()).find(|&group| !reaches[group].fits(group)) {
             return Err(ConfigError::Reach { group: group as u32, reach: reaches[group] });
         }
-        let mut groups =
-            Self { count: reaches.len() as u32, layers: layers.len() as u32, ..Self::ONE };
+        let mut groups = Self { count: reaches.len() as u32, layers: layers.len() as u32, ..Self::ONE };
         groups.reaches[..reaches.len()].copy_from_slice(reaches);
         for (layer, &group) in (0..).zip(layers) {
             if u32::from(group) >= groups.count {
@@ -242,8 +232,7 @@ impl Groups {
     /// Returns a layer's group; 0 for a layer that is in none, such as every layer of [`Groups::ONE`].
     pub fn group(&self, layer: LayerId) -> u32 {
         let (word, bit) = ((layer.raw() / WORD) as usize, layer.raw() % WORD);
-        let bits =
-            self.bits.map(|words| words.get(word).map_or(0, |word| (word >> bit & 1) as u32));
+        let bits = self.bits.map(|words| words.get(word).map_or(0, |word| (word >> bit & 1) as u32));
         bits[0] | bits[1] << 1
     }
 
@@ -314,10 +303,7 @@ impl Default for Groups {
 impl fmt::Debug for Groups {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let reaches = &self.reaches[..self.count as usize];
-        f.debug_struct("Groups")
-            .field("reaches", &reaches)
-            .field("layers", &self.of_layers())
-            .finish()
+        f.debug_struct("Groups").field("reaches", &reaches).field("layers", &self.of_layers()).finish()
     }
 }
 
@@ -350,9 +336,7 @@ impl<'de> serde::Deserialize<'de> for Groups {
         let one = reaches == [Reach::All] && layers.is_empty();
         let groups = if one { Ok(Self::ONE) } else { Self::new(&reaches, &layers) };
         let own = (1..).zip(shapes).filter_map(|(group, own)| Some((group, own?)));
-        let with = |groups: Self, (group, own): (u32, GroupShape)| {
-            groups.with_shape(group, own.shape, own.dtype)
-        };
+        let with = |groups: Self, (group, own): (u32, GroupShape)| groups.with_shape(group, own.shape, own.dtype);
         groups.and_then(|groups| own.into_iter().try_fold(groups, with)).map_err(D::Error::custom)
     }
 }

@@ -92,8 +92,7 @@ const OWN_HEAD_DIM: [&str; 2] = ["gemma", "qwen3"];
 const LAYER_TYPES: [&str; 3] = ["full_attention", "sliding_attention", "chunked_attention"];
 
 /// Layer types that read a window or a chunk, and the field with its size.
-const LIMITED_TYPES: [(&str, &str); 2] =
-    [(LAYER_TYPES[1], "sliding_window"), (LAYER_TYPES[2], "attention_chunk_size")];
+const LIMITED_TYPES: [(&str, &str); 2] = [(LAYER_TYPES[1], "sliding_window"), (LAYER_TYPES[2], "attention_chunk_size")];
 
 /// Default of `no_rope_layer_interval`: the interval of layers with full attention in a model with chunks.
 const NO_ROPE_INTERVAL: u32 = 4;
@@ -185,8 +184,7 @@ impl<'a> Fields<'a> {
     /// Sets the heads of the layers that read all tokens, if they have their own.
     fn with_full_shape(&self, pool: PoolConfig) -> Result<PoolConfig, HfError> {
         let KvShape::Heads { kv_heads, head_dim } = pool.shape else { return Ok(pool) };
-        let [of_dim, of_heads, gate] =
-            ["global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"];
+        let [of_dim, of_heads, gate] = ["global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"];
         let given = |name| self.get(name).filter(|value| is_set(value));
         let Some(field) = [of_dim, of_heads].into_iter().find(|name| given(name).is_some()) else {
             return Ok(pool);
@@ -288,8 +286,7 @@ impl<'a> Fields<'a> {
             }
         };
         let every = |interval: u32, kind| {
-            let kind =
-                |layer: u32| if layer.is_multiple_of(interval) { LAYER_TYPES[0] } else { kind };
+            let kind = |layer: u32| if layer.is_multiple_of(interval) { LAYER_TYPES[0] } else { kind };
             (1..=layers).map(kind).collect()
         };
         let [_, sliding, chunked] = LAYER_TYPES;

@@ -24,11 +24,7 @@ use crate::id::LayerId;
 /// # Ok::<(), kvarena::LabelError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(try_from = "Unchecked")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Unchecked"))]
 pub struct LabelChannels {
     layers: u32,
     kv_heads: u32,
@@ -62,12 +58,7 @@ impl LabelChannels {
     /// # Errors
     /// [`LabelError::Count`] for a wrong number of values; [`LabelError::Order`] if the channels of a head do not
     /// ascend.
-    pub fn new(
-        layers: u32,
-        kv_heads: u32,
-        channels: u32,
-        values: Vec<u32>,
-    ) -> Result<Self, LabelError> {
+    pub fn new(layers: u32, kv_heads: u32, channels: u32, values: Vec<u32>) -> Result<Self, LabelError> {
         // The saturated product exceeds the length of any vector.
         let heads = u64::from(layers) * u64::from(kv_heads);
         let wanted = heads.saturating_mul(channels.into());

@@ -41,8 +41,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Limits of a pool with one group.
-    pub const NONE: Self =
-        Self { page_size: 1, count: 0, list: [Limit { reach: Reach::All, tracks: 0, most: 0 }; 3] };
+    pub const NONE: Self = Self { page_size: 1, count: 0, list: [Limit { reach: Reach::All, tracks: 0, most: 0 }; 3] };
 
     /// Creates the limits of a pool whose plans are at most `ahead` tokens ahead of the published ones.
     pub fn new(layout: &PoolLayout, ahead: u32) -> Self {
@@ -53,8 +52,7 @@ impl Limits {
             let span = u64::from(size - 1) + u64::from(ahead);
             let most = span.div_ceil(page_size.into()) + 1;
             let most = u32::try_from(most).unwrap_or(u32::MAX);
-            limits.list[limits.count as usize] =
-                Limit { reach, tracks: layout.tracks_of(group), most };
+            limits.list[limits.count as usize] = Limit { reach, tracks: layout.tracks_of(group), most };
             limits.count += 1;
         }
         limits
@@ -77,12 +75,7 @@ impl Limits {
     pub fn held_groups(&self, published: u32) -> impl Iterator<Item = HeldGroup> + use<'_> {
         let mut track = 1;
         (0..).zip(self.groups()).map(move |(group, limit)| {
-            let held = HeldGroup {
-                group,
-                track,
-                tracks: limit.tracks,
-                first: self.first_of(limit, published),
-            };
+            let held = HeldGroup { group, track, tracks: limit.tracks, first: self.first_of(limit, published) };
             track += limit.tracks;
             held
         })
@@ -151,23 +144,15 @@ mod tests {
     #[test]
     fn no_sequence_holds_more_than_is_promised() {
         for (page_size, reach) in [1, 3, 16].into_iter().flat_map(|size| {
-            [
-                Reach::Window(1),
-                Reach::Window(5),
-                Reach::Window(32),
-                Reach::Chunk(1),
-                Reach::Chunk(16),
-            ]
-            .map(|reach| (size, reach))
+            [Reach::Window(1), Reach::Window(5), Reach::Window(32), Reach::Chunk(1), Reach::Chunk(16)]
+                .map(|reach| (size, reach))
         }) {
             let groups = Groups::new(&[Reach::All, reach], &[1, 0, 1]).expect("both have layers");
             let config = PoolConfig { layers: 3, groups, page_size, ..PoolConfig::default() };
             let layout = config.layout().expect("a small pool");
             for ahead in [1, 7, 40] {
                 let limits = Limits::new(&layout, ahead);
-                for (published, more) in
-                    (0..60).flat_map(|m| (0..=ahead).map(move |more| (m, more)))
-                {
+                for (published, more) in (0..60).flat_map(|m| (0..=ahead).map(move |more| (m, more))) {
                     let page_len = (published * page_size + more).div_ceil(page_size);
                     // All places that the next token reads, and all later ones.
                     let first = reach.first(published * page_size) / page_size;

@@ -34,8 +34,7 @@ impl Planes {
         let k = self.list[0];
         let dtype = k.dtype.rows().into();
         let labels = Plane { name: PlaneName::Labels, elements: channels, dtype, ..k };
-        let mut planes =
-            Self { count: self.count + 1, align: self.align.max(labels.align()), ..self };
+        let mut planes = Self { count: self.count + 1, align: self.align.max(labels.align()), ..self };
         planes.list[self.count as usize] = labels;
         planes
     }

@@ -12,11 +12,7 @@ use crate::id::{LayerId, PageId, SlotId};
 
 /// Physical order of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Layout {
     /// `[plane, L, P, piece]`: for attention of one layer.
     LayerFirst,
@@ -396,9 +392,7 @@ impl PoolLayout {
         };
         let (slot, head) = match plane.order {
             PlaneOrder::BySlot => (plane.row_bytes() as u64, plane.head_bytes()),
-            PlaneOrder::ByPage => {
-                (plane.head_bytes(), plane.head_bytes() * u64::from(self.page_size))
-            }
+            PlaneOrder::ByPage => (plane.head_bytes(), plane.head_bytes() * u64::from(self.page_size)),
         };
         Some(Strides { origin, lane, page, slot, head })
     }

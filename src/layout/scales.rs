@@ -22,11 +22,7 @@ use crate::id::LayerId;
 /// # Ok::<(), kvarena::ScaleError>(())
 /// ```
 #[derive(Clone, PartialEq, Debug)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(try_from = "Unchecked")
-)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Unchecked"))]
 pub struct KvScales {
     layers: u32,
     kv_heads: u32,
@@ -205,15 +201,10 @@ impl fmt::Display for ScaleError {
                 f.write_str("is not above 0 and finite")
             }
             Self::Size { layers, kv_heads, pool_layers, pool_kv_heads } => {
-                let size = |layers: u32, heads: u32| {
-                    (Count(layers.into(), "layer"), Count(heads.into(), "kv head"))
-                };
+                let size = |layers: u32, heads: u32| (Count(layers.into(), "layer"), Count(heads.into(), "kv head"));
                 let (layers, heads) = size(layers, kv_heads);
                 let (pool_layers, pool_heads) = size(pool_layers, pool_kv_heads);
-                write!(
-                    f,
-                    "scales of {layers} and {heads} for a pool of {pool_layers} and {pool_heads}"
-                )
+                write!(f, "scales of {layers} and {heads} for a pool of {pool_layers} and {pool_heads}")
             }
             Self::NotStatic => write!(f, "the pool takes no static scales"),
             Self::Config(error) => error.fmt(f),

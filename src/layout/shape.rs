@@ -63,8 +63,7 @@ impl KvShape {
                 if !dtype.is_quantised() || scaling == Scaling::Static {
                     return Planes::new(&[k, v]);
                 }
-                let scale =
-                    Plane { elements: 1, dtype: KvDtype::F32, order: PlaneOrder::ByPage, ..k };
+                let scale = Plane { elements: 1, dtype: KvDtype::F32, order: PlaneOrder::ByPage, ..k };
                 let scales = [PlaneName::KScales, PlaneName::VScales];
                 let [k_scales, v_scales] = scales.map(|name| Plane { name, ..scale });
                 Planes::new(&[k, v, k_scales, v_scales])

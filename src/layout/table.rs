@@ -49,12 +49,7 @@ impl TableShape {
     ///
     /// # Errors
     /// As [`TableShape::new`].
-    pub fn of(
-        layout: &PoolLayout,
-        rows: u32,
-        len_max: u32,
-        tokens: u64,
-    ) -> Result<Self, ConfigError> {
+    pub fn of(layout: &PoolLayout, rows: u32, len_max: u32, tokens: u64) -> Result<Self, ConfigError> {
         let chunks = layout.groups().limited().filter_map(|(_, reach)| match reach {
             Reach::Chunk(size) => Some(size),
             _ => None,
@@ -64,13 +59,7 @@ impl TableShape {
         shape.with_tracks(layout.tracks())
     }
 
-    fn in_chunks(
-        chunk_tokens: u32,
-        page_size: u32,
-        rows: u32,
-        len_max: u32,
-        tokens: u64,
-    ) -> Result<Self, ConfigError> {
+    fn in_chunks(chunk_tokens: u32, page_size: u32, rows: u32, len_max: u32, tokens: u64) -> Result<Self, ConfigError> {
         if page_size == 0 {
             return Err(ConfigError::Zero { name: "page_size" });
         }
@@ -93,8 +82,8 @@ impl TableShape {
 
     fn with_tracks(self, tracks: u32) -> Result<Self, ConfigError> {
         let chunk_words = u128::from(tracks) * u128::from(self.chunk_pages);
-        let words = u128::from(self.rows) * u128::from(self.chunks_per_row)
-            + u128::from(self.chunk_count) * chunk_words;
+        let words =
+            u128::from(self.rows) * u128::from(self.chunks_per_row) + u128::from(self.chunk_count) * chunk_words;
         if words > u128::from(u32::MAX) {
             return Err(ConfigError::Overflow { name: "page table words" });
         }
@@ -107,8 +96,7 @@ impl TableShape {
 
     /// Returns the number of words of the array.
     pub const fn words(&self) -> usize {
-        self.directory_words() as usize
-            + self.chunk_count as usize * self.tracks as usize * self.chunk_pages as usize
+        self.directory_words() as usize + self.chunk_count as usize * self.tracks as usize * self.chunk_pages as usize
     }
 
     /// Returns the exclusive maximum of the block numbers in the directory.

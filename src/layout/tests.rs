@@ -1,8 +1,8 @@
 //! Tests of pool layouts, by enumeration over unusual planes; also of scales, fingerprints, labels and groups.
 
 use super::{
-    Capacity, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace, Layout,
-    Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError, Scaling,
+    Capacity, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace, Layout, Plane, PlaneName,
+    PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError, Scaling,
 };
 use crate::error::ConfigError;
 use crate::id::{LayerId, PageId};
@@ -82,12 +82,8 @@ fn pieces(pool: &PoolLayout, mut each: impl FnMut(&Plane, LayerId, PageId)) {
 fn rows_of(plane: &Plane, page_size: u32) -> Vec<(u32, u32)> {
     let (slots, heads) = (0..page_size, 0..plane.heads);
     match plane.order {
-        PlaneOrder::BySlot => {
-            slots.flat_map(|slot| heads.clone().map(move |head| (slot, head))).collect()
-        }
-        PlaneOrder::ByPage => {
-            heads.flat_map(|head| slots.clone().map(move |slot| (slot, head))).collect()
-        }
+        PlaneOrder::BySlot => slots.flat_map(|slot| heads.clone().map(move |head| (slot, head))).collect(),
+        PlaneOrder::ByPage => heads.flat_map(|head| slots.clone().map(move |slot| (slot, head))).collect(),
     }
 }
 
@@ -106,11 +102,7 @@ fn every_head_has_the_offset_of_its_place_in_the_physical_order() {
                 let id = pool.slot(page, slot);
                 assert_eq!(pool.page_of(id), (page, slot), "{pool:?}");
                 if let Some(row) = pool.row(plane.name, layer, id) {
-                    assert_eq!(
-                        row.start + u64::from(head) * strides.head,
-                        at,
-                        "{pool:?} {plane:?}"
-                    );
+                    assert_eq!(row.start + u64::from(head) * strides.head, at, "{pool:?} {plane:?}");
                 }
                 next += head_bytes;
             }
@@ -140,8 +132,7 @@ fn pieces_tile_the_pool_and_order_every_page_alike() {
         let mut owner = vec![None; pool.total_bytes() as usize];
         for page in (0..pool.page_count()).map(PageId::new) {
             // The offset in the pool of each byte of a page that was read from it.
-            let page_bytes: Vec<u64> =
-                (0..pool.pieces_per_page()).flat_map(|piece| pool.piece(page, piece)).collect();
+            let page_bytes: Vec<u64> = (0..pool.pieces_per_page()).flat_map(|piece| pool.piece(page, piece)).collect();
             assert_eq!(page_bytes.len() as u64, pool.page_bytes(), "{pool:?}");
             for &byte in &page_bytes {
                 assert_eq!(owner[byte as usize].replace(page), None, "{pool:?} {page:?} {byte}");
@@ -151,10 +142,8 @@ fn pieces_tile_the_pool_and_order_every_page_alike() {
                     .map(|strides| strides.expect("the pool has it"));
                 for layer in (0..pool.layers()).map(LayerId::new) {
                     for (slot, head) in rows_of(plane, pool.page_size()) {
-                        let in_pool =
-                            pooled.row(layer.raw(), page, slot) + pooled.head * u64::from(head);
-                        let in_page = read.row(layer.raw(), PageId::new(0), slot)
-                            + read.head * u64::from(head);
+                        let in_pool = pooled.row(layer.raw(), page, slot) + pooled.head * u64::from(head);
+                        let in_page = read.row(layer.raw(), PageId::new(0), slot) + read.head * u64::from(head);
                         assert_eq!(page_bytes[in_page as usize], in_pool, "{pool:?} {plane:?}");
                     }
                 }
@@ -208,8 +197,7 @@ fn a_rank_has_the_scales_of_its_heads() {
         for tp_rank in 0..tp_size {
             let shape = KvShape::heads(kv_heads, 2);
             let dtype = KvDtype::Fp8E4M3;
-            let pool =
-                PoolConfig { layers: 3, shape, dtype, tp_size, tp_rank, ..PoolConfig::default() };
+            let pool = PoolConfig { layers: 3, shape, dtype, tp_size, tp_rank, ..PoolConfig::default() };
             let rank = model.local(&pool).expect("they are the model's");
             let layout = pool.layout().expect("a valid pool");
             assert_eq!((rank.layers(), rank.kv_heads()), (3, layout.kv_heads()));
@@ -238,10 +226,7 @@ fn invalid_scales_are_refused() {
         assert_eq!(with(11, scale), Err(refused));
         assert!(refused.to_string().contains("head 2"));
     }
-    assert!(matches!(
-        with(6, f32::NAN),
-        Err(ScaleError::Value { head: 0, plane: PlaneName::K, .. })
-    ));
+    assert!(matches!(with(6, f32::NAN), Err(ScaleError::Value { head: 0, plane: PlaneName::K, .. })));
     assert!(with(11, f32::from_bits(1)).is_ok());
     let count = |actual, wanted| Err(ScaleError::Count { actual, wanted });
     assert_eq!(KvScales::new(2, 3, vec![1.0; 11]), count(11, 12));
@@ -258,12 +243,7 @@ fn invalid_scales_are_refused() {
 
 #[test]
 fn equal_formats_have_equal_fingerprints() {
-    let pool = PoolConfig {
-        layers: 2,
-        shape: KvShape::heads(3, 2),
-        dtype: KvDtype::Fp8E4M3,
-        ..PoolConfig::default()
-    };
+    let pool = PoolConfig { layers: 2, shape: KvShape::heads(3, 2), dtype: KvDtype::Fp8E4M3, ..PoolConfig::default() };
     let layout = |pool: PoolConfig| pool.layout().expect("a valid pool");
     let plain = layout(pool).page_fingerprint(None, None);
     // Hosts may keep this number with stored pages, so it must never change.
@@ -317,10 +297,7 @@ fn labels_are_planes_of_the_pool() {
         assert!(made.strides(PlaneName::Labels).is_some());
         let fp8 = PoolConfig { dtype: KvDtype::Fp8E4M3, scaling: Scaling::ByToken, ..pool };
         let fp8 = fp8.layout().expect("a valid pool");
-        assert_eq!(
-            (fp8.planes()[4].name, fp8.planes()[4].dtype),
-            (PlaneName::Labels, KvDtype::Bf16)
-        );
+        assert_eq!((fp8.planes()[4].name, fp8.planes()[4].dtype), (PlaneName::Labels, KvDtype::Bf16));
         let wide = PoolConfig { label_channels: 9, ..plain }.layout();
         assert_eq!(wide, Err(ConfigError::Limit { name: "label_channels", value: 9, max: 8 }));
     }
@@ -334,13 +311,8 @@ fn label_channels_that_do_not_fit_are_refused() {
     let order = |kv_head, channel| Err(LabelError::Order { layer, kv_head, channel });
     assert_eq!(made(&[0, 0, 2, 3]), order(0, 0));
     assert_eq!(made(&[0, 1, 3, 2]), order(1, 2));
-    let pool = PoolConfig {
-        shape: KvShape::heads(2, 4),
-        label_channels: 2,
-        tp_size: 2,
-        tp_rank: 1,
-        ..PoolConfig::default()
-    };
+    let pool =
+        PoolConfig { shape: KvShape::heads(2, 4), label_channels: 2, tp_size: 2, tp_rank: 1, ..PoolConfig::default() };
     let model = made(&[0, 3, 1, 2]).expect("they ascend");
     let local = model.local(&pool).expect("they are the model's");
     assert_eq!(local.values(), [1, 2]);
@@ -363,8 +335,7 @@ fn label_channels_that_do_not_fit_are_refused() {
 
 #[test]
 fn label_channels_are_part_of_the_fingerprint() {
-    let pool =
-        PoolConfig { shape: KvShape::heads(2, 8), label_channels: 3, ..PoolConfig::default() };
+    let pool = PoolConfig { shape: KvShape::heads(2, 8), label_channels: 3, ..PoolConfig::default() };
     let layout = pool.layout().expect("a valid pool");
     let of = |values: Vec<u32>| {
         let labels = LabelChannels::new(1, 2, 3, values).expect("they ascend");
@@ -388,9 +359,8 @@ fn layers_of_groups_have_places_of_their_own() {
         let config = PoolConfig { layers, groups, page_size: 2, ..PoolConfig::default() };
         let layout = config.layout().expect("a small pool");
         // The expected places: each layer takes the next place of its group.
-        let sizes: Vec<u32> = (0..count as u8)
-            .map(|group| of.iter().filter(|of| **of == group).count() as u32)
-            .collect();
+        let sizes: Vec<u32> =
+            (0..count as u8).map(|group| of.iter().filter(|of| **of == group).count() as u32).collect();
         let tracks: Vec<u32> = sizes.iter().map(|size| size.div_ceil(sizes[0])).collect();
         assert_eq!((layout.lanes(), layout.tracks()), (sizes[0], tracks.iter().sum()));
         assert_eq!(layout.page_bytes(), u64::from(sizes[0]) * 2 * 2 * 64 * 4);
@@ -444,23 +414,17 @@ fn layers_in_no_group_are_in_group_0() {
 #[test]
 fn groups_that_do_not_exist_have_no_layers() {
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[0, 1, 1]).expect("valid groups");
-    assert_eq!(
-        [0, 1, 2, 3, 4, 5, u32::MAX].map(|group| groups.layers_of(group)),
-        [1, 2, 0, 0, 0, 0, 0]
-    );
+    assert_eq!([0, 1, 2, 3, 4, 5, u32::MAX].map(|group| groups.layers_of(group)), [1, 2, 0, 0, 0, 0, 0]);
 }
 
 #[test]
 fn reaches_never_fall() {
-    for reach in [Reach::All, Reach::Window(1), Reach::Window(7), Reach::Chunk(1), Reach::Chunk(16)]
-    {
+    for reach in [Reach::All, Reach::Window(1), Reach::Window(7), Reach::Chunk(1), Reach::Chunk(16)] {
         for at in 0..100 {
             let want = match reach {
                 Reach::All => 0,
                 Reach::Window(size) => (0..=at).find(|seen| at - seen < size).expect("itself"),
-                Reach::Chunk(size) => {
-                    (0..=at).find(|seen| seen / size == at / size).expect("itself")
-                }
+                Reach::Chunk(size) => (0..=at).find(|seen| seen / size == at / size).expect("itself"),
             };
             assert_eq!(reach.first(at), want);
             assert!(reach.first(at) <= reach.first(at + 1));

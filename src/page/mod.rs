@@ -164,8 +164,7 @@ impl PagePool {
     /// Checks P1 over the whole pool; returns the first page that breaks it. O(pages).
     pub(crate) fn check(&self) -> Result<(), (&'static str, Option<PageId>)> {
         for word in 0..self.free.word_count() {
-            let (free, cached, fenced) =
-                (self.free.word(word), self.cached.word(word), self.fenced.word(word));
+            let (free, cached, fenced) = (self.free.word(word), self.cached.word(word), self.fenced.word(word));
             let twice = free & cached | free & fenced | cached & fenced;
             if twice != 0 {
                 let page = word as u32 * 64 + twice.trailing_zeros();

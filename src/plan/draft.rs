@@ -151,9 +151,8 @@ impl Compaction {
             some.then_some(bit)
         };
         let kept = std::iter::from_fn(next).zip(0..);
-        kept.filter(|(from, to)| from != to).filter_map(move |(from, to)| {
-            Some((self.first.checked_add(from)?, self.first.checked_add(to)?))
-        })
+        kept.filter(|(from, to)| from != to)
+            .filter_map(move |(from, to)| Some((self.first.checked_add(from)?, self.first.checked_add(to)?)))
     }
 
     /// Returns the place after the last kept one.

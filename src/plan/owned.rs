@@ -130,8 +130,7 @@ impl OwnedPlan {
             SlotMapping::I32(_) => 4,
             SlotMapping::I64(_) => 8,
         };
-        let more_tracks =
-            plan.track_slots.len().checked_div(plan.token_count()).unwrap_or(0) as u64;
+        let more_tracks = plan.track_slots.len().checked_div(plan.token_count()).unwrap_or(0) as u64;
         let header = Header {
             magic: MAGIC,
             step: plan.step.raw(),
@@ -269,9 +268,9 @@ fn words_of(header: &Header) -> Option<u64> {
         (header.masks, 8),
         (header.track_slots()?, header.slot_bytes()),
     ];
-    arrays.iter().try_fold(HEADER_WORDS as u64, |sum, &(count, size)| {
-        sum.checked_add(count.checked_mul(size)?.div_ceil(8))
-    })
+    arrays
+        .iter()
+        .try_fold(HEADER_WORDS as u64, |sum, &(count, size)| sum.checked_add(count.checked_mul(size)?.div_ceil(8)))
 }
 
 fn check_rows(plan: &BatchPlan<'_>) -> Result<(), PlanBytesError> {
@@ -283,9 +282,5 @@ fn check_rows(plan: &BatchPlan<'_>) -> Result<(), PlanBytesError> {
         }
         next += u64::from(row.extend_len);
     }
-    if next == plan.token_count() as u64 {
-        Ok(())
-    } else {
-        Err(PlanBytesError::Rows { row: plan.rows.len() })
-    }
+    if next == plan.token_count() as u64 { Ok(()) } else { Err(PlanBytesError::Rows { row: plan.rows.len() }) }
 }

@@ -67,11 +67,7 @@ impl SpanCheck {
     ///
     /// # Errors
     /// The first wrong span; the number of spans if the list of members is wrong.
-    pub(crate) fn check(
-        &mut self,
-        shared: &SharedSpans<'_>,
-        rows: &[BatchRow],
-    ) -> Result<(), usize> {
+    pub(crate) fn check(&mut self, shared: &SharedSpans<'_>, rows: &[BatchRow]) -> Result<(), usize> {
         let SharedSpans { spans, members } = *shared;
         self.check_members(members, rows.len()).map_err(|()| spans.len())?;
         self.around.clear();
@@ -361,9 +357,6 @@ mod tests {
             }
         }
         assert!((400_000..900_000).contains(&right) && depth >= 6, "{right} {depth}");
-        assert!(
-            seen[..8].iter().all(|&count| count > 100),
-            "each index is wrong at times: {seen:?}"
-        );
+        assert!(seen[..8].iter().all(|&count| count > 100), "each index is wrong at times: {seen:?}");
     }
 }

@@ -95,8 +95,7 @@ impl PrefixTree {
             self.hosts_mut().clean -= tracks;
         } else if self.save_cell(cell, freed) {
             let counts = &mut self.hosts_mut().counts;
-            (counts.saved, counts.forced) =
-                (counts.saved + u64::from(tracks), counts.forced + u64::from(tracks));
+            (counts.saved, counts.forced) = (counts.saved + u64::from(tracks), counts.forced + u64::from(tracks));
         } else {
             if self.cell_at(group.into(), entry) == cell {
                 self.lose_idle_cell(cell, freed);
@@ -116,8 +115,7 @@ impl PrefixTree {
     /// Takes host pages for an idle dirty cell, and adds the saves to the batch. Returns false if too few host pages
     /// can be freed. Also returns false if freeing a host page drops this cell's entry, which removes the cell.
     pub(super) fn save_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) -> bool {
-        let (range, Cell { entry, group, .. }) =
-            (self.cells_ref().range(cell), *self.cell_mut(cell));
+        let (range, Cell { entry, group, .. }) = (self.cells_ref().range(cell), *self.cell_mut(cell));
         for at in range.clone() {
             let page = self.take_host_page(freed);
             let is_there = self.cell_at(group.into(), entry) == cell;
@@ -201,9 +199,7 @@ impl PrefixTree {
         let mut count = 0;
         self.for_tails(lock, pages, |tree, cell| {
             // A used cell has no age, so its stamp stores the load.
-            if !tree.cells_ref().is_on_device(cell)
-                && std::mem::replace(&mut tree.cell_mut(cell).stamp, load) != load
-            {
+            if !tree.cells_ref().is_on_device(cell) && std::mem::replace(&mut tree.cell_mut(cell).stamp, load) != load {
                 count += tree.cells_ref().tracks(cell);
             }
         });

@@ -148,12 +148,7 @@ impl Cells {
         })
     }
 
-    pub fn bytes(
-        limits: &Limits,
-        [device_pages, host_pages]: [u32; 2],
-        entry_count: u32,
-        max_steps: u32,
-    ) -> u64 {
+    pub fn bytes(limits: &Limits, [device_pages, host_pages]: [u32; 2], entry_count: u32, max_steps: u32) -> u64 {
         let page_count = device_pages + host_pages;
         let page = size_of::<PageId>() * if host_pages > 0 { 2 } else { 1 };
         let saving = if host_pages > 0 { device_pages } else { 0 };
@@ -194,8 +189,7 @@ impl Cells {
 
     /// Returns the indices of a cell's pages, and of its host pages.
     pub fn range(&self, cell: CellId) -> Range<usize> {
-        let Group { tracks, base, page_base, .. } =
-            self.groups[usize::from(self.cells[cell.index()].group)];
+        let Group { tracks, base, page_base, .. } = self.groups[usize::from(self.cells[cell.index()].group)];
         let first = page_base + ((cell.raw() - base) * tracks) as usize;
         first..first + tracks as usize
     }
@@ -216,12 +210,7 @@ impl Cells {
     }
 
     /// Makes a cell of these pages at an entry, with one user.
-    pub fn create(
-        &mut self,
-        group: u32,
-        entry: u32,
-        pages: impl Iterator<Item = PageId>,
-    ) -> CellId {
+    pub fn create(&mut self, group: u32, entry: u32, pages: impl Iterator<Item = PageId>) -> CellId {
         let of = &mut self.groups[group as usize];
         let cell = match of.free {
             CellId::NONE => {
@@ -293,13 +282,7 @@ impl Cells {
     }
 
     /// Removes a user now, or when `last_step` is complete. Returns whether the cell is idle now.
-    pub fn release(
-        &mut self,
-        cell: CellId,
-        last_step: StepId,
-        fence: &mut Fence,
-        ages: &mut Ages,
-    ) -> bool {
+    pub fn release(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence, ages: &mut Ages) -> bool {
         self.forget_waiting(cell, fence);
         let now = fence.is_complete(last_step);
         let of = &mut self.cells[cell.index()];
@@ -420,9 +403,7 @@ impl Cells {
     /// Returns each cell that an entry names, as (group, entry, cell). For audits.
     pub fn named(&self) -> impl Iterator<Item = (u32, u32, CellId)> + '_ {
         let named = self.of_entry.iter().enumerate().filter(|(_, cell)| cell.is_some());
-        named.map(|(at, &cell)| {
-            ((at / self.entry_count) as u32, (at % self.entry_count) as u32, cell)
-        })
+        named.map(|(at, &cell)| ((at / self.entry_count) as u32, (at % self.entry_count) as u32, cell))
     }
 }
 

@@ -115,11 +115,7 @@ impl Chain {
 
 impl PrefixTree {
     /// Turns hashing on, for an empty tree.
-    pub(crate) fn keep_hashes(
-        &mut self,
-        hashing: Hashing,
-        hash_bits: u32,
-    ) -> Result<(), OutOfMemory> {
+    pub(crate) fn keep_hashes(&mut self, hashing: Hashing, hash_bits: u32) -> Result<(), OutOfMemory> {
         assert!(self.link.is_empty(), "T9: every page has its hash");
         let page_count = self.link.capacity() as u32;
         self.chain = Some(Chain::new(page_count, hash_bits, hashing)?);
@@ -135,11 +131,7 @@ impl PrefixTree {
     ///
     /// # Errors
     /// [`Error::NamespaceNamed`], [`Error::NamesTaken`].
-    pub(crate) fn name(
-        &mut self,
-        namespace: Namespace,
-        names: NamespaceNames,
-    ) -> Result<(), Error> {
+    pub(crate) fn name(&mut self, namespace: Namespace, names: NamespaceNames) -> Result<(), Error> {
         self.chain.as_mut().map_or(Ok(()), |chain| chain.names.name(namespace, names))
     }
 

@@ -31,8 +31,7 @@ impl PrefixTree {
         let scopes = self.scopes();
         self.check_list(&scopes)?;
         self.check_spans()?;
-        let broken =
-            "T9: each matchable page has its hash; the hash of a node's first page finds the node";
+        let broken = "T9: each matchable page has its hash; the hash of a node's first page finds the node";
         self.check_hashes(&scopes).map_err(|node| (broken, self.page(node)))
     }
 
@@ -138,10 +137,7 @@ impl PrefixTree {
         let held = self.deferred.values().filter(|held| **held != Deferred::default()).count();
         let wanted = deferred.values().filter(|count| **count > 0).count();
         if held != wanted || held != self.deferred_nodes as usize {
-            return Err((
-                "T7: nodes that have fenced locks or deferred children are counted",
-                None,
-            ));
+            return Err(("T7: nodes that have fenced locks or deferred children are counted", None));
         }
         self.add_deferred_cells(&mut pages);
         let counted: HashMap<StepId, u32> = fence.idle_pages().collect();
@@ -178,10 +174,7 @@ impl PrefixTree {
             }
         }
         if (evictable, protected) != (self.evictable, self.protected) {
-            return Err((
-                "T5: evictable and protected count the pages of idle and locked nodes",
-                None,
-            ));
+            return Err(("T5: evictable and protected count the pages of idle and locked nodes", None));
         }
         Ok(())
     }
@@ -193,11 +186,7 @@ impl PrefixTree {
             extents += self.spans.extents_of(&link.span);
             for entry in self.spans.entries(&link.span) {
                 self.ensure(entries.insert(entry), "T6: an entry belongs to one span", node)?;
-                self.ensure(
-                    !self.spans.is_free(entry),
-                    "T6: the entries of a span are taken",
-                    node,
-                )?;
+                self.ensure(!self.spans.is_free(entry), "T6: the entries of a span are taken", node)?;
             }
             let pages: usize = self.node_pages(node).map(|(_, pages)| pages.len()).sum();
             let full = self.node_pages(node).all(|(_, pages)| !pages.is_empty());

@@ -54,13 +54,7 @@ impl PrefixTree {
     /// `present`: whether the pages are of the present generation, so that they could match. Such pages are not in use,
     /// so they count as evictable until this call.
     #[inline(always)]
-    pub(super) fn detach_pages(
-        &mut self,
-        node: NodeKey,
-        count: u32,
-        present: bool,
-        pages: &mut Vec<PageId>,
-    ) {
+    pub(super) fn detach_pages(&mut self, node: NodeKey, count: u32, present: bool, pages: &mut Vec<PageId>) {
         #[cfg(test)]
         self.log_detached(node, count, present);
         if self.chain.is_some() | self.cells.is_some() {
@@ -92,13 +86,7 @@ impl PrefixTree {
     /// the cells of the pages, and appends the device pages of these cells to `freed`.
     #[cold]
     #[inline(never)]
-    pub(super) fn on_detach(
-        &mut self,
-        node: NodeKey,
-        count: u32,
-        present: bool,
-        freed: &mut Vec<PageId>,
-    ) {
+    pub(super) fn on_detach(&mut self, node: NodeKey, count: u32, present: bool, freed: &mut Vec<PageId>) {
         if self.chain.is_some() {
             if present {
                 self.emit_detached(node, count);

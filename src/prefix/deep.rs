@@ -16,13 +16,7 @@ fn chain(depth: u32) -> PrefixTree {
     for i in 0..depth {
         // The second user prevents the leaf from growing, so that each page becomes a node.
         others.push(tree.lock_again(&lock, &mut fence));
-        let inserted = tree.insert(
-            &mut lock,
-            &[TokenId::new(i)],
-            &mut [PageId::new(i)],
-            &mut freed,
-            &mut fence,
-        );
+        let inserted = tree.insert(&mut lock, &[TokenId::new(i)], &mut [PageId::new(i)], &mut freed, &mut fence);
         assert_eq!(inserted.duplicates, 0);
     }
     for other in others.into_iter().chain([lock]) {
@@ -37,6 +31,5 @@ fn chain(depth: u32) -> PrefixTree {
 fn the_audit_does_not_grow_with_depth() {
     // A walk to the root from each node would take 10^11 steps: hours.
     let tree = chain(500_000);
-    tree.check(&HashMap::new(), &HashMap::new(), &Fence::new(0, 1, 0).expect("memory"))
-        .expect("all invariants hold");
+    tree.check(&HashMap::new(), &HashMap::new(), &Fence::new(0, 1, 0).expect("memory")).expect("all invariants hold");
 }

@@ -54,12 +54,7 @@ impl PrefixTree {
     }
 
     /// Unlocks a deferred lock, as [`PrefixTree::unlock`].
-    pub(crate) fn unlock_deferred(
-        &mut self,
-        lock: PrefixLock,
-        fence: &mut Fence,
-        freed: &mut Vec<PageId>,
-    ) {
+    pub(crate) fn unlock_deferred(&mut self, lock: PrefixLock, fence: &mut Fence, freed: &mut Vec<PageId>) {
         self.branches += 1;
         let keep = lock.scope().generation == self.generation;
         let mut at = lock.node();
@@ -127,10 +122,7 @@ mod tests {
 
     impl Held {
         fn new() -> Self {
-            Self {
-                tree: PrefixTree::new(10, 1, 31).expect("memory"),
-                fence: Fence::new(0, 3, 4).expect("memory"),
-            }
+            Self { tree: PrefixTree::new(10, 1, 31).expect("memory"), fence: Fence::new(0, 3, 4).expect("memory") }
         }
 
         /// Returns a lock on `len` pages of one text, with one token a page.

@@ -102,12 +102,7 @@ struct Walked {
 }
 
 impl EventBuffer {
-    pub fn new(
-        page_count: u32,
-        page_size: u32,
-        width: usize,
-        capacity: u32,
-    ) -> Result<Self, OutOfMemory> {
+    pub fn new(page_count: u32, page_size: u32, width: usize, capacity: u32) -> Result<Self, OutOfMemory> {
         let pages = u64::from(capacity);
         Ok(Self {
             capacity,
@@ -130,10 +125,7 @@ impl EventBuffer {
     }
 
     pub fn prefault(&mut self) {
-        touch_reserved(
-            &mut self.records,
-            Record { count: 0, medium: Medium::Device, stored: None },
-        );
+        touch_reserved(&mut self.records, Record { count: 0, medium: Medium::Device, stored: None });
         touch_reserved(&mut self.hashes, 0);
         touch_reserved(&mut self.tokens, TokenId::default());
         self.walked.prefault();
@@ -278,13 +270,7 @@ impl PrefixTree {
         }
     }
 
-    fn emit_places(
-        &mut self,
-        node: NodeKey,
-        namespace: Namespace,
-        stored: (Medium, StepId),
-        places: Range<u32>,
-    ) {
+    fn emit_places(&mut self, node: NodeKey, namespace: Namespace, stored: (Medium, StepId), places: Range<u32>) {
         let count = self.link[node].span.pages() - places.start;
         let before = self.entry_before(node, count);
         let (Some(events), Some(chain)) = (&mut self.events, &self.chain) else { return };
@@ -416,18 +402,11 @@ impl PrefixTree {
     }
 
     /// Calls the sink with one node's pages, run by run.
-    fn emit_node(
-        &self,
-        node: NodeKey,
-        namespace: Namespace,
-        step: StepId,
-        sink: &mut impl FnMut(Event<'_>),
-    ) {
+    fn emit_node(&self, node: NodeKey, namespace: Namespace, step: StepId, sink: &mut impl FnMut(Event<'_>)) {
         let chain = self.chain.as_ref().expect("events need hashes");
         let names = chain.names_of(namespace);
         let link = &self.link[node];
-        let mut parent =
-            link.parent.map(|parent| chain.of(self.spans.last_entry(&self.link[parent].span)));
+        let mut parent = link.parent.map(|parent| chain.of(self.spans.last_entry(&self.link[parent].span)));
         let entries = link.span.pages();
         let host = self.hosts.as_ref().map_or(entries, |hosts| hosts.residency[node].host);
         let device = self.device_pages(node, entries);
@@ -443,15 +422,7 @@ impl PrefixTree {
                 let tokens = self.spans.tokens_of_run(start, len);
                 let hashes = chain.of_run(start, len);
                 let parent = if from == 0 { parent } else { Some(chain.of(start - 1)) };
-                sink(Event::Stored(Stored {
-                    namespace,
-                    names,
-                    medium,
-                    parent,
-                    hashes,
-                    tokens,
-                    step,
-                }));
+                sink(Event::Stored(Stored { namespace, names, medium, parent, hashes, tokens, step }));
             }
             parent = Some(chain.of(start + len - 1));
             before += len;

@@ -53,8 +53,7 @@ impl Fetches {
     }
 
     pub fn bytes(host_pages: u32) -> u64 {
-        (FETCHES_MAX * size_of::<OpenFetch>()) as u64
-            + u64::from(host_pages) * size_of::<HostPageId>() as u64
+        (FETCHES_MAX * size_of::<OpenFetch>()) as u64 + u64::from(host_pages) * size_of::<HostPageId>() as u64
     }
 
     pub fn prefault(&mut self) {
@@ -160,8 +159,7 @@ impl PrefixTree {
         }
         let mut next = self.seek(Seek::HostOnly);
         while let Some(node) = next {
-            let (entries, is_leaf) =
-                (self.link[node].span.pages(), self.usage[node].child_count == 0);
+            let (entries, is_leaf) = (self.link[node].span.pages(), self.usage[node].child_count == 0);
             let stays = found.node == Some(node) && found.pages_in_node == entries;
             let residency = self.hosts_ref().residency[node];
             if is_leaf && !stays && Seek::HostOnly.finds(residency, entries) {

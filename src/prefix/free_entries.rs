@@ -115,8 +115,7 @@ impl FreeEntries {
         if wanted < WORD {
             return (word * WORD, wanted);
         }
-        let words =
-            (word..word + wanted.div_ceil(WORD)).take_while(|&w| self.whole.contains(w as u32));
+        let words = (word..word + wanted.div_ceil(WORD)).take_while(|&w| self.whole.contains(w as u32));
         let count = words.count();
         let before = match word.checked_sub(1) {
             Some(word) if word != self.open => self.free.word(word).leading_ones() as usize,

@@ -153,12 +153,7 @@ impl Hosts {
 
 impl PrefixTree {
     /// Turns host memory on. The tree must be empty, and created for the device pages and the host pages together.
-    pub(crate) fn keep_hosts(
-        &mut self,
-        page_count: u32,
-        host_pages: u32,
-        stage_pages: u32,
-    ) -> Result<(), OutOfMemory> {
+    pub(crate) fn keep_hosts(&mut self, page_count: u32, host_pages: u32, stage_pages: u32) -> Result<(), OutOfMemory> {
         self.hosts = Some(Box::new(Hosts::new(page_count, host_pages, stage_pages)?));
         self.keep_ages(page_count + host_pages)
     }
@@ -186,8 +181,7 @@ impl PrefixTree {
 
     /// Returns the bytes that stores add to host memory.
     pub(crate) fn store_bytes(page_count: u32, host_pages: u32, stage_pages: u32) -> u64 {
-        Puts::bytes(SpanStore::entry_count(page_count + host_pages), stage_pages)
-            + Fetches::bytes(host_pages)
+        Puts::bytes(SpanStore::entry_count(page_count + host_pages), stage_pages) + Fetches::bytes(host_pages)
     }
 
     /// Returns whether evicted pages move to host memory.
@@ -419,8 +413,7 @@ impl PrefixTree {
     /// cursor looks for.
     pub(super) fn seek_from(&mut self, seek: Seek, node: NodeKey) {
         let ages = self.ages.as_ref().expect("there is host memory");
-        let older =
-            self.hosts_ref().cursors[seek as usize].is_none_or(|at| ages.of(node) < ages.of(at));
+        let older = self.hosts_ref().cursors[seek as usize].is_none_or(|at| ages.of(node) < ages.of(at));
         if older {
             self.hosts_mut().cursors[seek as usize] = Some(node);
         }
@@ -439,13 +432,7 @@ impl PrefixTree {
     /// to `pages`.
     #[cold]
     #[inline(never)]
-    pub(super) fn detach_entries(
-        &mut self,
-        node: NodeKey,
-        count: u32,
-        present: bool,
-        pages: &mut Vec<PageId>,
-    ) {
+    pub(super) fn detach_entries(&mut self, node: NodeKey, count: u32, present: bool, pages: &mut Vec<PageId>) {
         if self.chain.is_some() | self.cells.is_some() {
             self.on_detach(node, count, present, pages);
         }
@@ -453,8 +440,7 @@ impl PrefixTree {
         let span = &mut link[node].span;
         let (entries, Residency { device, host }) = (span.pages(), hosts.residency[node]);
         let rest = entries - count;
-        spans
-            .each_entry_back(span, host.max(rest)..entries, |entry, _| hosts.drop_host_page(entry));
+        spans.each_entry_back(span, host.max(rest)..entries, |entry, _| hosts.drop_host_page(entry));
         let dropped = device - device.min(rest);
         spans.each_entry_back(span, rest..entries, |entry, _| hosts.puts.forget(entry));
         // A node in use has no clean entries.

@@ -218,12 +218,7 @@ impl PrefixTree {
     }
 
     /// Returns the bytes that events take in a tree of `page_count` pages; 0 if `capacity` is 0.
-    pub(crate) fn event_bytes(
-        page_count: u32,
-        page_size: u32,
-        hashing: Hashing,
-        capacity: u32,
-    ) -> u64 {
+    pub(crate) fn event_bytes(page_count: u32, page_size: u32, hashing: Hashing, capacity: u32) -> u64 {
         match capacity {
             0 => 0,
             _ => EventBuffer::bytes(page_count, page_size, hashing.width(), capacity),
@@ -231,11 +226,9 @@ impl PrefixTree {
     }
 
     /// Bytes of one node's columns.
-    const COLUMN_BYTES: u64 = (slot_size::<Link>()
-        + slot_size::<Usage>()
-        + size_of::<Scope>()
-        + size_of::<Deferred>()
-        + size_of::<u32>()) as u64;
+    const COLUMN_BYTES: u64 =
+        (slot_size::<Link>() + slot_size::<Usage>() + size_of::<Scope>() + size_of::<Deferred>() + size_of::<u32>())
+            as u64;
 
     /// Bytes of one node: its columns and its child entry.
     pub const BYTES_PER_NODE: u64 = Self::COLUMN_BYTES + ChildTable::BYTES_PER_NODE;

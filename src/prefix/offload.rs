@@ -167,9 +167,7 @@ impl PrefixTree {
                 self.save(node, host_page);
                 Some(1)
             }
-            Oldest::Cell(cell) => {
-                self.save_cell(cell, freed).then(|| self.cells_ref().tracks(cell))
-            }
+            Oldest::Cell(cell) => self.save_cell(cell, freed).then(|| self.cells_ref().tracks(cell)),
         }
     }
 

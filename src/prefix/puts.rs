@@ -190,12 +190,10 @@ impl Puts {
         spans: &SpanStore,
         key_of: impl Fn(u32) -> Option<PageHash>,
     ) -> Result<(), &'static str> {
-        let (staged, read): (Vec<&OpenPut>, Vec<_>) =
-            self.open.iter().partition(|put| put.is_staged);
+        let (staged, read): (Vec<&OpenPut>, Vec<_>) = self.open.iter().partition(|put| put.is_staged);
         let stage = self.stage.iter().chain(staged.iter().map(|put| &put.page));
         let apart = stage.collect::<HashSet<_>>().len() == self.stage.len() + staged.len();
-        let unwritten =
-            |put: &&OpenPut| pool.is_read(put.page) && pool.last_save(put.page) == put.save;
+        let unwritten = |put: &&OpenPut| pool.is_read(put.page) && pool.last_save(put.page) == put.save;
         if !apart || !read.iter().all(unwritten) {
             return Err("M1: no writer touches a page that a put reads");
         }
@@ -234,8 +232,7 @@ impl PrefixTree {
                     puts.round += 1;
                     return;
                 };
-                puts.staged
-                    .push(PageMove { device: spans.pages_of_run(of.entry, 1)[0], host: stage });
+                puts.staged.push(PageMove { device: spans.pages_of_run(of.entry, 1)[0], host: stage });
                 (page, save) = (stage, next_move);
             } else {
                 pool.begin_read(page);
@@ -290,8 +287,7 @@ impl PrefixTree {
         for index in 0..puts.open.len() {
             let put = puts.open[index];
             // If the entry has been freed, the put's bytes are still valid, but the entry may have other tokens.
-            let Some(entry) = puts.entry_of(&put).filter(|_| !put.is_given && put.save <= saved)
-            else {
+            let Some(entry) = puts.entry_of(&put).filter(|_| !put.is_given && put.save <= saved) else {
                 continue;
             };
             puts.open[index].is_given = true;
@@ -309,8 +305,7 @@ impl PrefixTree {
     fn drop_gone_puts(&mut self) {
         while let Some(hosts) = &self.hosts
             && let puts = &hosts.puts
-            && let Some(gone) =
-                puts.open.iter().find(|put| !put.is_given && puts.entry_of(put).is_none())
+            && let Some(gone) = puts.open.iter().find(|put| !put.is_given && puts.entry_of(put).is_none())
         {
             self.end_put(gone.id, false);
         }

@@ -42,13 +42,7 @@ impl PrefixTree {
     /// Assigns device pages to the host-only entries of a lock's path of `count` pages, the deepest first, then to the
     /// cells in its tails. Appends the loads to `moves`. Skips entries and cells with assigned pages. O(entries, and
     /// tails).
-    pub(crate) fn assign(
-        &mut self,
-        lock: &PrefixLock,
-        count: u32,
-        pages: &mut &[PageId],
-        moves: &mut Vec<PageMove>,
-    ) {
+    pub(crate) fn assign(&mut self, lock: &PrefixLock, count: u32, pages: &mut &[PageId], moves: &mut Vec<PageMove>) {
         let mut at = lock.node();
         while let Some((node, lacking)) = self.lacking(at) {
             at = self.link[node].parent;
@@ -116,9 +110,7 @@ impl PrefixTree {
         let span = &link[node].span;
         let entries = span.pages();
         hosts.residency[node] = Residency { device: entries, host: entries };
-        spans.each_entry_back(span, entries - count..entries, |entry, _| {
-            hosts.drop_host_page(entry)
-        });
+        spans.each_entry_back(span, entries - count..entries, |entry, _| hosts.drop_host_page(entry));
         hosts.restored.push((node, count));
         *protected += count;
         self.epoch += 1;

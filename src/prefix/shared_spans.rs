@@ -72,15 +72,8 @@ impl SharedPrefixFinder {
 
     /// Touches the reserved memory.
     pub(crate) fn prefault(&mut self) {
-        let none = Passed {
-            node: NodeKey::default(),
-            parent: NONE,
-            begin: 0,
-            end: 0,
-            rows: 0,
-            place: NONE,
-            span: NONE,
-        };
+        let none =
+            Passed { node: NodeKey::default(), parent: NONE, begin: 0, end: 0, rows: 0, place: NONE, span: NONE };
         touch_reserved(&mut self.nodes, none);
         touch_reserved(&mut self.leaves, NONE);
         touch_reserved(&mut self.spans, bytemuck::Zeroable::zeroed());
@@ -101,14 +94,8 @@ impl SharedPrefixFinder {
     }
 
     /// Returns whether the spans are valid for this batch.
-    pub(crate) fn is_of(
-        &self,
-        tree: &PrefixTree,
-        batch: impl ExactSizeIterator<Item = SeqKey>,
-    ) -> bool {
-        self.branches == tree.branches
-            && batch.len() == self.batch.len()
-            && batch.eq(self.batch.iter().copied())
+    pub(crate) fn is_of(&self, tree: &PrefixTree, batch: impl ExactSizeIterator<Item = SeqKey>) -> bool {
+        self.branches == tree.branches && batch.len() == self.batch.len() && batch.eq(self.batch.iter().copied())
     }
 
     /// Finds the spans of a batch. Each of `rows` is a sequence, its lock and the number of its published pages.
@@ -148,13 +135,7 @@ impl SharedPrefixFinder {
 
     /// Appends the nodes from a lock's node up to the first one in the list, parents first. Returns the index of the
     /// lock's node, or `NONE` if the prefix is empty or the list would exceed `most` nodes.
-    fn walk(
-        &mut self,
-        tree: &mut PrefixTree,
-        lock: Option<NodeKey>,
-        pages: u32,
-        most: usize,
-    ) -> u32 {
+    fn walk(&mut self, tree: &mut PrefixTree, lock: Option<NodeKey>, pages: u32, most: usize) -> u32 {
         let first_new = self.nodes.len();
         let (mut at, mut end) = (lock, pages);
         let mut parent = NONE;

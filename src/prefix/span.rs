@@ -208,10 +208,7 @@ impl SpanStore {
     fn add_extent(&mut self, extent: Extent) -> u32 {
         self.extent_count += 1;
         if self.vacant == NONE {
-            assert!(
-                self.extents.len() < self.extents.capacity(),
-                "T6: there is room for an extent"
-            );
+            assert!(self.extents.len() < self.extents.capacity(), "T6: there is room for an extent");
             self.extents.push(extent);
             return (self.extents.len() - 1) as u32;
         }
@@ -226,8 +223,7 @@ impl SpanStore {
         assert!(0 < at && at < span.pages, "a split leaves pages on both sides");
         let rest_pages = span.pages - at;
         if at < span.len {
-            let rest =
-                Span { start: span.start + at, len: span.len - at, pages: rest_pages, ..*span };
+            let rest = Span { start: span.start + at, len: span.len - at, pages: rest_pages, ..*span };
             *span = Span { len: at, more: NONE, last: NONE, pages: at, ..*span };
             return rest;
         }
@@ -294,12 +290,7 @@ impl SpanStore {
 
     /// Calls `each` with each entry at some places of a span, the last one first. `each` may rewrite the entry's page.
     /// O(entries, and for each of their runs the runs before it).
-    pub fn each_entry_back(
-        &mut self,
-        span: &Span,
-        places: Range<u32>,
-        mut each: impl FnMut(u32, &mut PageId),
-    ) {
+    pub fn each_entry_back(&mut self, span: &Span, places: Range<u32>, mut each: impl FnMut(u32, &mut PageId)) {
         let mut end = places.end;
         while end > places.start {
             let (_, start, len) = self.run_of(span, end);
@@ -503,10 +494,7 @@ mod tests {
         let pages: Vec<PageId> = (0..len).map(PageId::new).collect();
         for i in 0..count {
             let span = store.create(&tokens, &pages);
-            assert!(
-                store.entries(&span).eq(i * len..(i + 1) * len),
-                "span {i} is one run behind the last"
-            );
+            assert!(store.entries(&span).eq(i * len..(i + 1) * len), "span {i} is one run behind the last");
         }
     }
 }

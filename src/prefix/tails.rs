@@ -27,12 +27,7 @@ pub(crate) struct PathCursor {
 
 impl PrefixTree {
     /// Turns cells on. The tree must be empty; `pages` are its numbers of device pages and host pages.
-    pub(crate) fn keep_cells(
-        &mut self,
-        limits: Limits,
-        pages: [u32; 2],
-        max_steps: u32,
-    ) -> Result<(), OutOfMemory> {
+    pub(crate) fn keep_cells(&mut self, limits: Limits, pages: [u32; 2], max_steps: u32) -> Result<(), OutOfMemory> {
         let nodes = pages[0] + pages[1];
         let entries = SpanStore::entry_count(nodes);
         self.cells = Some(Box::new(Cells::new(limits, pages, entries, max_steps)?));
@@ -215,12 +210,7 @@ impl PrefixTree {
     }
 
     /// Creates a cell of these pages, with one user.
-    pub(crate) fn create_cell(
-        &mut self,
-        group: u32,
-        entry: u32,
-        pages: impl Iterator<Item = PageId>,
-    ) -> CellId {
+    pub(crate) fn create_cell(&mut self, group: u32, entry: u32, pages: impl Iterator<Item = PageId>) -> CellId {
         let cells = self.cells_mut();
         let cell = cells.create(group, entry, pages);
         self.protected += self.cells_ref().tracks(cell);
@@ -257,12 +247,7 @@ impl PrefixTree {
 
     /// Calls `each` for the cells of the tails at the end of the first `pages` pages of a lock's path. The groups are
     /// in order; in each group, the last place comes first. O(tails).
-    pub(super) fn for_tails(
-        &mut self,
-        lock: &PrefixLock,
-        pages: u32,
-        mut each: impl FnMut(&mut Self, CellId),
-    ) {
+    pub(super) fn for_tails(&mut self, lock: &PrefixLock, pages: u32, mut each: impl FnMut(&mut Self, CellId)) {
         let Some(limits) = self.cells.as_ref().map(|cells| cells.limits) else { return };
         for held in limits.held_groups(pages) {
             let mut path = self.path_of(lock, pages);

@@ -88,12 +88,7 @@ impl PrefixTree {
     /// Returns [`PrefixTree::match_prefix`], and calls `each` with the pages that match in group 0, in order, run by
     /// run: [`PrefixMatch::full_pages`] in total. Pages in host memory alone come last, and their page ids are invalid.
     #[inline]
-    pub fn match_pages(
-        &self,
-        namespace: Namespace,
-        tokens: &[TokenId],
-        each: impl FnMut(&[PageId]),
-    ) -> PrefixMatch {
+    pub fn match_pages(&self, namespace: Namespace, tokens: &[TokenId], each: impl FnMut(&[PageId])) -> PrefixMatch {
         let scope = self.present_scope(namespace);
         let (cursor, pages) = self.walk(Cursor::START, scope, tokens, each);
         if self.has_cells() {
@@ -115,26 +110,12 @@ impl PrefixTree {
     pub(super) fn match_at(&self, scope: Scope, cursor: Cursor, pages: u32) -> PrefixMatch {
         let Cursor { node, pages_in_node } = cursor;
         let (full_pages, epoch) = (pages, self.epoch);
-        PrefixMatch {
-            scope,
-            node,
-            pages_in_node,
-            pages,
-            full_pages,
-            host_pages: 0,
-            host_cell_pages: 0,
-            epoch,
-        }
+        PrefixMatch { scope, node, pages_in_node, pages, full_pages, host_pages: 0, host_cell_pages: 0, epoch }
     }
 
     /// Calls [`PrefixTree::walk`] without a callback for the pages.
     #[inline(never)]
-    pub(super) fn walk_from(
-        &self,
-        start: Cursor,
-        scope: Scope,
-        tokens: &[TokenId],
-    ) -> (Cursor, u32) {
+    pub(super) fn walk_from(&self, start: Cursor, scope: Scope, tokens: &[TokenId]) -> (Cursor, u32) {
         self.walk(start, scope, tokens, |_| ())
     }
 
@@ -165,10 +146,7 @@ impl PrefixTree {
     /// Returns the ends of the nodes on the path of a match, deepest first, and finally the start of the scope. An end
     /// is the number of pages before it, and the last of these pages. Leaves out a node that the match ends inside, and
     /// nodes with host-only entries. O(nodes).
-    pub(crate) fn ends(
-        &self,
-        found: &PrefixMatch,
-    ) -> impl Iterator<Item = (u32, Option<PageId>)> + '_ {
+    pub(crate) fn ends(&self, found: &PrefixMatch) -> impl Iterator<Item = (u32, Option<PageId>)> + '_ {
         let mut end = found.pages;
         let mut next = Some(Cursor { node: found.node, pages_in_node: found.pages_in_node });
         std::iter::from_fn(move || {

@@ -13,8 +13,7 @@ impl SequenceTable {
 
     /// Returns whether S7 holds.
     pub(crate) fn promises_are_counted(&self) -> bool {
-        self.rows.values().map(|s| u64::from(self.outstanding(s))).sum::<u64>()
-            == u64::from(self.all_outstanding())
+        self.rows.values().map(|s| u64::from(self.outstanding(s))).sum::<u64>() == u64::from(self.all_outstanding())
     }
 
     /// Returns the waiting marks of a sequence.
@@ -25,20 +24,15 @@ impl SequenceTable {
 
     /// Returns whether S5 holds. O(chunks).
     pub(crate) fn chunks_are_counted(&self) -> bool {
-        let token_chunks =
-            self.rows.values().flat_map(|s| self.stores.tokens.chunks_of(s.row, s.chunks));
-        let page_chunks =
-            self.rows.values().flat_map(|s| self.stores.pages.chunks_of(s.row, s.page_len));
-        are_counted(self.stores.tokens.pool(), token_chunks)
-            && are_counted(self.stores.pages.pool(), page_chunks)
+        let token_chunks = self.rows.values().flat_map(|s| self.stores.tokens.chunks_of(s.row, s.chunks));
+        let page_chunks = self.rows.values().flat_map(|s| self.stores.pages.chunks_of(s.row, s.page_len));
+        are_counted(self.stores.tokens.pool(), token_chunks) && are_counted(self.stores.pages.pool(), page_chunks)
     }
 
     /// Returns whether S8 holds. O(running sequences).
     pub(crate) fn fronts_are_indexed(&self) -> bool {
         let fronts = self.rows.iter().filter(|(_, sequence)| self.stores.has_front(sequence));
-        self.stores.inflight.check(
-            fronts.map(|(seq, sequence)| (sequence.row, seq, self.stores.front_hash(sequence))),
-        )
+        self.stores.inflight.check(fronts.map(|(seq, sequence)| (sequence.row, seq, self.stores.front_hash(sequence))))
     }
 }
 

@@ -38,10 +38,7 @@ impl Branches {
     /// Returns whether `len` drafts form one chain from a root. O(`len`).
     pub fn is_chain(&self, row: RowId, len: u32) -> bool {
         let befores = [ROOT].into_iter().chain(0..);
-        befores
-            .zip(&self.parents[row.index()])
-            .take(len as usize)
-            .all(|(before, &parent)| before == parent)
+        befores.zip(&self.parents[row.index()]).take(len as usize).all(|(before, &parent)| before == parent)
     }
 
     /// Returns whether exactly one of `len` drafts is a root. O(`len`).
@@ -73,9 +70,7 @@ fn parent(draft: &Draft<'_>, start: u32, len: u32, token: u32, parents: &[u8]) -
     let before = (len - 1).checked_sub(others.trailing_zeros());
     match before.map(|before| before as usize) {
         Some(before)
-            if draft.masks[before] == others
-                && draft.positions[before] + 1 == position
-                && parents[before] != NONE =>
+            if draft.masks[before] == others && draft.positions[before] + 1 == position && parents[before] != NONE =>
         {
             before as u8
         }
@@ -89,11 +84,7 @@ mod tests {
     use crate::id::SeqKey;
     use crate::plan::DraftTree;
 
-    fn branches(
-        draft: &Draft<'_>,
-        start: u32,
-        len: u32,
-    ) -> impl Fn(&[u32]) -> Option<usize> + use<> {
+    fn branches(draft: &Draft<'_>, start: u32, len: u32) -> impl Fn(&[u32]) -> Option<usize> + use<> {
         let mut branches = Branches::new(3).expect("small");
         branches.set(RowId::new(1), draft, start, len);
         move |tokens| branches.first_invalid(RowId::new(1), tokens)

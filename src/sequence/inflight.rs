@@ -153,9 +153,8 @@ impl InflightIndex {
     /// Returns whether S8 holds; `fronts` contains the hash of each running sequence's front.
     pub fn check(&self, fronts: impl Iterator<Item = (RowId, SeqKey, u32)>) -> bool {
         let held = fronts.filter(|&(row, ..)| self.holds(row));
-        let found = held.map(|(_, seq, hash)| {
-            u32::from(self.candidates(hash).filter(|&held| held == seq).count() == 1)
-        });
+        let found =
+            held.map(|(_, seq, hash)| u32::from(self.candidates(hash).filter(|&held| held == seq).count() == 1));
         found.sum::<u32>() == self.count
     }
 }

@@ -89,17 +89,7 @@ impl SequenceTable {
         let branches = Branches::new(shape.rows)?;
         let (limits, all_outstanding) = (Limits::NONE, 0);
         let (marks, waits) = (Vec::new(), Vec::new());
-        let stores = Stores {
-            page_size,
-            limits,
-            all_outstanding,
-            tokens,
-            pages,
-            marks,
-            waits,
-            inflight,
-            branches,
-        };
+        let stores = Stores { page_size, limits, all_outstanding, tokens, pages, marks, waits, inflight, branches };
         let cuts = filled(shape.rows.into(), Cuts::NONE)?;
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }
@@ -252,12 +242,7 @@ impl SequenceTable {
     }
 
     /// Adds a row with these tokens. The caller has checked that they fit.
-    pub(crate) fn spawn(
-        &mut self,
-        namespace: Namespace,
-        tokens: &[TokenId],
-        lock: PrefixLock,
-    ) -> SeqKey {
+    pub(crate) fn spawn(&mut self, namespace: Namespace, tokens: &[TokenId], lock: PrefixLock) -> SeqKey {
         let row = self.free_rows.pop().expect("the caller checked the rows");
         let sequence = Sequence {
             row,
@@ -332,11 +317,7 @@ impl SequenceTable {
     }
 }
 
-fn pieces<'a, T: 'a>(
-    start: u32,
-    end: u32,
-    piece: impl Fn(u32) -> &'a [T],
-) -> impl Iterator<Item = &'a [T]> {
+fn pieces<'a, T: 'a>(start: u32, end: u32, piece: impl Fn(u32) -> &'a [T]) -> impl Iterator<Item = &'a [T]> {
     let mut at = start;
     std::iter::from_fn(move || {
         (at < end).then(|| {

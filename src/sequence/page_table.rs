@@ -207,13 +207,7 @@ impl PageTable {
     }
 
     /// Returns the pages `start..end` of a track in slices, one for each chunk.
-    pub fn pieces(
-        &self,
-        row: RowId,
-        track: u32,
-        start: u32,
-        end: u32,
-    ) -> impl Iterator<Item = &[PageId]> + use<'_> {
+    pub fn pieces(&self, row: RowId, track: u32, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> + use<'_> {
         pieces(start, end, move |at| PageId::from_raw(&self.words[self.run(row, track, at, end)]))
     }
 

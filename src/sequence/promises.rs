@@ -15,8 +15,7 @@ impl SequenceTable {
     pub(crate) fn promise(&mut self, seq: SeqKey, places: u32) {
         let before = self.outstanding(&self.rows[seq]);
         self.rows[seq].promised = places;
-        self.stores.all_outstanding =
-            self.stores.all_outstanding - before + self.outstanding(&self.rows[seq]);
+        self.stores.all_outstanding = self.stores.all_outstanding - before + self.outstanding(&self.rows[seq]);
     }
 
     /// Subtracts outstanding pages that their sequences are taking.

@@ -63,8 +63,7 @@ impl Stores {
     /// Returns the outstanding pages that a sequence would have with a promise of `promised` places.
     pub(super) fn outstanding(&self, sequence: &Sequence, promised: u32) -> u32 {
         let Sequence { page_len, published, .. } = *sequence;
-        let outstanding =
-            self.limits.outstanding(promised, page_len, published, self.kept(sequence));
+        let outstanding = self.limits.outstanding(promised, page_len, published, self.kept(sequence));
         match self.waits.get(sequence.row.index()) {
             Some(waits) if promised > 0 && waits.pages > 0 => {
                 (outstanding - waits.on_device.min(promised)).saturating_add(waits.cell_pages)
@@ -80,9 +79,7 @@ impl Stores {
 
     /// Returns whether a sequence has a front (`inflight.rs`).
     pub(super) fn has_front(&self, sequence: &Sequence) -> bool {
-        sequence.lock.is_some()
-            && self.pending(sequence) == 0
-            && sequence.token_len >= self.front_len(sequence)
+        sequence.lock.is_some() && self.pending(sequence) == 0 && sequence.token_len >= self.front_len(sequence)
     }
 
     /// Returns the hash of a sequence's front.
@@ -182,8 +179,7 @@ impl RowMut<'_> {
     fn outstanding_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
         let kept = self.stores.kept(self.sequence);
-        let outstanding =
-            |page_len| self.stores.limits.outstanding(promised, page_len, published, kept);
+        let outstanding = |page_len| self.stores.limits.outstanding(promised, page_len, published, kept);
         outstanding(page_len) - outstanding(page_len + places)
     }
 
@@ -210,8 +206,7 @@ impl RowMut<'_> {
     /// later track. It contains no pages for places that a track does not keep. The caller has checked that the places
     /// fit. O(pages).
     pub fn append_pages(&mut self, count: u32, pages: &[PageId]) {
-        let Self { sequence, stores: Stores { page_size, limits, tokens, pages: table, .. } } =
-            self;
+        let Self { sequence, stores: Stores { page_size, limits, tokens, pages: table, .. } } = self;
         let len = sequence.page_len + count;
         tokens.reserve(sequence.row, &mut sequence.chunks, len * *page_size);
         table.reserve(sequence.row, sequence.page_len, len);
@@ -392,10 +387,8 @@ impl RowMut<'_> {
         if let Some(marks) = stores.marks.get_mut(sequence.row.index()) {
             let kept = sequence.published;
             *marks = Marks { kept, ..Marks::default() };
-            let after =
-                kept + stores.waits.get(sequence.row.index()).map_or(0, |waits| waits.pages);
-            marks.waiting[..2]
-                .copy_from_slice(&[full, last].map(|mark| if mark > after { mark } else { 0 }));
+            let after = kept + stores.waits.get(sequence.row.index()).map_or(0, |waits| waits.pages);
+            marks.waiting[..2].copy_from_slice(&[full, last].map(|mark| if mark > after { mark } else { 0 }));
         }
     }
 
@@ -424,8 +417,7 @@ impl RowMut<'_> {
     pub fn keep_cost(&self, mark: u32, published: u32) -> u32 {
         let Sequence { promised, page_len, .. } = *self.sequence;
         let before = self.stores.kept(self.sequence);
-        let outstanding =
-            |kept| self.stores.limits.outstanding(promised, page_len, published, kept);
+        let outstanding = |kept| self.stores.limits.outstanding(promised, page_len, published, kept);
         outstanding(before.max(mark)) - outstanding(before)
     }
 

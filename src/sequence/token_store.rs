@@ -169,19 +169,13 @@ impl TokenStore {
     }
 
     /// Returns the tokens `start..end` in slices, one for each chunk.
-    pub fn pieces(
-        &self,
-        row: RowId,
-        start: u32,
-        end: u32,
-    ) -> impl Iterator<Item = &[TokenId]> + use<'_> {
+    pub fn pieces(&self, row: RowId, start: u32, end: u32) -> impl Iterator<Item = &[TokenId]> + use<'_> {
         pieces(start, end, move |at| &self.tokens[self.run(row, at, end)])
     }
 
     /// Returns the tokens of `len` pages from page `start` on, which are in one chunk. Needs no division.
     pub fn pages(&self, row: RowId, start: u32, len: usize) -> &[TokenId] {
-        let (chunk, in_chunk) =
-            (start >> self.chunk_pages.trailing_zeros(), start & (self.chunk_pages - 1));
+        let (chunk, in_chunk) = (start >> self.chunk_pages.trailing_zeros(), start & (self.chunk_pages - 1));
         let size = self.page_size as usize;
         let first = self.first_index(row, chunk) + in_chunk as usize * size;
         &self.tokens[first..first + len * size]

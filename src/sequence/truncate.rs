@@ -21,8 +21,7 @@ impl SequenceTable {
         // Promised pages that the sequence drops become outstanding again.
         let kept = self.stores.kept(sequence);
         let Stores { limits, all_outstanding, .. } = &mut self.stores;
-        let outstanding =
-            |page_len| limits.outstanding(sequence.promised, page_len, sequence.published, kept);
+        let outstanding = |page_len| limits.outstanding(sequence.promised, page_len, sequence.published, kept);
         *all_outstanding += outstanding(page_len) - outstanding(sequence.page_len);
         sequence.page_len = page_len;
         sequence.dirty_from = sequence.dirty_from.min(page_len);

@@ -35,11 +35,7 @@ access! {
 /// [`Error::UnknownStep`]. For a branch [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotDrafted`],
 /// [`Error::RepeatedSequence`] if it is repeated or out of order, [`Error::NotABranch`], [`Error::RollbackLen`] if no
 /// token would be left.
-pub(crate) fn check_branches(
-    world: &mut Accept<'_>,
-    step: StepId,
-    branches: &[Branch<'_>],
-) -> Result<(), Error> {
+pub(crate) fn check_branches(world: &mut Accept<'_>, step: StepId, branches: &[Branch<'_>]) -> Result<(), Error> {
     let Accept { sequences, steps, buffers, .. } = world;
     steps.check_abort(step)?;
     buffers.compactions.clear();

@@ -67,8 +67,7 @@ pub(crate) fn admission(world: &Estimate<'_>, prompt: &Prompt<'_>) -> Result<Adm
     let Estimate { shape, prefixes, sequences, .. } = *world;
     let Prompt { namespace, tokens, promise } = *prompt;
     check_prompt(world, prompt)?;
-    let found =
-        shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(tokens)));
+    let found = shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(tokens)));
     check_rest(shape, found.as_ref(), tokens)?;
     sequences.check_room(1, tokens.len() as u32)?;
     let (found, cost) = cost(world, found, tokens.len() as u32, promise);
@@ -160,11 +159,7 @@ pub(crate) fn admit_batch(mut world: Admit<'_>, prompts: &[Prompt<'_>]) -> Resul
 ///
 /// # Errors
 /// [`Error::OutOfPages`].
-fn check_fit(
-    world: &Estimate<'_>,
-    buffers: &mut Buffers,
-    prompts: &[Prompt<'_>],
-) -> Result<bool, Error> {
+fn check_fit(world: &Estimate<'_>, buffers: &mut Buffers, prompts: &[Prompt<'_>]) -> Result<bool, Error> {
     let budget = world.budget();
     let (lacking, idle) = estimate_all(world, buffers, prompts, None);
     if lacking + idle <= budget.unpromised() {
@@ -184,9 +179,8 @@ fn check_fit(
 
 /// Returns the number of pages that prompts lack without their hits.
 fn lacking_without_hits(world: &Estimate<'_>, prompts: &[Prompt<'_>]) -> u64 {
-    let lacking = |prompt: &Prompt<'_>| {
-        u64::from(pages_lacking(world, None, prompt.tokens.len() as u32, prompt.promise))
-    };
+    let lacking =
+        |prompt: &Prompt<'_>| u64::from(pages_lacking(world, None, prompt.tokens.len() as u32, prompt.promise));
     prompts.iter().map(lacking).sum()
 }
 
@@ -252,11 +246,7 @@ fn check_prompt(world: &Estimate<'_>, prompt: &Prompt<'_>) -> Result<(), Error> 
 
 /// Checks the tokens of a prompt that are not cached. Cached tokens were checked when they were admitted or appended.
 #[inline]
-fn check_rest(
-    shape: &EngineShape,
-    found: Option<&PrefixMatch>,
-    prompt: &[TokenId],
-) -> Result<(), Error> {
+fn check_rest(shape: &EngineShape, found: Option<&PrefixMatch>, prompt: &[TokenId]) -> Result<(), Error> {
     let cached = found.map_or(0, |found| found.pages() * shape.layout.page_size());
     check_known(cached, &prompt[cached as usize..])
 }
@@ -302,16 +292,10 @@ fn pages_lacking(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, pr
 
 /// Returns the cost of a sequence of `len` tokens once its match is locked. The cost is the pages that the sequence
 /// lacks, and the idle pages of the match, which then back no promise.
-fn estimate(
-    world: &Estimate<'_>,
-    found: Option<&PrefixMatch>,
-    len: u32,
-    promise: u32,
-) -> Admission {
+fn estimate(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, promise: u32) -> Admission {
     let (prefixes, budget) = (world.prefixes, world.budget());
     let (matched, idle) = found.map_or((0, 0), |m| (m.device_pages(), prefixes.idle_pages(m)));
-    let (host_pages, cell_pages) =
-        found.map_or((0, 0), |found| (found.host_pages(), found.host_cell_pages()));
+    let (host_pages, cell_pages) = found.map_or((0, 0), |found| (found.host_pages(), found.host_cell_pages()));
     let lacking = pages_lacking(world, found, len, promise);
     let mut admission = Admission {
         cached_len: (matched + host_pages) * world.shape.layout.page_size(),
@@ -335,12 +319,7 @@ fn estimate(
 /// Returns the match that a sequence of `len` tokens uses, and its cost: `found`, or `found` without its pages if the
 /// sequence fits only without them.
 #[inline]
-fn cost(
-    world: &Estimate<'_>,
-    found: Option<PrefixMatch>,
-    len: u32,
-    promise: u32,
-) -> (Option<PrefixMatch>, Admission) {
+fn cost(world: &Estimate<'_>, found: Option<PrefixMatch>, len: u32, promise: u32) -> (Option<PrefixMatch>, Admission) {
     let cost = estimate(world, found.as_ref(), len, promise);
     if cost.fits() {
         return (found, cost);
@@ -408,13 +387,7 @@ fn lock(world: &mut Admit<'_>, found: Option<&PrefixMatch>, namespace: Namespace
 
 /// Writes the matched pages into the sequence's page table, and reserves the rest of its promise. If some pages must be
 /// loaded, the page table gets only the pages before the first of these; with groups, it gets no page.
-fn attach(
-    world: &mut Admit<'_>,
-    seq: SeqKey,
-    found: Option<&PrefixMatch>,
-    promise: u32,
-    kind: AdmissionKind,
-) {
+fn attach(world: &mut Admit<'_>, seq: SeqKey, found: Option<&PrefixMatch>, promise: u32, kind: AdmissionKind) {
     let page_size = world.shape.layout.page_size();
     let mut row = world.sequences.row_mut(seq).expect("just looked up");
     let on_device = found.map_or(0, PrefixMatch::device_pages);
@@ -449,8 +422,7 @@ fn attach_tails(
 ) {
     let page_size = prefixes.page_size();
     row.begin_marks(found.full_pages(), (row.sequence.token_len - 1) / page_size);
-    counters.lost_hit_tokens +=
-        u64::from(found.full_pages() - found.pages()) * u64::from(page_size);
+    counters.lost_hit_tokens += u64::from(found.full_pages() - found.pages()) * u64::from(page_size);
     let lock = row.sequence.lock.as_ref().expect("it is admitted");
     prefixes.acquire_tails(lock, found.pages(), fence);
     if row.pending() == 0 {

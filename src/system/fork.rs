@@ -67,12 +67,7 @@ impl Parts {
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
 /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`], [`Error::OutOfPages`]. Nothing changes
 /// then.
-pub(crate) fn begin_fork(
-    mut world: Fork<'_>,
-    seq: SeqKey,
-    count: u32,
-    promise: u32,
-) -> Result<Option<Parts>, Error> {
+pub(crate) fn begin_fork(mut world: Fork<'_>, seq: SeqKey, count: u32, promise: u32) -> Result<Option<Parts>, Error> {
     let parent = world.sequences.running(seq)?;
     world.sequences.check_accepted(seq)?;
     check_promise(world.shape, promise)?;
@@ -142,9 +137,8 @@ fn name_sources(world: &mut Fork<'_>, seq: SeqKey, parts: &Parts) {
     let Fork { shape, sequences, buffers, .. } = world;
     let parent = sequences.running(seq).expect("the caller checked it");
     for copies in buffers.copies.chunks_exact_mut(parts.copied as usize) {
-        let tails = (0..shape.table.tracks).flat_map(|track| {
-            sequences.page_pieces(parent, track, parts.shared, parts.page_len).flatten()
-        });
+        let tails = (0..shape.table.tracks)
+            .flat_map(|track| sequences.page_pieces(parent, track, parts.shared, parts.page_len).flatten());
         copies.iter_mut().zip(tails).for_each(|(copy, source)| copy.source = *source);
     }
 }

@@ -31,10 +31,7 @@ access! {
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfPages`]. Nothing changes then.
-pub(crate) fn begin_load(
-    world: Load<'_>,
-    seqs: impl Iterator<Item = SeqKey> + Clone,
-) -> Result<(), Error> {
+pub(crate) fn begin_load(world: Load<'_>, seqs: impl Iterator<Item = SeqKey> + Clone) -> Result<(), Error> {
     let Load { pages, prefixes, sequences, fence, counters, buffers } = world;
     buffers.loads.clear();
     let (mut wanted, mut promised) = (0, 0);

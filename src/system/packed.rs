@@ -70,8 +70,7 @@ pub(super) fn check_items(world: &Packed<'_>, items: &[Extend]) -> Result<usize,
 /// Rejects numbers beyond FlashInfer's signed 32-bit arrays.
 fn check_limits(pool_pages: u64, pages: u64, tokens: u64) -> Result<(), Error> {
     let max = i32::MAX as u64;
-    let numbers =
-        [("pool pages", pool_pages, max + 1), ("pages", pages, max), ("tokens", tokens, max)];
+    let numbers = [("pool pages", pool_pages, max + 1), ("pages", pages, max), ("tokens", tokens, max)];
     match numbers.into_iter().find(|&(_, value, max)| value > max) {
         Some((name, value, max)) => Err(Error::PackedLimit { name, value, max }),
         None => Ok(()),
@@ -118,12 +117,7 @@ impl<'step> Packer<'step> {
 
     /// Appends an entry: the number of its new tokens, and the pages that they read.
     #[inline(always)] // Without inlining, the calls would take 1 % of the packing time.
-    pub fn push<'a>(
-        &mut self,
-        tokens: u32,
-        pieces: impl Iterator<Item = &'a [PageId]>,
-        last_page_len: u32,
-    ) {
+    pub fn push<'a>(&mut self, tokens: u32, pieces: impl Iterator<Item = &'a [PageId]>, last_page_len: u32) {
         for piece in pieces {
             let pages: &[i32] = bytemuck::cast_slice(PageId::as_raw(piece));
             self.kv_indices[self.pages..self.pages + pages.len()].copy_from_slice(pages);

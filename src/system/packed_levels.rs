@@ -48,12 +48,7 @@ pub(crate) fn packed_levels<'step>(
 }
 
 /// Rejects a plan that does not have these planned items in order. Its padding rows are ignored.
-fn check_plan(
-    sequences: &SequenceTable,
-    steps: &StepLog,
-    plan: &BatchPlan<'_>,
-    items: &[Extend],
-) -> Result<(), Error> {
+fn check_plan(sequences: &SequenceTable, steps: &StepLog, plan: &BatchPlan<'_>, items: &[Extend]) -> Result<(), Error> {
     let padding = plan.rows.get(items.len()..).unwrap_or_default();
     if plan.rows.len() < items.len() || padding.iter().any(|row| row.kv_len > 0) {
         return Err(Error::PackedRows { items: items.len(), rows: plan.rows.len() });

@@ -28,12 +28,7 @@ pub(crate) struct PageBudget<'a> {
 
 impl<'a> PageBudget<'a> {
     /// Counts the pages of these tables.
-    pub fn new(
-        pages: &PagePool,
-        prefixes: &PrefixTree,
-        sequences: &SequenceTable,
-        fence: &'a Fence,
-    ) -> Self {
+    pub fn new(pages: &PagePool, prefixes: &PrefixTree, sequences: &SequenceTable, fence: &'a Fence) -> Self {
         let reclaimable = u64::from(pages.free_count()) + u64::from(prefixes.size_info().evictable);
         Self { reclaimable, outstanding: sequences.all_outstanding().into(), fence }
     }
@@ -68,10 +63,6 @@ impl<'a> PageBudget<'a> {
         if wanted <= available {
             return Ok(());
         }
-        Err(Error::OutOfPages {
-            wanted,
-            available,
-            after: self.after(own, |_, available| wanted <= available),
-        })
+        Err(Error::OutOfPages { wanted, available, after: self.after(own, |_, available| wanted <= available) })
     }
 }

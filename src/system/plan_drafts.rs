@@ -9,11 +9,7 @@ use crate::step::StepLog;
 
 /// Checks the drafts of a checked batch. They must be in the order of the batch's items.
 #[inline] // Most batches have none.
-pub(crate) fn check_drafts(
-    sequences: &SequenceTable,
-    items: &[Extend],
-    drafts: &[Draft<'_>],
-) -> Result<(), Error> {
+pub(crate) fn check_drafts(sequences: &SequenceTable, items: &[Extend], drafts: &[Draft<'_>]) -> Result<(), Error> {
     let mut items = items.iter();
     for draft in drafts {
         let seq = draft.seq;

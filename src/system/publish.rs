@@ -130,13 +130,7 @@ impl Publisher<'_> {
 
 /// Returns whether a row of `published` pages may keep its tails at a mark. A cell backs no promise, so tails that
 /// would break W4 are not kept.
-pub(crate) fn may_keep(
-    row: &RowMut<'_>,
-    prefixes: &PrefixTree,
-    pages: &PagePool,
-    mark: u32,
-    published: u32,
-) -> bool {
+pub(crate) fn may_keep(row: &RowMut<'_>, prefixes: &PrefixTree, pages: &PagePool, mark: u32, published: u32) -> bool {
     let evictable = prefixes.size_info().evictable;
     let backing = pages.free_count() + pages.fenced_count() + evictable;
     row.all_outstanding() + row.keep_cost(mark, published) <= backing

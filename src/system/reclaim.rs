@@ -8,12 +8,7 @@ use crate::prefix::PrefixTree;
 ///
 /// # Panics
 /// If there are fewer than `wanted` free and evictable pages. The caller has checked this.
-pub fn reclaim(
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    wanted: u64,
-    freed: &mut Vec<PageId>,
-) -> u32 {
+pub fn reclaim(pages: &mut PagePool, prefixes: &mut PrefixTree, wanted: u64, freed: &mut Vec<PageId>) -> u32 {
     let missing = wanted.saturating_sub(pages.free_count().into());
     freed.clear();
     let missing = u32::try_from(missing).expect("the pool has fewer than 2^32 pages");

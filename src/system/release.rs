@@ -6,12 +6,7 @@ use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 
 /// Releases private pages: through the fence while `last_step` is unfinished, else at once. O(pages).
-pub(crate) fn release_pages(
-    pages: &mut PagePool,
-    fence: &mut Fence,
-    last_step: StepId,
-    list: &[PageId],
-) {
+pub(crate) fn release_pages(pages: &mut PagePool, fence: &mut Fence, last_step: StepId, list: &[PageId]) {
     if list.is_empty() {
         return;
     }

@@ -95,10 +95,7 @@ impl<E: StdError + 'static> StdError for Failed<E> {
 
 impl<B: Backend> Failing<B> {
     /// Makes a call, and fails before or after it if the call is due to fail.
-    fn call<T>(
-        &mut self,
-        call: impl FnOnce(&mut B) -> Result<T, B::Error>,
-    ) -> Result<T, Failed<B::Error>> {
+    fn call<T>(&mut self, call: impl FnOnce(&mut B) -> Result<T, B::Error>) -> Result<T, Failed<B::Error>> {
         let fails = self.fails_now();
         if fails && self.fault == Fault::Before {
             return Err(Failed::OnPurpose);
@@ -176,13 +173,7 @@ impl<B: HostMemory> HostMemory for Failing<B> {
 }
 
 impl<B: Inspect> Inspect for Failing<B> {
-    fn store(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        k: &[f32],
-        v: &[f32],
-    ) -> Result<(), Self::Error> {
+    fn store(&mut self, plan: &BatchPlan<'_>, layer: LayerId, k: &[f32], v: &[f32]) -> Result<(), Self::Error> {
         self.inner.store(plan, layer, k, v).map_err(Failed::Inner)
     }
 

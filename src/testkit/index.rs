@@ -68,18 +68,17 @@ impl Index {
         for (hash, tokens) in hashes.iter().zip(tokens.chunks(self.page_size)) {
             if let Some(parent) = parent {
                 // A page on the device follows pages on the device.
-                let known = self.pages.get(&parent).is_some_and(|known| {
-                    known.namespace == namespace && (medium == Medium::Host || known.media[at])
-                });
+                let known = self
+                    .pages
+                    .get(&parent)
+                    .is_some_and(|known| known.namespace == namespace && (medium == Medium::Host || known.media[at]));
                 self.ensure(known, || format!("{hash:?} before {parent:?} in {medium:?}"));
             }
-            let mut page =
-                IndexedPage { namespace, parent, tokens: tokens.to_vec(), media: [false; 2] };
+            let mut page = IndexedPage { namespace, parent, tokens: tokens.to_vec(), media: [false; 2] };
             page.media[at] = true;
             if let Some(before) = self.pages.get(&hash) {
                 page.media[1 - at] = before.media[1 - at];
-                let same = !before.media[at]
-                    && *before == IndexedPage { media: before.media, ..page.clone() };
+                let same = !before.media[at] && *before == IndexedPage { media: before.media, ..page.clone() };
                 self.ensure(same, || format!("{hash:?} is stored twice in {medium:?}"));
             }
             self.pages.insert(hash, page);
@@ -95,9 +94,8 @@ impl Index {
         if is_gone {
             self.pages.remove(&hash);
         }
-        let follows = |page: &IndexedPage| {
-            page.parent == Some(hash) && (is_gone || medium == Medium::Device && page.media[at])
-        };
+        let follows =
+            |page: &IndexedPage| page.parent == Some(hash) && (is_gone || medium == Medium::Device && page.media[at]);
         let below = self.pages.values().any(follows);
         self.ensure(!below, || format!("{hash:?} is removed before a page that follows it"));
     }
@@ -126,8 +124,7 @@ impl Index {
         let mut hashes = HashMap::<(Namespace, &[TokenId]), PageHash>::new();
         let page = |(namespace, text, media): (Namespace, &'a [TokenId], [bool; 2])| {
             let (before, tokens) = text.split_at(text.len() - self.page_size);
-            let named =
-                named.entry(namespace).or_insert_with(|| Named::new(hashing, names(namespace)));
+            let named = named.entry(namespace).or_insert_with(|| Named::new(hashing, names(namespace)));
             let parent = hashes.get(&(namespace, before)).copied();
             assert!(parent.is_some() || before.is_empty(), "the prefix of a cached page is cached");
             let hash = hashing.page(named, parent, tokens);

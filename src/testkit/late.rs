@@ -9,8 +9,8 @@ use std::cell::RefCell;
 
 use super::replay::Inspect;
 use crate::backend::{
-    Attend, Backend, Cpu, CpuError, CpuOptions, CpuRead, CpuRows, CpuRowsMut, CpuWrite, HostMemory,
-    Moved, OpenBackend, PlanError, Queries, Rope,
+    Attend, Backend, Cpu, CpuError, CpuOptions, CpuRead, CpuRows, CpuRowsMut, CpuWrite, HostMemory, Moved, OpenBackend,
+    PlanError, Queries, Rope,
 };
 use crate::config::StepBounds;
 use crate::id::{HostPageId, LayerId, MoveId, PageId, SlotId};
@@ -73,8 +73,7 @@ impl Late {
     fn settle(&mut self, needs: impl Fn(&Waiting) -> bool) {
         let mut due = vec![false; self.waiting.len()];
         for i in (0..due.len()).rev() {
-            let met = (i + 1..due.len())
-                .any(|later| due[later] && self.waiting[i].meets(&self.waiting[later]));
+            let met = (i + 1..due.len()).any(|later| due[later] && self.waiting[i].meets(&self.waiting[later]));
             due[i] = met || needs(&self.waiting[i]);
         }
         let mut due = due.into_iter();
@@ -145,12 +144,7 @@ impl Late {
 impl OpenBackend for LateOptions {
     type Backend = Late;
 
-    fn open(
-        self,
-        layout: &PoolLayout,
-        table: &TableShape,
-        bounds: impl Into<StepBounds>,
-    ) -> Result<Late, CpuError> {
+    fn open(self, layout: &PoolLayout, table: &TableShape, bounds: impl Into<StepBounds>) -> Result<Late, CpuError> {
         let cpu = self.0.open(layout, table, bounds)?;
         Ok(Late {
             words: cpu.table_words().to_vec(),
@@ -292,13 +286,7 @@ impl HostMemory for Late {
 }
 
 impl Inspect for Late {
-    fn store(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        k: &[f32],
-        v: &[f32],
-    ) -> Result<(), CpuError> {
+    fn store(&mut self, plan: &BatchPlan<'_>, layer: LayerId, k: &[f32], v: &[f32]) -> Result<(), CpuError> {
         self.store_cache(plan, layer, k.into(), v.into())
     }
 

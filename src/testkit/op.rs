@@ -297,11 +297,7 @@ impl SmallConfig {
             capacity: Capacity::Pages(self.pages),
             host_pages: self.host_pages,
             stage_pages: if self.host_pages > 0 { self.host_pages % 4 } else { 0 },
-            layout: if self.page_first || self.groups >= FIRST_SHAPED {
-                Layout::PageFirst
-            } else {
-                Layout::LayerFirst
-            },
+            layout: if self.page_first || self.groups >= FIRST_SHAPED { Layout::PageFirst } else { Layout::LayerFirst },
             ..PoolConfig::default()
         };
         EngineConfig {

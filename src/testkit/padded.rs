@@ -13,11 +13,7 @@ use crate::plan::{BatchPlan, PlanSize, STEP_TOKENS_MAX, SharedSpans, SlotMapping
 /// # Panics
 /// If the plan is larger than `size`. If there are fewer padding tokens than padding rows, or padding tokens without a
 /// padding row. If there are more than [`STEP_TOKENS_MAX`] tokens.
-pub fn padded<'pad>(
-    plan: &BatchPlan<'_>,
-    scratch: &'pad mut StepScratch,
-    size: PlanSize,
-) -> BatchPlan<'pad> {
+pub fn padded<'pad>(plan: &BatchPlan<'_>, scratch: &'pad mut StepScratch, size: PlanSize) -> BatchPlan<'pad> {
     let PlanSize { rows, tokens } = size;
     let more_rows = rows.checked_sub(plan.rows.len()).expect("padding only adds rows");
     let more_tokens = tokens.checked_sub(plan.token_count()).expect("padding only adds tokens");
@@ -51,12 +47,7 @@ pub fn padded<'pad>(
 }
 
 /// Pads the slots of each track, `[tracks, slots.len() / tracks]`, to `[tracks, tokens]`.
-fn pad_tracks<'a, T: Copy + From<i8>>(
-    bump: &'a Bump,
-    slots: &[T],
-    tracks: usize,
-    tokens: usize,
-) -> &'a [T] {
+fn pad_tracks<'a, T: Copy + From<i8>>(bump: &'a Bump, slots: &[T], tracks: usize, tokens: usize) -> &'a [T] {
     let planned = slots.len().checked_div(tracks).unwrap_or(0);
     bump.alloc_slice_fill_with(tracks * tokens, |i| {
         let (track, token) = (i / tokens, i % tokens);
@@ -65,12 +56,7 @@ fn pad_tracks<'a, T: Copy + From<i8>>(
 }
 
 /// Returns `items`, followed by `fill(0)`, `fill(1)` and so on, up to `len` items.
-fn pad<'a, T: Copy>(
-    bump: &'a Bump,
-    items: &[T],
-    len: usize,
-    mut fill: impl FnMut(usize) -> T,
-) -> &'a [T] {
+fn pad<'a, T: Copy>(bump: &'a Bump, items: &[T], len: usize, mut fill: impl FnMut(usize) -> T) -> &'a [T] {
     bump.alloc_slice_fill_with(len, |i| match items.get(i) {
         Some(item) => *item,
         None => fill(i - items.len()),

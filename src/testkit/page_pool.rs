@@ -76,11 +76,8 @@ pub fn page_ops(seed: u64, count: usize) -> Vec<PageOp> {
     let mut rng = Rng::new(seed);
     let weights = [8, 4, 2, 4, 4, 3].map(|weight: u64| weight * rng.within(0, 2) + 1);
     let op = |_| {
-        let which = Which {
-            first: rng.bits() as u16,
-            count: rng.bits() as u16 >> rng.below(16),
-            reversed: rng.one_in(4),
-        };
+        let which =
+            Which { first: rng.bits() as u16, count: rng.bits() as u16 >> rng.below(16), reversed: rng.one_in(4) };
         let small = rng.bits() as u8;
         match rng.weighted(&weights) {
             0 => PageOp::Alloc { count: rng.bits() as u16 >> rng.below(16) },
@@ -163,8 +160,7 @@ impl Both {
                 self.fence.take_pages(completed, |run| self.pool.unfence(run));
                 self.fence.complete(completed);
                 while self.waiting.front().is_some_and(|first| first.1 <= completed) {
-                    let back: Vec<_> =
-                        self.waiting.pop_front().map(|first| first.0).into_iter().collect();
+                    let back: Vec<_> = self.waiting.pop_front().map(|first| first.0).into_iter().collect();
                     self.pages.turn(&back, PageIs::Fenced, PageIs::Free);
                 }
             }
@@ -206,8 +202,6 @@ impl Both {
             agree("pages_until", &(step, self.fence.pages_until(step)), &(step, until))?;
         }
         pool.check().map_err(|broken| format!("{broken:?}"))?;
-        self.fence
-            .check(StepId::new(self.completed + 4), pool.fenced_count())
-            .map_err(str::to_owned)
+        self.fence.check(StepId::new(self.completed + 4), pool.fenced_count()).map_err(str::to_owned)
     }
 }

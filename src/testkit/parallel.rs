@@ -16,8 +16,7 @@ pub fn map<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R
     let (first, rest) = items.split_at(items.len().min(some));
     let of = |items: &[T]| items.iter().map(&run).collect::<Vec<R>>();
     thread::scope(|scope| {
-        let others: Vec<_> =
-            rest.chunks(some).map(|items| scope.spawn(move || of(items))).collect();
+        let others: Vec<_> = rest.chunks(some).map(|items| scope.spawn(move || of(items))).collect();
         let mut all = of(first);
         for other in others {
             all.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));

@@ -8,8 +8,7 @@ use super::spans::Spans;
 use crate::id::{PageId, RowId, SlotId, StepId, TokenId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{
-    BatchPlan, BatchRow, Compaction, DRAFT_MAX, DraftTree, MaskRow, OwnedPlan, PageCopy,
-    SlotMapping, TableWrite,
+    BatchPlan, BatchRow, Compaction, DRAFT_MAX, DraftTree, MaskRow, OwnedPlan, PageCopy, SlotMapping, TableWrite,
 };
 
 /// One sequence of a [`Planner`].
@@ -188,9 +187,7 @@ impl Planner {
                 let pages = &mut sequence.further[track - 1];
                 let places = pages.iter_mut().enumerate().take(first);
                 let own = places.filter_map(|(place, page)| Some((place, page.take()?)));
-                given.extend(
-                    own.filter(|&(place, _)| place >= sequence.shared).map(|(_, page)| page),
-                );
+                given.extend(own.filter(|&(place, _)| place >= sequence.shared).map(|(_, page)| page));
                 track += 1;
             }
         }

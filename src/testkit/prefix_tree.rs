@@ -127,8 +127,7 @@ pub struct PrefixConfig {
 impl PrefixConfig {
     fn layout(&self) -> PoolLayout {
         let (groups, page_size) = (groups(self.groups), self.page_size);
-        let pool =
-            PoolConfig { layers: groups.layers(), groups, page_size, ..PoolConfig::default() };
+        let pool = PoolConfig { layers: groups.layers(), groups, page_size, ..PoolConfig::default() };
         pool.layout().expect("a small pool")
     }
 
@@ -330,15 +329,13 @@ impl Both {
     fn find(&self, text: Text) -> Result<Kept, String> {
         let (scope, mut tokens) = self.text(text);
         let mut pages = Vec::new();
-        let found =
-            self.tree.match_pages(scope.namespace, &tokens, |piece| pages.extend_from_slice(piece));
+        let found = self.tree.match_pages(scope.namespace, &tokens, |piece| pages.extend_from_slice(piece));
         let want = self.model.matched(scope, &tokens);
         let hit = self.model.hit(scope, &tokens);
         agree("match_pages", &pages, &want)?;
         agree("full_pages", &(found.full_pages() as usize), &want.len())?;
         agree("pages", &(found.pages() as usize), &hit)?;
-        let idle = self.model.idle_on_path(scope, &tokens, hit)
-            + self.model.idle_in_tails(scope, &tokens, hit);
+        let idle = self.model.idle_on_path(scope, &tokens, hit) + self.model.idle_in_tails(scope, &tokens, hit);
         agree("idle_pages", &self.tree.idle_pages(&found), &idle)?;
         if let Some(hashing) = self.config.hashing() {
             let chain = hashing.chain(&names(scope.namespace), &tokens, self.config.page_size);
@@ -429,8 +426,7 @@ impl Both {
                 self.tree.complete_cells(completed, &mut self.fence);
                 self.model.complete_cells(self.completed);
                 while let Some(lock) = self.fence.take_lock(completed) {
-                    let (step, scope, tokens) =
-                        self.deferred.pop_front().ok_or("a lock that was not deferred")?;
+                    let (step, scope, tokens) = self.deferred.pop_front().ok_or("a lock that was not deferred")?;
                     agree("a lock's step is complete", &(step <= completed), &true)?;
                     self.unlock(lock, PrefixTree::unlock_deferred, scope, &tokens)?;
                 }
@@ -504,8 +500,7 @@ impl Both {
         let old = tokens.len();
         tokens.extend((old..old + count * page_size).map(|i| token(author, i)));
         let (mut table, mut duplicates) = (own.clone(), Vec::new());
-        let got =
-            self.tree.insert(lock, &tokens[old..], &mut table, &mut duplicates, &mut self.fence);
+        let got = self.tree.insert(lock, &tokens[old..], &mut table, &mut duplicates, &mut self.fence);
         let want = self.model.insert(*scope, tokens, old / page_size, &own);
         agree("insert", &table, &want.table)?;
         agree("duplicates", &duplicates, &want.duplicates)?;

@@ -74,14 +74,8 @@ mod tests {
     #[test]
     fn tables_that_begin_alike_share() {
         let table = |pages: &[u32]| pages.iter().copied().map(PageId::new).collect::<Vec<_>>();
-        let tables = [
-            table(&[1, 2, 3, 4]),
-            table(&[7, 8]),
-            table(&[1, 2, 5]),
-            table(&[1, 2, 3, 6]),
-            table(&[]),
-            table(&[1, 2]),
-        ];
+        let tables =
+            [table(&[1, 2, 3, 4]), table(&[7, 8]), table(&[1, 2, 5]), table(&[1, 2, 3, 6]), table(&[]), table(&[1, 2])];
         let tables: Vec<&[PageId]> = tables.iter().map(Vec::as_slice).collect();
         let found = Spans::of(&tables, 4);
         let want = [(BTreeSet::from([0, 2, 3, 5]), 0, 8), (BTreeSet::from([0, 3]), 8, 12)];

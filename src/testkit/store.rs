@@ -39,8 +39,7 @@ impl KeyStore {
         let matchable = &prompt[..prompt.len().saturating_sub(1)];
         let keys = hashing.chain(&NamespaceNames::default(), matchable, page_size);
         let cached = engine.match_prefix(namespace, prompt).pages() as usize;
-        let stored =
-            keys[cached..].iter().take_while(|key| self.keys.contains(*key)).count() as u32;
+        let stored = keys[cached..].iter().take_while(|key| self.keys.contains(*key)).count() as u32;
         if stored == 0 {
             return Ok(0);
         }
@@ -57,10 +56,7 @@ impl KeyStore {
     ///
     /// # Errors
     /// As [`Engine::puts`].
-    pub fn take<B: Backend>(
-        &mut self,
-        engine: &mut Engine<B>,
-    ) -> Result<(), EngineError<B::Error>> {
+    pub fn take<B: Backend>(&mut self, engine: &mut Engine<B>) -> Result<(), EngineError<B::Error>> {
         let mut ids = Vec::new();
         loop {
             engine.puts(PUTS, |put| {

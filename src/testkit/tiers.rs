@@ -109,9 +109,8 @@ impl Tiers {
             return;
         }
         let path = self.path(tokens);
-        let is = |tiers: &Self, at: usize, on: fn(&Held) -> bool| {
-            at < limit && tiers.cached.get(&path[at]).is_some_and(on)
-        };
+        let is =
+            |tiers: &Self, at: usize, on: fn(&Held) -> bool| at < limit && tiers.cached.get(&path[at]).is_some_and(on);
         let device = (0..).take_while(|&at| is(self, at, |held| held.device)).count();
         let host = (device..).take_while(|&at| is(self, at, |held| held.host)).count();
         path[..device + host].iter().for_each(|&name| self.lock(name));

@@ -103,8 +103,7 @@ impl Workload {
     /// seeds have groups of layers.
     pub fn with_forks(seed: u64) -> Self {
         let groups = seed % 2 == 1;
-        let mut workload =
-            if groups { Self::with_host_groups(seed) } else { Self::with_hosts(seed) };
+        let mut workload = if groups { Self::with_host_groups(seed) } else { Self::with_hosts(seed) };
         let Self { config, weights, .. } = &mut workload;
         config.vocabulary = 1 + (seed / 2 % 2) as u8;
         (config.page_size, config.sequences) = (2, 6);
@@ -154,9 +153,7 @@ impl Workload {
             ADMIT => Op::Admit(self.prompt()),
             MATCH => Op::Match(self.prompt()),
             PLAN => self.plan(),
-            APPEND => {
-                Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() }
-            }
+            APPEND => Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() },
             COMMIT => Op::Commit { pick: self.commit_pick() },
             COMPLETE => Op::Complete { pick: self.step(208) },
             ABORT => Op::Abort { pick: self.step(224) },

@@ -16,11 +16,7 @@ impl World {
     /// # Errors
     /// The first broken invariant. If a page shows the violation, also this page and its owner.
     pub fn verify(&self) -> Result<(), Broken> {
-        let broken = |(invariant, page)| Broken {
-            invariant,
-            page,
-            owner: page.and_then(|page| self.owner(page)),
-        };
+        let broken = |(invariant, page)| Broken { invariant, page, owner: page.and_then(|page| self.owner(page)) };
         self.pages.check().map_err(broken)?;
         self.steps.check().map_err(|invariant| broken((invariant, None)))?;
         let fence = self.fence.check(self.steps.newest(), self.pages.fenced_count());
@@ -146,14 +142,12 @@ impl World {
                 }
                 let mut path = self.prefixes.path_of(lock, s.published);
                 if place >= s.published
-                    || self.prefixes.cell_at(held.group, self.prefixes.entry_at(&mut path, place))
-                        != cell
+                    || self.prefixes.cell_at(held.group, self.prefixes.entry_at(&mut path, place)) != cell
                 {
                     return Err("G4: a held place names the cell at its entry of the lock's path");
                 }
                 let tracks = held.track..held.track + held.tracks;
-                let own =
-                    tracks.flat_map(|track| self.sequences.track_pages(s, track, place).next());
+                let own = tracks.flat_map(|track| self.sequences.track_pages(s, track, place).next());
                 if !own.eq(self.prefixes.cell_pages(cell).iter().copied()) {
                     return Err("G4: a held place that names a cell has its pages");
                 }
@@ -169,17 +163,13 @@ impl World {
         let waits = |s: &Sequence| {
             let item = self.steps.open_item(s.last_item);
             item.is_some_and(|item| {
-                s.cached_len <= item.start
-                    && item.end == s.planned_len
-                    && s.planned_len <= s.token_len
+                s.cached_len <= item.start && item.end == s.planned_len && s.planned_len <= s.token_len
             })
         };
         let mut drafted = self.sequences.iter().filter(|(_, s)| s.is_drafted());
         match drafted.all(|(_, s)| waits(s)) {
             true => Ok(()),
-            false => {
-                Err("S9: drafts that wait are the last item of their sequence, in an open step")
-            }
+            false => Err("S9: drafts that wait are the last item of their sequence, in an open step"),
         }
     }
 
@@ -215,9 +205,8 @@ impl World {
             return Ok(());
         }
         let pages = (0..self.pages.page_count()).map(PageId::new);
-        let lost = pages
-            .filter(|page| self.pages.state(*page) != PageState::Free)
-            .find(|page| !owners.contains_key(page));
+        let lost =
+            pages.filter(|page| self.pages.state(*page) != PageState::Free).find(|page| !owners.contains_key(page));
         Err(("W1: a page that is not free has an owner", lost))
     }
 
@@ -225,9 +214,7 @@ impl World {
     fn owners(&self) -> impl Iterator<Item = (PageId, Owner)> + '_ {
         let private = self.sequences.iter().flat_map(move |(seq, s)| {
             let first = self.sequences.track_pages(s, 0, s.published);
-            let private = |&(held, place): &(HeldGroup, u32)| {
-                !self.sequences.cell(s, held.group, place).is_some()
-            };
+            let private = |&(held, place): &(HeldGroup, u32)| !self.sequences.cell(s, held.group, place).is_some();
             let others = self.held_places(s).filter(private).flat_map(move |(held, place)| {
                 (held.track..held.track + held.tracks)
                     .flat_map(move |track| self.sequences.track_pages(s, track, place).next())

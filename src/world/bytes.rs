@@ -7,9 +7,7 @@ use crate::fence::Fence;
 use crate::id::{PageId, SeqKey, TokenId};
 use crate::layout::Limits;
 use crate::page::PagePool;
-use crate::plan::{
-    Admitted, BatchRow, Compaction, PageCopy, PageMove, STEP_TOKENS_MAX, SharedSpan, TableWrite,
-};
+use crate::plan::{Admitted, BatchRow, Compaction, PageCopy, PageMove, STEP_TOKENS_MAX, SharedSpan, TableWrite};
 use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
@@ -45,13 +43,7 @@ pub struct EngineBytes {
 impl EngineBytes {
     /// Returns the bytes on the host, without those of the backend.
     pub fn host(&self) -> u64 {
-        self.pages
-            + self.prefixes
-            + self.hosts
-            + self.hashes
-            + self.events
-            + self.sequences
-            + self.steps
+        self.pages + self.prefixes + self.hosts + self.hashes + self.events + self.sequences + self.steps
     }
 }
 
@@ -111,9 +103,9 @@ impl EngineShape {
             prefixes: PrefixTree::bytes(entries, page_size) + of_tree,
             hosts,
             hashes: self.hashing.map_or(0, |hashing| PrefixTree::hash_bytes(entries, hashing)),
-            events: self.hashing.map_or(0, |hashing| {
-                PrefixTree::event_bytes(entries, page_size, hashing, self.event_pages)
-            }),
+            events: self
+                .hashing
+                .map_or(0, |hashing| PrefixTree::event_bytes(entries, page_size, hashing, self.event_pages)),
             sequences: SequenceTable::bytes(&self.table, page_size) + of_rows,
             steps: StepLog::bytes(self.max_steps, self.table.rows)
                 + Fence::bytes(page_count, self.max_steps, lock_count(self))

@@ -3,8 +3,8 @@
 
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, Engine, EngineConfig, EngineError, Error, Extend, Groups, Keep, Namespace, Null,
-    PoolConfig, Prompt, Reach, SeqKey, StepId, StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, EngineError, Error, Extend, Groups, Keep, Namespace, Null, PoolConfig, Prompt,
+    Reach, SeqKey, StepId, StepScratch, TokenId,
 };
 
 use super::{is_range, seeds};
@@ -78,9 +78,7 @@ impl Host {
         }
         let seq = self.rng.pick(&self.running);
         Some(match kind {
-            1 if !self.preempted.is_empty() => {
-                Call::Resume(self.rng.pick(&self.preempted), promise)
-            }
+            1 if !self.preempted.is_empty() => Call::Resume(self.rng.pick(&self.preempted), promise),
             2 => Call::Promise(seq, promise),
             3 => Call::Fork(seq, 1 + self.rng.below(3) as u32, promise),
             4..7 => {
@@ -105,10 +103,8 @@ impl Host {
         match *call {
             Call::Admit(ref prompt, promise) => running.push(engine.admit(ALL, prompt, promise)?),
             Call::AdmitBatch(ref prompts) => {
-                let prompts: Vec<_> = prompts
-                    .iter()
-                    .map(|&(ref tokens, promise)| Prompt { namespace: ALL, tokens, promise })
-                    .collect();
+                let prompts: Vec<_> =
+                    prompts.iter().map(|&(ref tokens, promise)| Prompt { namespace: ALL, tokens, promise }).collect();
                 running.extend(engine.admit_batch(&prompts)?.iter().map(|admitted| admitted.seq));
             }
             Call::Resume(seq, promise) => {

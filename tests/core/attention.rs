@@ -15,9 +15,9 @@ use kvarena::testkit::late::LateOptions;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, BatchPlan, BatchRow, Capacity, CpuOptions, KvDtype, KvScales, KvShape, LayerId, Layout,
-    OpenBackend, OwnedPlan, PageId, PlaneName, PoolConfig, RowId, Scaling, SlotId, SlotMapping,
-    StepEnd, StepId, TableShape, TokenId,
+    Attend, BatchPlan, BatchRow, Capacity, CpuOptions, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend,
+    OwnedPlan, PageId, PlaneName, PoolConfig, RowId, Scaling, SlotId, SlotMapping, StepEnd, StepId, TableShape,
+    TokenId,
 };
 
 #[test]
@@ -223,12 +223,10 @@ fn computed(setup: Setup) -> (Vec<u32>, Vec<u32>) {
         let rows = |width: usize| start as usize * width..(start + len) as usize * width;
         let layer = LayerId::new(0);
         cpu.begin(&plan).expect("a valid plan");
-        cpu.store_cache(&plan, layer, k[rows(kv_width)].into(), v[rows(kv_width)].into())
-            .expect("a valid store");
+        cpu.store_cache(&plan, layer, k[rows(kv_width)].into(), v[rows(kv_width)].into()).expect("a valid store");
         let out = CpuRowsMut::from(&mut out[rows(q_width)]);
         let lse = &mut lse[rows(q_heads as usize)];
-        cpu.attend(&plan, layer, &attend, q[rows(q_width)].into(), out, Some(lse))
-            .expect("valid attention");
+        cpu.attend(&plan, layer, &attend, q[rows(q_width)].into(), out, Some(lse)).expect("valid attention");
         cpu.end(StepEnd::Complete(plan.step()));
     }
     let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect();
@@ -248,17 +246,7 @@ fn results_depend_only_on_the_row_and_its_context() {
         for window in [None, Some(50)] {
             // With one page and one step, K and V are contiguous.
             let (layout, page_size) = (Layout::LayerFirst, 256);
-            let plain = Setup {
-                layout,
-                page_size,
-                threads: 1,
-                chunk: 230,
-                window,
-                path,
-                dtype,
-                scaling,
-                heads,
-            };
+            let plain = Setup { layout, page_size, threads: 1, chunk: 230, window, path, dtype, scaling, heads };
             let contiguous = computed(plain);
             for layout in [Layout::LayerFirst, Layout::PageFirst] {
                 for (page_size, threads, chunk) in
@@ -334,12 +322,10 @@ fn the_last_of_2_32_positions_are_seen() {
     // All positions are in one page: each word of the directory points to chunk 0, whose only word points to page 0.
     for page_size in [1024, 1000] {
         let capacity = Capacity::Pages(1);
-        let config =
-            PoolConfig { shape: KvShape::heads(1, 8), page_size, capacity, ..Default::default() };
+        let config = PoolConfig { shape: KvShape::heads(1, 8), page_size, capacity, ..Default::default() };
         let layout = config.layout().expect("a valid pool");
         let chunks_per_row = u32::MAX / page_size + 1;
-        let table =
-            TableShape { rows: 1, chunks_per_row, chunk_pages: 1, chunk_count: 1, tracks: 1 };
+        let table = TableShape { rows: 1, chunks_per_row, chunk_pages: 1, chunk_count: 1, tracks: 1 };
         let mut cpu = CpuOptions::with_threads(1).open(&layout, &table, 1).expect("a small pool");
         let (kv_len, row) = (u32::MAX, RowId::new(0));
         let last = kv_len - 1;
@@ -425,12 +411,9 @@ fn pages_move_between_pools_of_any_layout() {
         source.read_page(PageId::new(3), &mut moved).expect("a page");
         assert_eq!(moved, bytes);
         target.write_page(PageId::new(6), &moved).expect("a page");
-        for (kv, layer) in
-            [PlaneName::K, PlaneName::V].into_iter().flat_map(|kv| (0..3).map(move |l| (kv, l)))
-        {
+        for (kv, layer) in [PlaneName::K, PlaneName::V].into_iter().flat_map(|kv| (0..3).map(move |l| (kv, l))) {
             for offset in 0..4 {
-                let (a, b) =
-                    (pool.slot(PageId::new(3), offset), other.slot(PageId::new(6), offset));
+                let (a, b) = (pool.slot(PageId::new(3), offset), other.slot(PageId::new(6), offset));
                 let layer = LayerId::new(layer);
                 assert_eq!(source.slot(kv, layer, a), target.slot(kv, layer, b));
             }

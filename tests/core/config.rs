@@ -71,10 +71,7 @@ fn a_config_keeps_its_values_in_text() {
 
 #[test]
 fn fp8_and_its_scales_are_read_as_they_were_written() {
-    let fp8 = PoolConfig {
-        scaling: Scaling::ByToken,
-        ..pool(2, KvShape::heads(3, 64), KvDtype::Fp8E4M3)
-    };
+    let fp8 = PoolConfig { scaling: Scaling::ByToken, ..pool(2, KvShape::heads(3, 64), KvDtype::Fp8E4M3) };
     let text = serde_json::to_string(&fp8).expect("a config is JSON");
     assert!(text.contains(r#""dtype":"fp8_e4m3","scaling":"by_token""#), "{text}");
     assert_eq!(serde_json::from_str::<PoolConfig>(&text).expect("it was written"), fp8);
@@ -137,25 +134,16 @@ fn shapes_and_stats_are_written() {
 fn models_of_the_supported_shape_are_read() {
     let (grouped, bf16) = (KvShape::heads(8, 128), KvDtype::Bf16);
     assert_eq!(with(json!({})), Ok(pool(36, grouped, bf16)));
-    assert_eq!(
-        with(json!({"torch_dtype": null, "dtype": "float16"})),
-        Ok(pool(36, grouped, KvDtype::F16))
-    );
+    assert_eq!(with(json!({"torch_dtype": null, "dtype": "float16"})), Ok(pool(36, grouped, KvDtype::F16)));
     assert_eq!(with(json!({"dtype": "torch.float32"})), Ok(pool(36, grouped, KvDtype::F32)));
     // Without `num_key_value_heads`, every query head has its own K and V. Without `head_dim`, the heads of a Llama
     // model divide `hidden_size`.
-    assert_eq!(
-        with(json!({"num_key_value_heads": null})),
-        Ok(pool(36, KvShape::heads(32, 128), bf16))
-    );
+    assert_eq!(with(json!({"num_key_value_heads": null})), Ok(pool(36, KvShape::heads(32, 128), bf16)));
     let llama = json!({"model_type": "llama", "head_dim": null, "hidden_size": 2048});
     assert_eq!(with(llama), Ok(pool(36, KvShape::heads(8, 64), bf16)));
     // Disabled features change nothing.
     assert_eq!(with(json!({"num_kv_shared_layers": 0})), Ok(pool(36, grouped, bf16)));
-    assert_eq!(
-        with(json!({"v_head_dim": 128, "is_encoder_decoder": false})),
-        Ok(pool(36, grouped, bf16))
-    );
+    assert_eq!(with(json!({"v_head_dim": 128, "is_encoder_decoder": false})), Ok(pool(36, grouped, bf16)));
     // Latent rows, for any number of heads.
     let latent = json!({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 64});
     let rows = KvShape::Latent { rank: 512, rope: 64 };
@@ -192,15 +180,12 @@ fn layers_that_read_a_window_or_a_chunk_are_in_groups() {
     });
     assert_eq!(groups(gpt_oss), Ok(every(24, 2, Reach::Window(128))));
     // Gemma 3 27B, by its types and by its pattern.
-    let gemma =
-        json!({"layer_types": types(6, 62), "num_hidden_layers": 62, "sliding_window": 1024});
+    let gemma = json!({"layer_types": types(6, 62), "num_hidden_layers": 62, "sliding_window": 1024});
     assert_eq!(groups(gemma), Ok(every(62, 6, Reach::Window(1024))));
-    let gemma =
-        json!({"sliding_window_pattern": 6, "num_hidden_layers": 62, "sliding_window": 1024});
+    let gemma = json!({"sliding_window_pattern": 6, "num_hidden_layers": 62, "sliding_window": 1024});
     assert_eq!(groups(gemma), Ok(every(62, 6, Reach::Window(1024))));
     // Llama 4 Scout, whose list of layers is empty, and a model with a list.
-    let scout =
-        json!({"num_hidden_layers": 48, "attention_chunk_size": 8192, "no_rope_layers": []});
+    let scout = json!({"num_hidden_layers": 48, "attention_chunk_size": 8192, "no_rope_layers": []});
     assert_eq!(groups(scout), Ok(every(48, 4, Reach::Chunk(8192))));
     let some = json!({"num_hidden_layers": 4, "attention_chunk_size": 8192, "no_rope_layers": [1, 0, 1, 0]});
     assert_eq!(groups(some), Ok(every(4, 2, Reach::Chunk(8192))));
@@ -265,10 +250,7 @@ fn layers_that_read_everything_have_heads_of_their_own() {
         let groups = every(layers, 6, Reach::Window(1024));
         let groups = groups.with_shape(1, KvShape::heads(heads, 256), None);
         let shape = KvShape::heads(full, 512);
-        Ok(PoolConfig {
-            groups: groups.expect("there is group 1"),
-            ..pool(layers, shape, KvDtype::Bf16)
-        })
+        Ok(PoolConfig { groups: groups.expect("there is group 1"), ..pool(layers, shape, KvDtype::Bf16) })
     };
     // Gemma 4 26B-A4B and 31B.
     assert_eq!(gemma(30, 8, Some(2), json!({})), own(30, 8, 2));
@@ -283,10 +265,7 @@ fn layers_that_read_everything_have_heads_of_their_own() {
     assert_eq!(gemma(30, 8, None, json!({"attention_k_eq_v": null})), own(30, 8, 8));
     let plain = json!({"global_head_dim": 256, "attention_k_eq_v": false});
     let same = gemma(30, 8, Some(2), plain).expect("a pool");
-    assert_eq!(
-        (same.groups, same.shape),
-        (every(30, 6, Reach::Window(1024)), KvShape::heads(8, 256))
-    );
+    assert_eq!((same.groups, same.shape), (every(30, 6, Reach::Window(1024)), KvShape::heads(8, 256)));
     let one = gemma(2, 8, Some(2), json!({"layer_types": ["full_attention", "full_attention"]}));
     assert_eq!(one, Ok(pool(2, KvShape::heads(2, 512), KvDtype::Bf16)));
     for (changes, message) in [
@@ -302,9 +281,8 @@ fn layers_that_read_everything_have_heads_of_their_own() {
 /// Megabytes of a sequence of 8,192 tokens in bf16, by group and without groups.
 #[test]
 fn a_sequence_takes_fewer_bytes_with_groups() {
-    let types: Vec<_> = (1..=62)
-        .map(|layer| if layer % 6 == 0 { "full_attention" } else { "sliding_attention" })
-        .collect();
+    let types: Vec<_> =
+        (1..=62).map(|layer| if layer % 6 == 0 { "full_attention" } else { "sliding_attention" }).collect();
     for (changes, of_groups, one) in [
         (
             json!({
@@ -351,8 +329,7 @@ fn groups_are_read_as_they_were_written() {
     let own = config.groups.with_shape(1, KvShape::heads(8, 64), KvDtype::Fp8E4M3);
     let config = PoolConfig { groups: own.expect("there is group 1"), ..config };
     let text = serde_json::to_string(&config).expect("a config is JSON");
-    let written =
-        r#""shapes":[{"shape":{"heads":{"kv_heads":8,"head_dim":64}},"dtype":"fp8_e4m3"}]"#;
+    let written = r#""shapes":[{"shape":{"heads":{"kv_heads":8,"head_dim":64}},"dtype":"fp8_e4m3"}]"#;
     assert!(text.contains(written), "{text}");
     assert_eq!(serde_json::from_str::<PoolConfig>(&text).expect("it was written"), config);
     let layout = config.layout().expect("a pool");
@@ -365,8 +342,7 @@ fn groups_are_read_as_they_were_written() {
     );
     assert_eq!(error.expect_err("one group"), "a shape is given for group 1 of 1 group");
     assert_eq!(read(r#"{"reaches": ["all"], "layers": []}"#), Ok(Groups::ONE));
-    let error = read(r#"{"reaches": ["all", {"chunk": 12}], "layers": [0, 1]}"#)
-        .expect_err("12 is no power of two");
+    let error = read(r#"{"reaches": ["all", {"chunk": 12}], "layers": [0, 1]}"#).expect_err("12 is no power of two");
     assert_eq!(error, "group 1 cannot read a chunk of 12");
 }
 
@@ -388,39 +364,24 @@ fn other_models_are_refused_by_the_field() {
             "hidden_size is 100, not a multiple of num_attention_heads".into(),
         ),
         (json!({"torch_dtype": null}), "dtype is missing".into()),
-        (
-            json!({"torch_dtype": "int8"}),
-            "torch_dtype is \"int8\", not float32, float16 or bfloat16".into(),
-        ),
+        (json!({"torch_dtype": "int8"}), "torch_dtype is \"int8\", not float32, float16 or bfloat16".into()),
         (json!({"kv_lora_rank": 512}), "qk_rope_head_dim is missing".into()),
-        (
-            json!({"kv_lora_rank": "x", "qk_rope_head_dim": 64}),
-            format!("kv_lora_rank is \"x\", {count}"),
-        ),
+        (json!({"kv_lora_rank": "x", "qk_rope_head_dim": 64}), format!("kv_lora_rank is \"x\", {count}")),
         // DeepSeek V3.2 stores keys of an indexer beside the rows.
         (
             json!({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}),
             "index_head_dim is 128, which is not supported".into(),
         ),
         (json!({"v_head_dim": 64}), "v_head_dim is 64, which is not supported".into()),
-        (
-            json!({"num_kv_shared_layers": 15}),
-            "num_kv_shared_layers is 15, which is not supported".into(),
-        ),
-        (
-            json!({"is_encoder_decoder": true}),
-            "is_encoder_decoder is true, which is not supported".into(),
-        ),
+        (json!({"num_kv_shared_layers": 15}), "num_kv_shared_layers is 15, which is not supported".into()),
+        (json!({"is_encoder_decoder": true}), "is_encoder_decoder is true, which is not supported".into()),
         (
             json!({"layer_types": ["full_attention", "linear_attention"]}),
             "layer_types is \"linear_attention\", which is not supported".into(),
         ),
         (json!({"layer_types": "full"}), "layer_types is \"full\", not a list".into()),
         (json!({"text_config": 3}), "text_config is 3, not an object".into()),
-        (
-            json!({"text_config": {"num_hidden_layers": 2}}),
-            "text_config.num_attention_heads is missing".into(),
-        ),
+        (json!({"text_config": {"num_hidden_layers": 2}}), "text_config.num_attention_heads is missing".into()),
     ] {
         let error = with(changes.clone()).expect_err("not supported").to_string();
         assert_eq!(error, format!("config.json: {message}"), "{changes}");
@@ -434,30 +395,12 @@ fn other_models_are_refused_by_the_field() {
 fn damaged_text_is_refused() {
     let text = qwen3().to_string();
     for end in 0..text.len() {
-        assert!(
-            matches!(PoolConfig::from_hf(&text[..end]), Err(HfError::Json { .. })),
-            "cut at {end}"
-        );
+        assert!(matches!(PoolConfig::from_hf(&text[..end]), Err(HfError::Json { .. })), "cut at {end}");
     }
     // Any value of a field gives a config, or an error that names a field.
-    let values = [
-        json!(0),
-        json!(1),
-        json!(-1),
-        json!(1e300),
-        json!(u64::MAX),
-        json!("x"),
-        json!([]),
-        json!({}),
-        json!(true),
-    ];
-    for name in qwen3()
-        .as_object()
-        .expect("fields")
-        .keys()
-        .map(String::as_str)
-        .chain(["layer_types", "text_config"])
-    {
+    let values =
+        [json!(0), json!(1), json!(-1), json!(1e300), json!(u64::MAX), json!("x"), json!([]), json!({}), json!(true)];
+    for name in qwen3().as_object().expect("fields").keys().map(String::as_str).chain(["layer_types", "text_config"]) {
         for value in &values {
             match with(json!({name: value})) {
                 Ok(config) => drop(config.layout()),

@@ -2,8 +2,8 @@
 
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, ConfigError, EngineConfig, EngineShape, Groups, KvDtype, KvShape, LayerId, Layout,
-    PageId, PoolConfig, PoolLayout, Reach, Scaling, SlotId, TableShape,
+    Capacity, ConfigError, EngineConfig, EngineShape, Groups, KvDtype, KvShape, LayerId, Layout, PageId, PoolConfig,
+    PoolLayout, Reach, Scaling, SlotId, TableShape,
 };
 
 use super::layout::latent;
@@ -25,42 +25,19 @@ fn every_config_error_names_its_value() {
         (PoolConfig { page_size: 0, ..good }, Zero { name: "page_size" }),
         (PoolConfig { capacity: Capacity::Pages(0), ..good }, Zero { name: "page_count" }),
         (PoolConfig { page_size: 1025, ..good }, PageSize { page_size: 1025, max: 1024 }),
-        (
-            PoolConfig { capacity: Capacity::Pages(huge), ..good },
-            PageCount { page_count: huge.into() },
-        ),
+        (PoolConfig { capacity: Capacity::Pages(huge), ..good }, PageCount { page_count: huge.into() }),
         (
             PoolConfig { capacity: Capacity::Bytes(u64::MAX), page_size: 1, ..good },
             PageCount { page_count: u64::MAX / 512 },
         ),
-        (
-            PoolConfig { capacity: Capacity::Bytes(8191), ..good },
-            Budget { bytes: 8191, page_bytes: 8192 },
-        ),
-        (
-            PoolConfig { capacity: Capacity::Bytes(0), ..good },
-            Budget { bytes: 0, page_bytes: 8192 },
-        ),
-        (
-            PoolConfig { shape: KvShape::heads(6, 64), tp_size: 4, ..good },
-            HeadSplit { kv_heads: 6, tp_size: 4 },
-        ),
+        (PoolConfig { capacity: Capacity::Bytes(8191), ..good }, Budget { bytes: 8191, page_bytes: 8192 }),
+        (PoolConfig { capacity: Capacity::Bytes(0), ..good }, Budget { bytes: 0, page_bytes: 8192 }),
+        (PoolConfig { shape: KvShape::heads(6, 64), tp_size: 4, ..good }, HeadSplit { kv_heads: 6, tp_size: 4 }),
         (PoolConfig { tp_rank: 1, ..good }, Rank { tp_rank: 1, tp_size: 1 }),
+        (PoolConfig { layers: huge, shape: KvShape::heads(huge, huge), ..good }, Overflow { name: "bytes per token" }),
+        (PoolConfig { layers: 1 << 31, ..good }, Limit { name: "layers", value: 1 << 31, max: (1 << 31) - 1 }),
         (
-            PoolConfig { layers: huge, shape: KvShape::heads(huge, huge), ..good },
-            Overflow { name: "bytes per token" },
-        ),
-        (
-            PoolConfig { layers: 1 << 31, ..good },
-            Limit { name: "layers", value: 1 << 31, max: (1 << 31) - 1 },
-        ),
-        (
-            PoolConfig {
-                layers: huge / 2,
-                shape: KvShape::heads(1, 1 << 28),
-                page_size: 1024,
-                ..good
-            },
+            PoolConfig { layers: huge / 2, shape: KvShape::heads(1, 1 << 28), page_size: 1024, ..good },
             Overflow { name: "page_bytes" },
         ),
         (
@@ -85,17 +62,8 @@ fn every_config_error_names_its_value() {
             Overflow { name: "host bytes" },
         ),
         (
-            PoolConfig {
-                capacity: Capacity::Pages(10),
-                host_pages: huge - 12,
-                stage_pages: 2,
-                ..good
-            },
-            Limit {
-                name: "host_pages + stage_pages",
-                value: u64::from(huge) - 10,
-                max: u64::from(huge) - 11,
-            },
+            PoolConfig { capacity: Capacity::Pages(10), host_pages: huge - 12, stage_pages: 2, ..good },
+            Limit { name: "host_pages + stage_pages", value: u64::from(huge) - 10, max: u64::from(huge) - 11 },
         ),
     ];
     for (config, error) in pools {
@@ -201,14 +169,12 @@ fn check_made_scales(by_token: &PoolConfig, given: &PoolLayout) {
     }
     let rows = u128::from(given.page_size()) * u128::from(given.kv_heads());
     let layers = u128::from(given.layers());
-    let pieces =
-        [1_u128, given.head_dim().into(), 4].map(|bytes| (rows * bytes).next_multiple_of(16));
+    let pieces = [1_u128, given.head_dim().into(), 4].map(|bytes| (rows * bytes).next_multiple_of(16));
     match made {
         Ok(made) => {
             let page_bytes = 2 * layers * (pieces[1] + pieces[2]);
             assert_eq!(u128::from(made.page_bytes()), page_bytes, "{by_token:?}");
-            let token =
-                2 * layers * u128::from(given.kv_heads()) * (u128::from(given.head_dim()) + 4);
+            let token = 2 * layers * u128::from(given.kv_heads()) * (u128::from(given.head_dim()) + 4);
             assert_eq!(by_token.bytes_per_token().map(u128::from), Ok(token));
             if let Capacity::Bytes(bytes) = by_token.capacity {
                 assert!(bytes - made.total_bytes() < made.page_bytes());
@@ -270,16 +236,11 @@ fn windows(size: u32) -> Groups {
 /// Each two fields of a config, at the limits of their types and around powers of two.
 #[test]
 fn any_limits_give_an_engine_or_an_error_and_never_a_panic() {
-    let values =
-        [0, 1, 3, 1 << 16, 1 << 31, u64::from(u32::MAX) - 1, u64::from(u32::MAX), u64::MAX];
+    let values = [0, 1, 3, 1 << 16, 1 << 31, u64::from(u32::MAX) - 1, u64::from(u32::MAX), u64::MAX];
     let grouped = PoolConfig { layers: 3, groups: windows(1 << 30), ..Default::default() };
     let small = PoolConfig { page_size: 1, shape: KvShape::heads(1, 1), ..Default::default() };
-    let latent = PoolConfig {
-        shape: latent(512, 64),
-        dtype: KvDtype::Fp8E4M3,
-        scaling: Scaling::ByToken,
-        ..Default::default()
-    };
+    let latent =
+        PoolConfig { shape: latent(512, 64), dtype: KvDtype::Fp8E4M3, scaling: Scaling::ByToken, ..Default::default() };
     let chunked = PoolConfig { layers: 3, groups: chunks(1), ..small };
     let mut made = 0;
     for pool in [PoolConfig::default(), small, grouped, chunked, latent] {
@@ -347,8 +308,7 @@ fn sizes_beyond_32_bits_are_exact() {
     let reaches = [Reach::All, Reach::Window(u32::MAX)];
     let groups = Groups::new(&reaches, &[0, 1, 1, 1, 1]).expect("two groups");
     let (shape, capacity) = (KvShape::heads(1, 1), Capacity::Pages(1 << 31));
-    let pool =
-        PoolConfig { layers: 5, groups, shape, page_size: 1, capacity, ..Default::default() };
+    let pool = PoolConfig { layers: 5, groups, shape, page_size: 1, capacity, ..Default::default() };
     let wide = EngineConfig { max_sequence_len: 1 << 30, max_sequences: 1, ..pool.into() };
     let wide = wide.shape().expect("a valid config");
     assert_eq!(wide.layout.tracks(), 5);
@@ -357,10 +317,7 @@ fn sizes_beyond_32_bits_are_exact() {
     let large = PoolConfig { layers: 1, shape, page_size: 1024, capacity, ..pool };
     let large = PoolConfig { groups: Groups::ONE, ..large }.layout().expect("a valid pool");
     assert_eq!(large.page_bytes(), 1 << 53);
-    assert_eq!(
-        [1 << 20, 1 << 31].map(|tokens| large.sequence_bytes(0, tokens)),
-        [1 << 63, u64::MAX]
-    );
+    assert_eq!([1 << 20, 1 << 31].map(|tokens| large.sequence_bytes(0, tokens)), [1 << 63, u64::MAX]);
     // Each group has a cell for each page.
     let reaches = [Reach::All, Reach::Window(8), Reach::Window(9), Reach::Window(10)];
     let groups = Groups::new(&reaches, &[0, 1, 2, 3]).expect("four groups");

@@ -10,14 +10,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use half::{bf16, f16};
 use kvarena::backend::{CpuError, CpuRead, CpuWrite, ElementsMut};
 use kvarena::testkit::contract::{
-    Case, Filter, SparseTestBackend, TestBackend, check_cases, check_rotated, check_served,
-    check_sparse_backend,
+    Case, Filter, SparseTestBackend, TestBackend, check_cases, check_rotated, check_served, check_sparse_backend,
 };
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Compaction, Cpu, CpuOptions, CpuRows, CpuRowsMut,
-    HostMemory, HostPageId, LayerId, MoveId, Moved, NO_POSITION, OpenBackend, PageCopy, PageId,
-    PageMove, PoolLayout, Queries, Rope, Select, Selection, SlotMapping, SparseBackend, StepBounds,
-    StepEnd, TableShape, forward_backend, forward_buffers,
+    Attend, Backend, BatchPlan, BatchRow, Compaction, Cpu, CpuOptions, CpuRows, CpuRowsMut, HostMemory, HostPageId,
+    LayerId, MoveId, Moved, NO_POSITION, OpenBackend, PageCopy, PageId, PageMove, PoolLayout, Queries, Rope, Select,
+    Selection, SlotMapping, SparseBackend, StepBounds, StepEnd, TableShape, forward_backend, forward_buffers,
 };
 
 /// A call for one layer of a step.
@@ -77,9 +75,7 @@ impl Defect {
             Self::End => &["of the ended"],
             Self::Moved => &["saved: "],
             // Pages whose bytes are missing are full of NaN.
-            Self::Store(_) | Self::Begin | Self::Copy | Self::Compact | Self::Save | Self::Load => {
-                &["NaN", "differs"]
-            }
+            Self::Store(_) | Self::Begin | Self::Copy | Self::Compact | Self::Save | Self::Load => &["NaN", "differs"],
         }
     }
 }
@@ -224,9 +220,7 @@ impl Backend for Defective {
             (Some(Defect::Attend(wrong)), _) => {
                 let call = self.call(plan, layer);
                 let width = call.case.out_width();
-                wrong(&call)
-                    .into_iter()
-                    .for_each(|i| spoil(reborrow(&mut out), width, i, width - 1));
+                wrong(&call).into_iter().for_each(|i| spoil(reborrow(&mut out), width, i, width - 1));
             }
             (Some(Defect::Lse), Some([.., last])) => *last += 1.0,
             _ => {}
@@ -391,8 +385,7 @@ impl Check {
             Some((seed, text(&*catch_unwind(run).err()?)))
         };
         let found = (first..seeds).chain(0..first).find_map(report);
-        let (seed, report) =
-            found.unwrap_or_else(|| panic!("{name}: {seeds} seeds report nothing"));
+        let (seed, report) = found.unwrap_or_else(|| panic!("{name}: {seeds} seeds report nothing"));
         let is_right = defect.reports().iter().any(|words| report.contains(words));
         assert!(is_right, "{name}: seed {seed} reports {report}");
         println!("{name}: seed {seed}");
@@ -441,11 +434,9 @@ const MEMBER: Wrong = |call| last_member(call, 0, |_| true);
 const NESTED: Wrong = |call| last_member(call, 1, |_| true);
 const DECODING: Wrong = |call| last_member(call, 0, |row| row.extend_len == 1);
 const PROMPT: Wrong = |call| last_member(call, 0, |row| query_rows(call, row) > 16);
-const TAIL_OF_8: Wrong =
-    |call| last_member(call, 0, |row| row.extend_len > 1 && query_rows(call, row) <= 8);
-const TAIL_OF_16: Wrong = |call| {
-    last_member(call, 0, |row| row.extend_len > 1 && (9..=16).contains(&query_rows(call, row)))
-};
+const TAIL_OF_8: Wrong = |call| last_member(call, 0, |row| row.extend_len > 1 && query_rows(call, row) <= 8);
+const TAIL_OF_16: Wrong =
+    |call| last_member(call, 0, |row| row.extend_len > 1 && (9..=16).contains(&query_rows(call, row)));
 
 /// Each tuple contains a name, a check with a filter, and a defect in the kernels that the filter selects. Its numbers
 /// are the number of seeds and the first seed of the search. The contract tests on the GPU use the same number of
@@ -465,13 +456,7 @@ fn each_filter_draws_cases_that_show_its_defects() {
         ("heads", Rotated(Filter::HEADS), Rotate(ANY), 60, 0),
         ("heads, in groups", Rotated(Filter::HEADS.in_groups()), Rotate(IN_GROUPS), 20, 0),
         ("kernel heads", Rotated(Filter::KERNEL_HEADS), Rotate(HEADS_OF_256), 60, 8),
-        (
-            "kernel heads, in groups",
-            Rotated(Filter::KERNEL_HEADS.in_groups()),
-            Rotate(IN_GROUPS),
-            10,
-            0,
-        ),
+        ("kernel heads, in groups", Rotated(Filter::KERNEL_HEADS.in_groups()), Rotate(IN_GROUPS), 10, 0),
         ("labels: selection", Sparse(Filter::LABELS), Select, 200, 0),
         ("labels: attention", Sparse(Filter::LABELS), AttendSelected(LISTED), 200, 0),
         ("labels, in groups", Sparse(Filter::LABELS.in_groups()), AttendSelected(LISTED), 60, 0),

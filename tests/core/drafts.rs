@@ -2,8 +2,8 @@
 //! compares random programs of drafts with the model. `trees.rs` tests attention within a tree.
 
 use kvarena::{
-    Branch, Capacity, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, Keep,
-    Namespace, Null, PoolConfig, SeqKey, StepId, StepScratch, TokenId,
+    Branch, Capacity, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, Keep, Namespace, Null,
+    PoolConfig, SeqKey, StepId, StepScratch, TokenId,
 };
 
 /// An engine with sequences of some known tokens, of which the first `COMPUTED` are computed.
@@ -40,8 +40,7 @@ impl Host {
 
     /// Plans sequences with these numbers of new tokens.
     fn plan(&mut self, items: &[(usize, u32)], drafts: &[Draft<'_>]) -> Result<StepId, Error> {
-        let items: Vec<_> =
-            items.iter().map(|&(i, len)| Extend { seq: self.seqs[i], len }).collect();
+        let items: Vec<_> = items.iter().map(|&(i, len)| Extend { seq: self.seqs[i], len }).collect();
         let planned = self.engine.plan_drafts(&mut self.scratch, &items, drafts);
         planned.map(|plan| plan.step()).map_err(core)
     }
@@ -63,11 +62,7 @@ impl Host {
 
     /// Checks that a call fails with `want` and changes nothing.
     #[track_caller]
-    fn refuses<T: std::fmt::Debug>(
-        &mut self,
-        want: Error,
-        call: impl FnOnce(&mut Self) -> Result<T, Error>,
-    ) {
+    fn refuses<T: std::fmt::Debug>(&mut self, want: Error, call: impl FnOnce(&mut Self) -> Result<T, Error>) {
         let before = self.state();
         assert_eq!(call(self).expect_err("the call is rejected"), want);
         assert_eq!(self.state(), before, "after {want}");
@@ -231,9 +226,7 @@ fn invalid_branches_are_refused() {
     let step = host.plan(&[(0, 5), (1, 3), (3, 1)], &drafts).expect("there is room");
     let later = host.plan(&[(2, 3)], &[Draft::chain(c)]).expect("there is room");
     let refuses = |host: &mut Host, error, step, branches: &[Branch<'_>]| {
-        let accept = |host: &mut Host| {
-            host.engine.accept_batch(step, branches).map(<[_]>::to_vec).map_err(core)
-        };
+        let accept = |host: &mut Host| host.engine.accept_batch(step, branches).map(<[_]>::to_vec).map_err(core);
         host.refuses(error, accept);
     };
     let branch = |seq, tokens| Branch { seq, tokens };
@@ -319,10 +312,7 @@ fn a_sampled_token_is_no_guess() {
         host.engine.append(seq, &[TokenId::new(50)]).expect("room for tokens");
     }
     let stats = host.engine.stats();
-    assert!(
-        stats.to_string().contains(", 0 of 87 draft tokens accepted in 29 drafts\n"),
-        "{stats}"
-    );
+    assert!(stats.to_string().contains(", 0 of 87 draft tokens accepted in 29 drafts\n"), "{stats}");
     assert_eq!((stats.drafts, stats.draft_tokens, stats.accepted_tokens), (29, 87, 0));
 }
 
@@ -371,15 +361,9 @@ fn refusals_are_in_plain_words() {
     let (seq, step) = (SeqKey::default(), StepId::new(7));
     for (error, words) in [
         (Error::DraftLen { len: 65, max: 64 }, "a draft of 65 tokens is larger than 64"),
-        (
-            Error::DraftParent { token: 1, parent: 2 },
-            "draft 1 cannot follow draft 2, which is later",
-        ),
+        (Error::DraftParent { token: 1, parent: 2 }, "draft 1 cannot follow draft 2, which is later"),
         (Error::DraftOrder { seq }, "of a draft is not in the batch, or out of order"),
-        (
-            Error::DraftArrays { seq, masks: 1, positions: 0, len: 1 },
-            "1 masks and 0 positions for 1 draft of",
-        ),
+        (Error::DraftArrays { seq, masks: 1, positions: 0, len: 1 }, "1 masks and 0 positions for 1 draft of"),
         (
             Error::DraftMask { seq, token: 1, mask: 4, own: 2, most: 62 },
             "mask 0x4 of draft 1 of sequence SeqKey(null) lacks bit 0x2 or has bits outside 0x3e",

@@ -7,8 +7,7 @@ use super::small_cpu;
 use kvarena::backend::{Either, EitherError, Operand};
 use kvarena::testkit::contract::{Case, Filter, check_backend, check_sparse_backend};
 use kvarena::{
-    Attend, Backend, CpuOptions, CpuRows, CpuRowsMut, LayerId, OpenBackend, Queries, Select,
-    Selection, SparseBackend,
+    Attend, Backend, CpuOptions, CpuRows, CpuRowsMut, LayerId, OpenBackend, Queries, Select, Selection, SparseBackend,
 };
 
 /// Returns options that alternate between the left and the right backend.
@@ -70,10 +69,7 @@ fn check_operands(backend: &mut Both, numbers: &[f32], is_right: bool) {
             let answer = backend.select(&plan, layer, &select, rows(operand == Operand::Q), to);
             assert_eq!(answer, refused(operand));
         }
-        let queries = Queries {
-            rows: rows(operand == Operand::Q),
-            sinks: Some(on(is(Operand::Sinks), numbers)),
-        };
+        let queries = Queries { rows: rows(operand == Operand::Q), sinks: Some(on(is(Operand::Sinks), numbers)) };
         let selection = Selection { positions: on(is(Operand::Selection), &lists[..]), top: 1 };
         let to = on(is(Operand::Out), CpuRowsMut::from(&mut out[..]));
         let sums = Some(on(is(Operand::Lse), &mut lse[..]));
@@ -84,10 +80,7 @@ fn check_operands(backend: &mut Both, numbers: &[f32], is_right: bool) {
         }
         let to = on(is(Operand::Out), CpuRowsMut::from(&mut out[..]));
         let sums = Some(on(is(Operand::Lse), &mut lse[..]));
-        assert_eq!(
-            backend.attend_queries(&plan, layer, &attend, queries, to, sums),
-            refused(operand)
-        );
+        assert_eq!(backend.attend_queries(&plan, layer, &attend, queries, to, sums), refused(operand));
         if operand == Operand::Sinks {
             continue;
         }

@@ -3,9 +3,8 @@
 use kvarena::backend::{CpuError, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::{
-    Attend, Backend, Capacity, Cpu, CpuOptions, Engine, Extend, KvShape, LayerId, Namespace,
-    OpenBackend, OwnedPlan, PlanError, PoolConfig, SeqKey, StepEnd, StepId, StepScratch,
-    TableShape, TokenId,
+    Attend, Backend, Capacity, Cpu, CpuOptions, Engine, Extend, KvShape, LayerId, Namespace, OpenBackend, OwnedPlan,
+    PlanError, PoolConfig, SeqKey, StepEnd, StepId, StepScratch, TableShape, TokenId,
 };
 
 use crate::small_cpu::all_bytes;
@@ -13,12 +12,7 @@ use crate::small_cpu::all_bytes;
 const LAYER: LayerId = LayerId::new(0);
 
 fn pool() -> PoolConfig {
-    PoolConfig {
-        page_size: 4,
-        shape: KvShape::heads(1, 8),
-        capacity: Capacity::Pages(4),
-        ..PoolConfig::default()
-    }
+    PoolConfig { page_size: 4, shape: KvShape::heads(1, 8), capacity: Capacity::Pages(4), ..PoolConfig::default() }
 }
 
 fn prompt(first: u32) -> Vec<TokenId> {
@@ -116,17 +110,11 @@ fn a_rank_is_driven_by_bytes_alone() {
     assert_eq!(begin(&mut rank, &plans[1]), Ok(()));
     assert_eq!(begin(&mut rank, &plans[2]), Err(CpuError::Plan(PlanError::OpenSteps { max: 2 })));
     end(&mut rank, StepEnd::Complete(step(1)));
-    assert_eq!(
-        attend(&mut rank, &plans[0]),
-        Err(CpuError::Plan(PlanError::Ended { step: step(1) }))
-    );
+    assert_eq!(attend(&mut rank, &plans[0]), Err(CpuError::Plan(PlanError::Ended { step: step(1) })));
     assert_eq!(attend(&mut rank, &plans[1]), Ok(()));
     assert_eq!(begin(&mut rank, &plans[2]), Ok(()));
     end(&mut rank, StepEnd::Abort(step(3)));
-    assert_eq!(
-        attend(&mut rank, &plans[2]),
-        Err(CpuError::Plan(PlanError::Ended { step: step(3) }))
-    );
+    assert_eq!(attend(&mut rank, &plans[2]), Err(CpuError::Plan(PlanError::Ended { step: step(3) })));
     assert_eq!(attend(&mut rank, &plans[1]), Ok(()));
     let spent = CpuError::Plan(PlanError::AlreadyBegun { step: step(3), last: step(3) });
     assert_eq!(begin(&mut rank, &plans[2]), Err(spent));

@@ -2,8 +2,8 @@
 //! counters.
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, Error, Extend, Keep, Namespace, Null, PageId, PoolConfig,
-    PrefixMode, SeqKey, StepId, StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, Error, Extend, Keep, Namespace, Null, PageId, PoolConfig, PrefixMode, SeqKey,
+    StepId, StepScratch, TokenId,
 };
 
 fn engine(prefix: PrefixMode) -> Engine<Null> {
@@ -35,8 +35,7 @@ fn equal_prompts_in_one_batch_end_with_one_set_of_pages() {
     let step = engine.plan_batch(&mut scratch, &items).expect("room").step();
     engine.commit(step).expect("it is open");
     engine.verify().expect("all invariants hold");
-    let tables =
-        seqs.map(|seq| engine.page_table(seq).expect("it is live").collect::<Vec<PageId>>());
+    let tables = seqs.map(|seq| engine.page_table(seq).expect("it is live").collect::<Vec<PageId>>());
     assert_eq!(tables[0][..2], tables[1][..2], "whole pages are shared");
     assert_ne!(tables[0][2], tables[1][2], "each sequence has its own tail");
     // The second sequence's duplicates wait for the step that may still write them.
@@ -124,11 +123,7 @@ fn a_step_shortened_by_a_rollback_samples_no_next_token() {
 
 #[test]
 fn a_pool_of_more_than_2_31_slots_has_64_bit_slots() {
-    let pool = PoolConfig {
-        page_size: 1024,
-        capacity: Capacity::Pages((1 << 21) + 1),
-        ..Default::default()
-    };
+    let pool = PoolConfig { page_size: 1024, capacity: Capacity::Pages((1 << 21) + 1), ..Default::default() };
     // The memory is reserved and not touched: only a few system pages are used.
     let config = EngineConfig { prefault: false, max_tokens: 4096, ..EngineConfig::from(pool) };
     let mut engine = Engine::new(config, Null).expect("a valid config");
@@ -168,8 +163,7 @@ fn steps_commit_in_the_order_they_were_planned() {
 #[test]
 fn a_resumed_sequence_does_not_wait_for_steps_before_its_preemption() {
     let mut engine = engine(PrefixMode::Radix);
-    let [other, seq] =
-        [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(9), 0).expect("room"));
+    let [other, seq] = [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(9), 0).expect("room"));
     let cached = plan(&mut engine, other, 8);
     plan(&mut engine, seq, 8);
     engine.commit(cached).expect("it is open");
@@ -274,8 +268,7 @@ fn words_of_a_prefix_are_sent_again_after_an_abort() {
 #[test]
 fn an_abort_does_not_change_a_resumed_sequence() {
     let mut engine = engine(PrefixMode::Radix);
-    let [other, seq] =
-        [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(10), 0).expect("room"));
+    let [other, seq] = [(); 2].map(|()| engine.admit(Namespace::default(), &prompt(10), 0).expect("room"));
     let cached = plan(&mut engine, other, 10);
     let aborted = plan(&mut engine, seq, 10);
     engine.commit(cached).expect("it is open");
@@ -398,21 +391,15 @@ fn a_prompt_first_computed_after_a_resume_counts_as_a_prompt() {
 #[test]
 fn a_chunk_stays_while_pages_reach_it() {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(512), ..Default::default() };
-    let config = EngineConfig {
-        max_tokens: 1024,
-        max_sequences: 2,
-        max_steps: 8,
-        ..EngineConfig::from(pool)
-    };
+    let config = EngineConfig { max_tokens: 1024, max_sequences: 2, max_steps: 8, ..EngineConfig::from(pool) };
     let mut engine = Engine::new(config, Null).expect("a valid config");
     let table = engine.shape().table;
     let chunk = table.chunk_pages * 4;
     assert_eq!((chunk, table.chunk_count), (1024, 3));
     let mut scratch = StepScratch::new();
     let seq = engine.admit(Namespace::default(), &prompt(chunk), 0).expect("room");
-    let mut plan = |engine: &mut Engine<Null>, len| {
-        engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room").step()
-    };
+    let mut plan =
+        |engine: &mut Engine<Null>, len| engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("room").step();
     plan(&mut engine, chunk);
     // The five unknown tokens take two pages of the second chunk. The first abort below releases the last page.
     let steps: Vec<_> = (0..5).map(|_| plan(&mut engine, 1)).collect();

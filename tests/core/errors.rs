@@ -4,15 +4,14 @@ use std::error::Error as _;
 
 use kvarena::backend::CpuError;
 use kvarena::{
-    Attend, Backend, Capacity, ConfigError, Cpu, CpuOptions, Engine, EngineConfig, EngineError,
-    Error, Extend, Groups, Keep, LayerId, Namespace, Null, PlanError, PlanSize, PoolConfig, Prompt,
-    Reach, SeqKey, Stats, StepId, StepScratch, TokenId,
+    Attend, Backend, Capacity, ConfigError, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Groups,
+    Keep, LayerId, Namespace, Null, PlanError, PlanSize, PoolConfig, Prompt, Reach, SeqKey, Stats, StepId, StepScratch,
+    TokenId,
 };
 
 fn engine() -> Engine<Cpu> {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(8), ..Default::default() };
-    Engine::new(EngineConfig { max_tokens: 256, ..pool.into() }, CpuOptions::with_threads(1))
-        .expect("a valid config")
+    Engine::new(EngineConfig { max_tokens: 256, ..pool.into() }, CpuOptions::with_threads(1)).expect("a valid config")
 }
 
 #[test]
@@ -69,8 +68,7 @@ fn pending_tokens_are_refused() {
         let refused = Error::PendingToken { position: 9 + at as u32 };
         let len = at + 1;
         // The limit of the pool is reported first.
-        let want =
-            if 9 + len > 32 { Error::TooLong { len: 9 + len as u64, max: 32 } } else { refused };
+        let want = if 9 + len > 32 { Error::TooLong { len: 9 + len as u64, max: 32 } } else { refused };
         assert_eq!(engine.append(seq, &more[..len]), Err(want));
         more[at] = TokenId::new(1);
     }
@@ -94,8 +92,7 @@ fn errors_are_in_plain_words() {
     let backend = engine.backend_mut();
     let past = backend.store_cache(&plan, layer, rows[..].into(), rows[..].into());
     assert_eq!(shown(&past.expect_err("one layer")), "layer 1 is out of range: the count is 1");
-    let past =
-        backend.attend(&plan, layer, &attend, rows[..].into(), out[..].as_mut().into(), None);
+    let past = backend.attend(&plan, layer, &attend, rows[..].into(), out[..].as_mut().into(), None);
     assert_eq!(shown(&past.expect_err("one layer")), "layer 1 is out of range: the count is 1");
     let step = plan.step();
     engine.commit(step).expect("it is open");
@@ -116,19 +113,10 @@ fn errors_are_in_plain_words() {
             ConfigError::Reach { group: 0, reach: Reach::Window(8) },
             "group 0 keeps everything, and does not read a window of 8",
         ),
-        (
-            ConfigError::Reach { group: 2, reach: Reach::Chunk(12) },
-            "group 2 cannot read a chunk of 12",
-        ),
-        (
-            ConfigError::LayerGroup { layer: LayerId::new(3), group: 1, groups: 1 },
-            "layer 3 is in group 1 of 1 group",
-        ),
+        (ConfigError::Reach { group: 2, reach: Reach::Chunk(12) }, "group 2 cannot read a chunk of 12"),
+        (ConfigError::LayerGroup { layer: LayerId::new(3), group: 1, groups: 1 }, "layer 3 is in group 1 of 1 group"),
         (ConfigError::EmptyGroup { group: 1 }, "no layer is in group 1"),
-        (
-            ConfigError::GroupedLayers { layers: 2, grouped: 1 },
-            "groups of 1 layer do not fit a model of 2 layers",
-        ),
+        (ConfigError::GroupedLayers { layers: 2, grouped: 1 }, "groups of 1 layer do not fit a model of 2 layers"),
     ] {
         assert_eq!(shown(&error), text);
     }
@@ -148,10 +136,7 @@ fn errors_are_in_plain_words() {
         ),
         (PlanError::TreeChunk { chunk: 8 }, "chunks of 8 for a plan with trees of drafts"),
         (PlanError::ChunkSize { chunk: 9 }, "chunks of 9, which is no power of two"),
-        (
-            PlanError::SparseGroup { layer, group },
-            "a sparse read of layer 3, whose group 1 does not keep all tokens",
-        ),
+        (PlanError::SparseGroup { layer, group }, "a sparse read of layer 3, whose group 1 does not keep all tokens"),
         (PlanError::TrackSlots { slots: 1, wanted: 2 }, "1 slot of further tracks, expected 2"),
     ] {
         assert_eq!(shown(&error), text);
@@ -198,10 +183,7 @@ fn counts_at_their_limits_are_refused_by_name() {
         let rows = EngineError::Core(Error::OutOfSequences { max: 4 });
         assert_eq!(engine.fork(seq, MAX, 0).err(), Some(rows));
         assert_eq!(engine.fork(seq, 1, MAX).err(), Some(EngineError::Core(too_long)));
-        assert_eq!(
-            engine.rollback(seq, MAX),
-            Err(Error::RollbackLen { len: MAX, min: 1, max: 10 })
-        );
+        assert_eq!(engine.rollback(seq, MAX), Err(Error::RollbackLen { len: MAX, min: 1, max: 10 }));
         assert_eq!(engine.mark(seq, MAX), Ok(()));
         let items = [Extend { seq, len: MAX }];
         let len = EngineError::Core(Error::ExtendLen { seq, len: MAX, max: 10 });

@@ -62,9 +62,7 @@ impl Host {
                     hashes: stored.hashes.iter().collect(),
                     step: stored.step.raw(),
                 },
-                Event::Removed { medium: Medium::Device, hashes } => {
-                    OwnedEvent::Removed(hashes.iter().collect())
-                }
+                Event::Removed { medium: Medium::Device, hashes } => OwnedEvent::Removed(hashes.iter().collect()),
                 Event::Cleared => OwnedEvent::Cleared,
                 event => panic!("an unknown event: {event:?}"),
             });
@@ -148,11 +146,7 @@ fn an_overflow_emits_all_cached_pages() {
     let (first, second) = (text(0..9), text(4..13));
     let hashes = [chain(&first), chain(&second)];
     let one = host.compute(NAMESPACE, &first);
-    assert_eq!(
-        host.drain(),
-        [OwnedEvent::Cleared, stored(None, &hashes[0], 1)],
-        "4 pages, room for 3"
-    );
+    assert_eq!(host.drain(), [OwnedEvent::Cleared, stored(None, &hashes[0], 1)], "4 pages, room for 3");
     host.compute(NAMESPACE, &second);
     host.engine.finish(one).expect("it is live");
     let events = host.drain();
@@ -180,10 +174,7 @@ fn namespaces_are_known_by_their_names() {
     let hashes = HASHING.chain(&names, &prompt, 2);
     let events = host.drain();
     let parent = None;
-    assert_eq!(
-        events,
-        [OwnedEvent::Stored { namespace: tenant, parent, hashes: hashes.clone(), step: 1 }]
-    );
+    assert_eq!(events, [OwnedEvent::Stored { namespace: tenant, parent, hashes: hashes.clone(), step: 1 }]);
     assert_ne!(hashes, chain(&prompt), "a salt makes other hashes");
     assert_eq!(host.engine.match_hashes(&hashes).scope().namespace, tenant);
 }
@@ -196,12 +187,7 @@ fn without_hashes_there_are_no_events() {
     let mut silent = Engine::new(EngineConfig::from(pool), Null).expect("a valid config");
     silent.drain_events(|event| panic!("events are disabled: {event:?}"));
     assert_eq!(silent.match_hashes(&chain(&text(0..8))).pages(), 0);
-    let unshared = EngineConfig {
-        hashing: Some(HASHING),
-        event_pages: 5,
-        prefix: PrefixMode::None,
-        ..pool.into()
-    };
+    let unshared = EngineConfig { hashing: Some(HASHING), event_pages: 5, prefix: PrefixMode::None, ..pool.into() };
     let bytes = unshared.bytes().expect("a valid config");
     assert_eq!((bytes.hashes, bytes.events), (0, 0), "pages that are not shared have no hashes");
 }
@@ -226,11 +212,7 @@ fn a_sink_that_panics_loses_no_event() {
             });
             std::panic::catch_unwind(drain).expect_err("all is cleared, and two texts are stored");
             let events = host.drain();
-            assert_eq!(
-                (&events[0], events.len()),
-                (&OwnedEvent::Cleared, 3),
-                "{event_pages} {handed}"
-            );
+            assert_eq!((&events[0], events.len()), (&OwnedEvent::Cleared, 3), "{event_pages} {handed}");
             for text in &texts {
                 assert!(events.contains(&stored(None, &chain(text), 3)), "{events:?}");
             }

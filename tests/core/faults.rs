@@ -44,9 +44,8 @@ fn any_one_call_fails() {
         for fault in [Fault::Before, Fault::After] {
             for n in 0.. {
                 let backend = Failing::at(Null, fault, n);
-                let summary = replay_on(&config, backend, &ops).unwrap_or_else(|mismatch| {
-                    panic!("seed {seed}, call {n} {fault:?}: {mismatch}")
-                });
+                let summary = replay_on(&config, backend, &ops)
+                    .unwrap_or_else(|mismatch| panic!("seed {seed}, call {n} {fault:?}: {mismatch}"));
                 failed += failures(&summary);
                 if failures(&summary) == 0 {
                     break; // The workload makes no call n.

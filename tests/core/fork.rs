@@ -1,14 +1,13 @@
 //! Forks share chunks of the page table: a child's first plan sends few words, and all that the backend lacks.
 
 use kvarena::{
-    Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, Keep, KvShape, Namespace,
-    Null, PageId, PoolConfig, SeqKey, StepScratch, TokenId,
+    Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, Keep, KvShape, Namespace, Null, PageId,
+    PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 fn config(page_size: u32, pages: u32) -> EngineConfig {
     let capacity = Capacity::Pages(pages);
-    let pool =
-        PoolConfig { shape: KvShape::heads(1, 1), page_size, capacity, ..PoolConfig::default() };
+    let pool = PoolConfig { shape: KvShape::heads(1, 1), page_size, capacity, ..PoolConfig::default() };
     let max_step_tokens = 1 << 20;
     EngineConfig { max_sequences: 80, max_tokens: 8 << 20, max_step_tokens, ..pool.into() }
 }
@@ -79,8 +78,7 @@ fn a_child_that_was_preempted_sends_its_whole_page_table() {
 #[test]
 fn words_of_the_second_of_two_open_plans_are_sent_again() {
     let mut engine = Engine::new(config(1, 8000), CpuOptions::with_threads(1)).expect("it fits");
-    let pair =
-        [(); 2].map(|()| engine.admit(Namespace::default(), &tokens(0..3000), 0).expect("room"));
+    let pair = [(); 2].map(|()| engine.admit(Namespace::default(), &tokens(0..3000), 0).expect("room"));
     let (mut scratch, parent) = (StepScratch::new(), pair[1]);
     let items = pair.map(|seq| Extend { seq, len: 2999 });
     let first = engine.plan_batch(&mut scratch, &items).expect("room").step();
@@ -126,8 +124,7 @@ fn grandchildren_share_what_their_parents_inherited() {
 fn words_of_an_aborted_plan_are_sent_again() {
     let mut engine = Engine::new(config(1, 8000), CpuOptions::with_threads(1)).expect("it fits");
     // The second sequence publishes pages that the first has published meanwhile, so its page table is rewritten.
-    let pair =
-        [(); 2].map(|()| engine.admit(Namespace::default(), &tokens(0..3000), 0).expect("room"));
+    let pair = [(); 2].map(|()| engine.admit(Namespace::default(), &tokens(0..3000), 0).expect("room"));
     let mut scratch = StepScratch::new();
     let items = pair.map(|seq| Extend { seq, len: 2999 });
     let step = engine.plan_batch(&mut scratch, &items).expect("room").step();

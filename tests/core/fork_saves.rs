@@ -162,9 +162,7 @@ fn events_report_the_medium_of_each_page() {
     let seq = host.before_fork();
     assert!(host.fork(seq));
     let hashing = host.engine.shape().hashing.expect("pages have hashes");
-    let pages = |text: &[u32]| {
-        hashing.chain(&NamespaceNames::default(), &tokens(text), PAGE_SIZE).into_iter()
-    };
+    let pages = |text: &[u32]| hashing.chain(&NamespaceNames::default(), &tokens(text), PAGE_SIZE).into_iter();
     let on_device = pages(&[1, 2, 3, 4]).map(|page| (page, false));
     let in_memory = pages(&[50, 60]).map(|page| (page, true));
     assert_eq!(host.reported, on_device.chain(in_memory).collect());

@@ -5,9 +5,9 @@ use kvarena::backend::CpuError;
 use kvarena::testkit::padded::padded;
 use kvarena::testkit::poison::poison;
 use kvarena::{
-    Attend, Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Extend, Groups,
-    KvDtype, KvShape, LayerId, Namespace, Null, OwnedPlan, PlanError, PlanSize, PoolConfig,
-    PrefixMode, Reach, Select, SeqKey, SlotMapping, SparseBackend, StepScratch, TokenId,
+    Attend, Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Extend, Groups, KvDtype, KvShape,
+    LayerId, Namespace, Null, OwnedPlan, PlanError, PlanSize, PoolConfig, PrefixMode, Reach, Select, SeqKey,
+    SlotMapping, SparseBackend, StepScratch, TokenId,
 };
 
 const WINDOW: u32 = 5;
@@ -41,8 +41,7 @@ fn limited(reach: Reach) -> Groups {
 
 /// Returns numbers that depend on their token, position and layer.
 fn numbers(kind: u64, layer: u32, token: TokenId, position: u32, count: usize) -> Vec<f32> {
-    let mut x =
-        kind << 60 ^ u64::from(layer) << 40 ^ u64::from(token.raw()) << 20 ^ u64::from(position);
+    let mut x = kind << 60 ^ u64::from(layer) << 40 ^ u64::from(token.raw()) << 20 ^ u64::from(position);
     let number = |_| {
         x = (x ^ x >> 27).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);
         (x >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
@@ -69,18 +68,14 @@ fn step(engine: &mut Engine<Cpu>, reach: Reach, items: &[Extend]) -> Vec<u32> {
         let (k, v, q) = (rows(1, KV_HEADS), rows(2, KV_HEADS), rows(3, Q_HEADS));
         let plain = Attend::new(Q_HEADS as u32, DIM as u32);
         let attend = match reach {
-            Reach::Window(size) if WINDOWED[layer as usize] => {
-                Attend { window: Some(size), ..plain }
-            }
+            Reach::Window(size) if WINDOWED[layer as usize] => Attend { window: Some(size), ..plain },
             Reach::Chunk(size) if WINDOWED[layer as usize] => Attend { chunk: Some(size), ..plain },
             _ => plain,
         };
         let (backend, layer) = (engine.backend_mut(), LayerId::new(layer));
         backend.store_cache(&plan, layer, k[..].into(), v[..].into()).expect("rows fit");
         let mut out = vec![0.0; tokens * Q_HEADS * DIM];
-        backend
-            .attend(&plan, layer, &attend, q[..].into(), (&mut out[..]).into(), None)
-            .expect("rows fit");
+        backend.attend(&plan, layer, &attend, q[..].into(), (&mut out[..]).into(), None).expect("rows fit");
         bits.extend(out.into_iter().map(f32::to_bits));
     }
     let step = plan.step();
@@ -157,8 +152,7 @@ fn attention_that_does_not_match_the_groups_is_refused() {
     };
     let reach = Reach::Window(WINDOW);
     for (layer, window) in [(1, None), (3, Some(WINDOW + 1)), (4, Some(WINDOW - 1))] {
-        let error =
-            PlanError::Reach { layer: LayerId::new(layer), group: 1, reach, window, chunk: None };
+        let error = PlanError::Reach { layer: LayerId::new(layer), group: 1, reach, window, chunk: None };
         assert_eq!(attend(layer, window), Err(CpuError::Plan(error)));
     }
     // A layer that keeps all tokens may be read through any window, a layer of group 1 only through its own.
@@ -176,8 +170,7 @@ fn attention_that_does_not_match_the_groups_is_refused() {
     for track_slots in [SlotMapping::I32(&slots), SlotMapping::I32(&[])] {
         let plan = kvarena::BatchPlan { track_slots, ..plan };
         let k = [0.0; 3 * KV_HEADS * DIM];
-        let stored =
-            engine.backend_mut().store_cache(&plan, LayerId::new(0), k[..].into(), k[..].into());
+        let stored = engine.backend_mut().store_cache(&plan, LayerId::new(0), k[..].into(), k[..].into());
         let error = PlanError::TrackSlots { slots: track_slots.len(), wanted: 6 };
         assert_eq!(stored, Err(CpuError::Plan(error)));
     }
@@ -185,8 +178,7 @@ fn attention_that_does_not_match_the_groups_is_refused() {
 
 #[test]
 fn a_place_takes_a_page_of_each_track() {
-    let mut engine =
-        Engine::new(config(windows(), 4, PrefixMode::Radix), Null).expect("a small pool");
+    let mut engine = Engine::new(config(windows(), 4, PrefixMode::Radix), Null).expect("a small pool");
     let prompt: Vec<_> = (0..10).map(TokenId::new).collect();
     // The prompt needs three places with a page in each of three tracks; 16 tokens promise four places.
     let admission = engine.admission(Namespace::default(), &prompt, 16).expect("it is right");
@@ -218,8 +210,7 @@ fn a_place_takes_a_page_of_each_track() {
 
 #[test]
 fn a_prompt_whose_tracks_need_more_pages_than_the_pool_has_is_out_of_pages() {
-    let pool =
-        PoolConfig { capacity: Capacity::Pages(5), ..config(windows(), 4, PrefixMode::Radix).pool };
+    let pool = PoolConfig { capacity: Capacity::Pages(5), ..config(windows(), 4, PrefixMode::Radix).pool };
     let mut engine = Engine::new(pool, Null).expect("a small pool");
     let error = kvarena::Error::OutOfPages { wanted: 6, available: 5, after: None };
     let refused = engine.admit(Namespace::default(), &[TokenId::new(1); 5], 0);
@@ -237,12 +228,8 @@ fn a_prompt_whose_tracks_need_more_pages_than_the_pool_has_is_out_of_pages() {
 fn null(all: usize, others: usize, reach: Reach, pages: u32) -> Engine<Null> {
     let layers = [vec![0; all], vec![1; others]].concat();
     let groups = Groups::new(&[Reach::All, reach], &layers).expect("both have layers");
-    let pool = PoolConfig {
-        layers: layers.len() as u32,
-        groups,
-        capacity: Capacity::Pages(pages),
-        ..PoolConfig::default()
-    };
+    let pool =
+        PoolConfig { layers: layers.len() as u32, groups, capacity: Capacity::Pages(pages), ..PoolConfig::default() };
     Engine::new(pool, Null).expect("a small pool")
 }
 
@@ -281,10 +268,7 @@ fn a_sequence_holds_the_pages_that_later_tokens_read() {
         let stats = engine.stats();
         assert_eq!(stats.private_pages + stats.protected_pages, pages, "{reach:?}");
         let tail = engine.track_table(seq, 1).expect("it is live").count() as u32;
-        assert_eq!(
-            (pages - 512) / tail.max(1),
-            if tail > 0 { others.div_ceil(all) as u32 } else { 0 }
-        );
+        assert_eq!((pages - 512) / tail.max(1), if tail > 0 { others.div_ceil(all) as u32 } else { 0 });
         // Released pages are available to other sequences. The sequence's promise counts them again, up to the maximum
         // that it can still need.
         let free = engine.stats().free_pages + engine.stats().evictable_pages;
@@ -314,12 +298,9 @@ fn more_sequences_run_before_one_is_out_of_pages() {
         seqs.len()
     };
     // With one group a page of gpt-oss-20b has 24 layers, with two groups 12. For Gemma 3 27B these are 62 and 10.
-    for (all, others, window, promise, times) in [
-        (12, 12, 128, 0, 1.9),
-        (10, 52, 1024, 0, 3.4),
-        (12, 12, 128, 8192, 1.8),
-        (10, 52, 1024, 8192, 2.9),
-    ] {
+    for (all, others, window, promise, times) in
+        [(12, 12, 128, 0, 1.9), (10, 52, 1024, 0, 3.4), (12, 12, 128, 8192, 1.8), (10, 52, 1024, 8192, 2.9)]
+    {
         let bytes: u32 = 20 * 512 * (all + others) as u32;
         let several = run(null(all, others, Reach::Window(window), bytes / all as u32), promise);
         let pool = PoolConfig {
@@ -337,13 +318,7 @@ fn more_sequences_run_before_one_is_out_of_pages() {
 #[test]
 fn a_plan_beyond_promise_ahead_takes_unpromised_pages() {
     let groups = Groups::new(&[Reach::All, Reach::Window(4)], &[0, 1]).expect("both have layers");
-    let pool = PoolConfig {
-        layers: 2,
-        groups,
-        page_size: 4,
-        capacity: Capacity::Pages(30),
-        ..PoolConfig::default()
-    };
+    let pool = PoolConfig { layers: 2, groups, page_size: 4, capacity: Capacity::Pages(30), ..PoolConfig::default() };
     let config = EngineConfig { promise_ahead: 8, ..pool.into() };
     let mut engine = Engine::new(config, Null).expect("a small pool");
     let prompt: Vec<_> = (0..64).map(TokenId::new).collect();

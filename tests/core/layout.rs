@@ -1,14 +1,10 @@
 //! Tests the sizes of pools, the heads of ranks, the planes of latent rows and of scales, and the width of slots.
 
-use kvarena::{
-    Capacity, ConfigError, EngineConfig, KvDtype, KvShape, LayerId, PageId, PlaneName, PoolConfig,
-    Scaling,
-};
+use kvarena::{Capacity, ConfigError, EngineConfig, KvDtype, KvShape, LayerId, PageId, PlaneName, PoolConfig, Scaling};
 
 #[test]
 fn a_byte_budget_gives_as_many_whole_pages_as_fit() {
-    let config =
-        PoolConfig { layers: 3, shape: KvShape::heads(2, 5), page_size: 7, ..Default::default() };
+    let config = PoolConfig { layers: 3, shape: KvShape::heads(2, 5), page_size: 7, ..Default::default() };
     let page_bytes = 2 * 3 * 2 * 5 * 7 * 4;
     for bytes in [page_bytes, page_bytes + 1, 2 * page_bytes - 1, 2 * page_bytes, 1 << 30] {
         let capacity = Capacity::Bytes(bytes);
@@ -27,12 +23,7 @@ fn ranks_split_or_replicate_the_heads() {
         for tp_size in 1..=32 {
             let mut owners = vec![0; kv_heads as usize];
             for tp_rank in 0..tp_size {
-                let config = PoolConfig {
-                    shape: KvShape::heads(kv_heads, 64),
-                    tp_size,
-                    tp_rank,
-                    ..Default::default()
-                };
+                let config = PoolConfig { shape: KvShape::heads(kv_heads, 64), tp_size, tp_rank, ..Default::default() };
                 let divides = kv_heads % tp_size == 0 || tp_size % kv_heads == 0;
                 let Ok(local) = config.local_kv_heads() else {
                     assert!(!divides, "{kv_heads} heads, {tp_size} ranks");
@@ -96,11 +87,8 @@ fn quantised_latent_rows_are_bytes_a_scale_and_a_rope() {
     assert_eq!((pool.head_dim(), pool.value_dim()), (576, 512));
     assert_eq!((pool.scaling(), pool.is_latent()), (Some(Scaling::ByToken), true));
     let planes = pool.planes().iter().map(|plane| (plane.name, plane.elements, plane.dtype));
-    let wanted = [
-        (PlaneName::Latent, 512, dtype),
-        (PlaneName::Rope, 64, KvDtype::Bf16),
-        (PlaneName::KScales, 1, KvDtype::F32),
-    ];
+    let wanted =
+        [(PlaneName::Latent, 512, dtype), (PlaneName::Rope, 64, KvDtype::Bf16), (PlaneName::KScales, 1, KvDtype::F32)];
     assert!(planes.eq(wanted), "{pool:?}");
     assert_eq!(pool.page_bytes(), 61 * 16 * 644);
     // Planes of odd rows also begin at aligned offsets.
@@ -147,8 +135,7 @@ fn scales_made_at_the_store_are_planes_of_the_pool() {
 fn slot_mappings_are_32_bit_as_long_as_every_slot_fits() {
     let pool = |pages, page_size| {
         let capacity = Capacity::Pages(pages);
-        PoolConfig { shape: KvShape::heads(1, 1), page_size, capacity, ..Default::default() }
-            .layout()
+        PoolConfig { shape: KvShape::heads(1, 1), page_size, capacity, ..Default::default() }.layout()
     };
     assert_eq!(pool(1 << 21, 1024).map(|pool| pool.slots_fit_i32()), Ok(true));
     assert_eq!(pool((1 << 21) + 1, 1024).map(|pool| pool.slots_fit_i32()), Ok(false));

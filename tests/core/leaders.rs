@@ -2,14 +2,13 @@
 //! forever.
 
 use kvarena::{
-    Admission, Capacity, DraftTree, Engine, EngineConfig, Error, Extend, Keep, Leader, Namespace,
-    Null, PoolConfig, PrefixMode, Prompt, SeqKey, StepId, StepScratch, TokenId,
+    Admission, Capacity, DraftTree, Engine, EngineConfig, Error, Extend, Keep, Leader, Namespace, Null, PoolConfig,
+    PrefixMode, Prompt, SeqKey, StepId, StepScratch, TokenId,
 };
 
 fn engine(pages: u32) -> Engine<Null> {
     let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(pages), ..Default::default() };
-    let config =
-        EngineConfig { max_tokens: 1 << 16, max_sequences: 100, ..EngineConfig::from(pool) };
+    let config = EngineConfig { max_tokens: 1 << 16, max_sequences: 100, ..EngineConfig::from(pool) };
     Engine::new(config, Null).expect("a valid config")
 }
 
@@ -62,10 +61,7 @@ fn a_sequence_that_computes_the_prompt_is_its_leader() {
     let named = admission(&engine, &prompt).leader.expect("it is named");
     for done in [8, 16, 24] {
         compute(&mut engine, first, 8);
-        assert_eq!(
-            (admission(&engine, &prompt).cached_len, engine.is_leading(&named)),
-            (done, true)
-        );
+        assert_eq!((admission(&engine, &prompt).cached_len, engine.is_leading(&named)), (done, true));
         assert_eq!(leader(&engine, &prompt), Some((first, 28)));
         assert_eq!(leader(&engine, &prompt[..done as usize + 1]), None, "all of it is cached");
     }
@@ -166,8 +162,7 @@ fn a_leader_rolled_back_below_its_match_stops_leading() {
 /// The tokens of a leader may be drafts.
 #[test]
 fn a_sequence_that_accepts_another_branch_stops_leading() {
-    for (branch, leads) in
-        [(&[0, 1, 2, 3, 4][..], true), (&[0, 1, 2], true), (&[0, 1], false), (&[0, 5, 6, 7], false)]
+    for (branch, leads) in [(&[0, 1, 2, 3, 4][..], true), (&[0, 1, 2], true), (&[0, 1], false), (&[0, 5, 6, 7], false)]
     {
         let mut engine = engine(64);
         let seq = admit(&mut engine, &text(5, 5, 0));
@@ -246,8 +241,7 @@ fn a_batch_is_admitted_in_whole_and_names_its_leaders() {
     assert_eq!(engine.admit_batch(&wrong), Err(Error::EmptyPrompt));
     assert_eq!(engine.stats().sequences, 0);
     let two = engine.admit_batch(&prompts[1..3]).expect("sixteen pages").to_vec();
-    let leaders: Vec<_> =
-        two.iter().map(|one| one.leader.map(|leader| (leader.seq, leader.cached_len))).collect();
+    let leaders: Vec<_> = two.iter().map(|one| one.leader.map(|leader| (leader.seq, leader.cached_len))).collect();
     assert_eq!(leaders, [None, Some((two[0].seq, 12))]);
     assert_eq!(engine.admit_batch(&[]), Ok(&[][..]));
     engine.verify().expect("all invariants hold");
@@ -343,8 +337,7 @@ fn a_batch_counts_shared_pages_once() {
     // The first two prompts match five idle pages and lack one each. The third matches six and lacks two.
     let longer = text(32, 24, 1);
     let namespace = Namespace::default();
-    let prompts =
-        [&prompt, &prompt, &longer].map(|tokens| Prompt { namespace, tokens, promise: 0 });
+    let prompts = [&prompt, &prompt, &longer].map(|tokens| Prompt { namespace, tokens, promise: 0 });
     let admitted = engine.admit_batch(&prompts).expect("six are shared, four are lacking").to_vec();
     engine.verify().expect("all invariants hold");
     assert_eq!(engine.available(), 4);
@@ -368,8 +361,7 @@ fn every_follower_is_admitted() {
             (random >> 33) % below
         };
         let mut engine = engine(40 + draw(200) as u32);
-        let prompts: Vec<_> =
-            (0..24).map(|i| text(20 + draw(3) as u32 * 20, 16 * draw(4) as u32, i % 5)).collect();
+        let prompts: Vec<_> = (0..24).map(|i| text(20 + draw(3) as u32 * 20, 16 * draw(4) as u32, i % 5)).collect();
         let mut waiting: Vec<(usize, Option<Leader>)> = (0..24).map(|i| (i, None)).collect();
         let (mut running, mut preempted) = (Vec::new(), Vec::<SeqKey>::new());
         let (mut served, mut rounds) = (0, 0);

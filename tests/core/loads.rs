@@ -25,8 +25,7 @@ fn stores_do_not_support_groups() {
     let config = EngineConfig { hashing: Hashing::ALL.first().copied(), ..pool.into() };
     for host_pages in [0, 8] {
         let pool = PoolConfig { host_pages, ..pool };
-        let mut engine =
-            Engine::new(EngineConfig { pool, ..config }, Null).expect("a valid config");
+        let mut engine = Engine::new(EngineConfig { pool, ..config }, Null).expect("a valid config");
         let refused = || EngineError::Core(Error::StoreGroups { groups: 2 });
         let before = engine.stats();
         assert_eq!(engine.puts(1, |_| panic!("there is no put")), Err(refused()));
@@ -72,8 +71,7 @@ fn others_are_planned_while_a_sequence_loads() {
 #[test]
 fn pages_of_another_sequences_load_are_loading() {
     type Other = fn(&mut Engine<Late>, SeqKey, bool) -> SeqKey;
-    let admitted: Other =
-        |engine, _, _| engine.admit(Namespace::default(), &text(0), 0).expect("there is room");
+    let admitted: Other = |engine, _, _| engine.admit(Namespace::default(), &text(0), 0).expect("there is room");
     let before: Other = |engine, loads, is_begun| match is_begun {
         false => engine.admit(Namespace::default(), &text(0), 0).expect("there is room"),
         true => loads,
@@ -94,14 +92,7 @@ fn pages_of_another_sequences_load_are_loading() {
         for (case, other) in [admitted, before, resumed, forked].into_iter().enumerate() {
             let layers = groups.layers().max(1);
             let (capacity, host_pages) = (Capacity::Pages(16 * layers), 40);
-            let pool = PoolConfig {
-                layers,
-                groups,
-                page_size: 4,
-                capacity,
-                host_pages,
-                ..PoolConfig::default()
-            };
+            let pool = PoolConfig { layers, groups, page_size: 4, capacity, host_pages, ..PoolConfig::default() };
             let config = EngineConfig { max_tokens: 256, ..pool.into() };
             let options = LateOptions(CpuOptions::with_threads(1));
             let mut engine = Engine::new(config, options).expect("a valid config");

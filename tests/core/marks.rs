@@ -1,8 +1,8 @@
 //! Tests `mark`, leaders of engines with groups of layers, and hits whose tails do not fit in an idle pool.
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, Error, Extend, Groups, Keep, Namespace, Null, PoolConfig,
-    PrefixMode, Prompt, Reach, SeqKey, StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, Error, Extend, Groups, Keep, Namespace, Null, PoolConfig, PrefixMode, Prompt,
+    Reach, SeqKey, StepScratch, TokenId,
 };
 
 const PAGE: u32 = 4;

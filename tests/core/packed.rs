@@ -2,8 +2,8 @@
 
 use kvarena::testkit::padded::padded;
 use kvarena::{
-    BatchPlan, Capacity, Draft, DraftTree, Engine, EngineConfig, Error, Extend, Groups, Namespace,
-    Null, OwnedPlan, PackedPlan, PlanSize, PoolConfig, Reach, SeqKey, StepScratch, TokenId,
+    BatchPlan, Capacity, Draft, DraftTree, Engine, EngineConfig, Error, Extend, Groups, Namespace, Null, OwnedPlan,
+    PackedPlan, PlanSize, PoolConfig, Reach, SeqKey, StepScratch, TokenId,
 };
 
 fn engine() -> Engine<Null> {
@@ -74,8 +74,7 @@ fn a_tree_is_not_packed() {
     let mut tree = DraftTree::new();
     for (parents, is_chain) in [([0, 0, 1], true), ([0, 0, 0], false), ([0, 1, 1], false)] {
         tree.set(10, &parents).expect("parents precede children");
-        let step =
-            engine.plan_drafts(&mut scratch, &items, &[tree.draft(seq)]).expect("room").step();
+        let step = engine.plan_drafts(&mut scratch, &items, &[tree.draft(seq)]).expect("room").step();
         let want = if is_chain { Ok(vec![0, 3]) } else { Err(Error::PackedTree { seq }) };
         assert_eq!(packed(&engine, &items), want, "{parents:?}");
         engine.abort(step).expect("it is open");
@@ -103,8 +102,7 @@ fn lists_of_limited_tracks_begin_at_the_first_kept_page() {
     for (reach, first) in [(Reach::Window(9), 3), (Reach::Chunk(8), 4)] {
         let groups = Groups::new(&[Reach::All, reach], &[0, 1, 1]).expect("two groups");
         let capacity = Capacity::Pages(64);
-        let pool =
-            PoolConfig { layers: 3, groups, page_size: 4, capacity, ..PoolConfig::default() };
+        let pool = PoolConfig { layers: 3, groups, page_size: 4, capacity, ..PoolConfig::default() };
         let config = EngineConfig { max_tokens: 4096, ..pool.into() };
         let mut engine = Engine::new(config, Null).expect("a valid config");
         let prompt: Vec<TokenId> = (0..30).map(TokenId::new).collect();
@@ -147,8 +145,7 @@ fn levels_list_what_is_shared_once() {
     engine.complete(step).expect("it is committed");
     // Pages of 4 tokens: texts 0, 2 and 3 share the first page, and texts 2 and 3 also the second.
     let texts = [text(4, 90..93), text(0, 50..53), text(9, 0..0), text(8, 70..72)];
-    let seqs =
-        texts.each_ref().map(|text| engine.admit(Namespace::default(), text, 0).expect("room"));
+    let seqs = texts.each_ref().map(|text| engine.admit(Namespace::default(), text, 0).expect("room"));
     let items = [3, 3, 1, 2].into_iter().zip(seqs).map(|(len, seq)| Extend { seq, len });
     let items: Vec<_> = items.collect();
     let [of_plan, of_levels] = &mut scratch;
@@ -169,9 +166,7 @@ fn levels_list_what_is_shared_once() {
         assert_eq!(read(2), (vec![0, 1, 3, 6, 9], vec![0, 1, 2, 3, 4], vec![1, 2, 3, 3]));
     }
     let levels = |items: &[Extend]| {
-        engine
-            .packed_levels(&mut StepScratch::new(), &plan, items)
-            .map(|packed| packed.levels.len())
+        engine.packed_levels(&mut StepScratch::new(), &plan, items).map(|packed| packed.levels.len())
     };
     assert_eq!(levels(&items), Ok(3));
     assert_eq!(levels(&items[..3]), Err(Error::PackedRows { items: 3, rows: 4 }));

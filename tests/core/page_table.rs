@@ -37,9 +37,7 @@ fn page_tables_have_a_word_for_every_page_of_every_row() {
         for row in 0..rows {
             let len = match row + 1 == rows {
                 true => left.min(len_max.into()),
-                false => left
-                    .min(u64::from(len_max / chunk_tokens * chunk_tokens + 1))
-                    .min(len_max.into()),
+                false => left.min(u64::from(len_max / chunk_tokens * chunk_tokens + 1)).min(len_max.into()),
             };
             left -= len;
             lens.push(len as u32);

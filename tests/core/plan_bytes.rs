@@ -8,9 +8,9 @@ use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::testkit::spans::Spans;
 use kvarena::{
-    Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvShape, LayerId, OpenBackend,
-    OwnedPlan, PageId, PlanSize, PlaneName, PoolConfig, RowId, SharedSpan, SharedSpans,
-    SlotMapping, StepId, StepScratch, TableShape, TableWrite, TokenId,
+    Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvShape, LayerId, OpenBackend, OwnedPlan, PageId, PlanSize,
+    PlaneName, PoolConfig, RowId, SharedSpan, SharedSpans, SlotMapping, StepId, StepScratch, TableShape, TableWrite,
+    TokenId,
 };
 
 use crate::small_cpu::all_bytes;
@@ -151,12 +151,7 @@ fn row(qo_start: u32, extend_len: u32, kv_len: u32) -> BatchRow {
 }
 
 /// Writes and reads a plan of these rows, tokens, spans and masks.
-fn read(
-    rows: &[BatchRow],
-    tokens: usize,
-    shared: SharedSpans<'_>,
-    masks: &[u64],
-) -> Result<(), PlanBytesError> {
+fn read(rows: &[BatchRow], tokens: usize, shared: SharedSpans<'_>, masks: &[u64]) -> Result<(), PlanBytesError> {
     let plan = BatchPlan {
         track_slots: SlotMapping::I32(&[]),
         step: StepId::new(1),
@@ -191,8 +186,7 @@ fn wrong_spans_are_refused() {
     assert!(shared.take(50).any(|spans| !spans.plan().spans.is_empty()));
     let spans = [SharedSpan { member_start: 0, member_count: 2, begin: 0, end: 3 }];
     let rows = [row(0, 1, 4), row(1, 1, 4)];
-    let with_members =
-        |members: &[u32]| read(&rows, 2, SharedSpans { spans: &spans, members }, &[]);
+    let with_members = |members: &[u32]| read(&rows, 2, SharedSpans { spans: &spans, members }, &[]);
     assert_eq!(with_members(&[1, 0]), Ok(()));
     assert_eq!(with_members(&[1, 1]), Err(PlanBytesError::Span { span: 1 }));
     assert_eq!(with_members(&[1, 2]), Err(PlanBytesError::Span { span: 1 }));
@@ -234,9 +228,7 @@ fn wrong_headers_are_refused() {
     let length = Err(PlanBytesError::Length { actual: owned.as_bytes().len() });
     assert_eq!(with(0, 0), Err(PlanBytesError::Magic));
     assert_eq!(with(1, u64::MAX), Ok(())); // any step
-    for (word, value) in [2, 3, 4, 6, 7, 8]
-        .into_iter()
-        .flat_map(|word| [u64::MAX, 1 << 60, 1 << 32].map(|x| (word, x)))
+    for (word, value) in [2, 3, 4, 6, 7, 8].into_iter().flat_map(|word| [u64::MAX, 1 << 60, 1 << 32].map(|x| (word, x)))
     {
         assert_eq!(with(word, value), length, "word {word} = {value}");
     }
@@ -323,13 +315,7 @@ fn padding_takes_no_token_away() {
 /// Creates a small pool with two sequences, and the plan of their next step.
 fn begun() -> (Cpu, OwnedPlan) {
     let (page_size, capacity) = (3, Capacity::Pages(20));
-    let config = PoolConfig {
-        layers: 2,
-        shape: KvShape::heads(1, 8),
-        page_size,
-        capacity,
-        ..Default::default()
-    };
+    let config = PoolConfig { layers: 2, shape: KvShape::heads(1, 8), page_size, capacity, ..Default::default() };
     let layout = config.layout().expect("a valid pool");
     let table = TableShape::new(page_size, 3, 30, 60).expect("a small table");
     let mut cpu = CpuOptions::with_threads(1).open(&layout, &table, 2).expect("a small pool");

@@ -4,8 +4,8 @@ use kvarena::backend::Either;
 use kvarena::testkit::padded::padded;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, CpuOptions, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend,
-    Groups, Namespace, Null, PlanSize, PoolConfig, Reach, SeqKey, StepScratch, TokenId,
+    Capacity, CpuOptions, Draft, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, Groups, Namespace, Null,
+    PlanSize, PoolConfig, Reach, SeqKey, StepScratch, TokenId,
 };
 
 fn config(groups: Groups) -> EngineConfig {
@@ -46,9 +46,7 @@ impl Twins {
             let len = self.rng.within(1, 9) as u32;
             let first = self.rng.below(1000) as u32;
             let prompt: Vec<TokenId> = (first..first + len).map(TokenId::new).collect();
-            let seq = self.both(|engine| {
-                engine.admit(Namespace::default(), &prompt, 0).expect("there is room")
-            });
+            let seq = self.both(|engine| engine.admit(Namespace::default(), &prompt, 0).expect("there is room"));
             self.seqs.push(seq);
         }
         if self.rng.one_in(3) {
@@ -75,8 +73,7 @@ impl Twins {
 
 #[test]
 fn padding_before_the_plan_is_padding_after_it() {
-    for (groups, seed) in groups().into_iter().flat_map(|groups| (0..20).map(move |i| (groups, i)))
-    {
+    for (groups, seed) in groups().into_iter().flat_map(|groups| (0..20).map(move |i| (groups, i))) {
         let mut twins = Twins::new(groups, seed);
         let mut scratch = [(); 3].map(|()| StepScratch::new());
         for _ in 0..12 {

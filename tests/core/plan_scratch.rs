@@ -1,8 +1,8 @@
 //! `EngineShape::plan_bytes` bounds the bytes of a plan, and a scratch of this size never grows.
 
 use kvarena::{
-    BatchPlan, Capacity, DraftTree, Engine, EngineConfig, EngineShape, Extend, Groups, KvShape,
-    Namespace, Null, PoolConfig, Reach, SeqKey, StepScratch, TokenId,
+    BatchPlan, Capacity, DraftTree, Engine, EngineConfig, EngineShape, Extend, Groups, KvShape, Namespace, Null,
+    PoolConfig, Reach, SeqKey, StepScratch, TokenId,
 };
 
 fn engine(page_size: u32, pages: u32, max_sequences: u32, max_tokens: u64) -> Engine<Null> {
@@ -188,10 +188,7 @@ fn plans_of_several_tracks_fit_the_scratch() {
         plan(&mut engine, &items);
         let left: Vec<_> = items
             .iter()
-            .map(|&Extend { seq, .. }| Extend {
-                seq,
-                len: engine.extend_max(seq).expect("it is live"),
-            })
+            .map(|&Extend { seq, .. }| Extend { seq, len: engine.extend_max(seq).expect("it is live") })
             .collect();
         plan(&mut engine, &left);
         for &Extend { seq, .. } in &items {

@@ -2,15 +2,14 @@
 //! sequence can take them.
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, EngineError, Error, Extend, Keep, Namespace, Null, PoolConfig,
-    SeqKey, StepId, StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, EngineError, Error, Extend, Keep, Namespace, Null, PoolConfig, SeqKey, StepId,
+    StepScratch, TokenId,
 };
 
 const PAGE_SIZE: u32 = 4;
 
 fn engine(pages: u32) -> Engine<Null> {
-    let pool =
-        PoolConfig { page_size: PAGE_SIZE, capacity: Capacity::Pages(pages), ..Default::default() };
+    let pool = PoolConfig { page_size: PAGE_SIZE, capacity: Capacity::Pages(pages), ..Default::default() };
     let config = EngineConfig { max_tokens: 4096, ..EngineConfig::from(pool) };
     Engine::new(config, Null).expect("a valid config")
 }
@@ -20,11 +19,7 @@ fn text(own: u32, pages: u32) -> Vec<TokenId> {
     (0..pages * PAGE_SIZE).map(|i| TokenId::new(1000 * own + i)).collect()
 }
 
-fn admit(
-    engine: &mut Engine<Null>,
-    prompt: &[TokenId],
-    promised_pages: u32,
-) -> Result<SeqKey, Error> {
+fn admit(engine: &mut Engine<Null>, prompt: &[TokenId], promised_pages: u32) -> Result<SeqKey, Error> {
     engine.admit(Namespace::default(), prompt, promised_pages * PAGE_SIZE)
 }
 
@@ -73,13 +68,9 @@ fn cached_pages_need_no_promise() {
     let first = admit(&mut engine, &text(0, 8), 8).expect("all are free");
     let step = plan(&mut engine, &[(first, 32)]).expect("they are promised");
     commit(&mut engine, step);
-    let admission =
-        engine.admission(Namespace::default(), &text(0, 8), 9 * PAGE_SIZE).expect("a row");
+    let admission = engine.admission(Namespace::default(), &text(0, 8), 9 * PAGE_SIZE).expect("a row");
     assert_eq!((admission.cached_len, admission.idle_pages), (28, 0));
-    assert_eq!(
-        (admission.lacking_pages, admission.available_pages, admission.fits()),
-        (2, 2, true)
-    );
+    assert_eq!((admission.lacking_pages, admission.available_pages, admission.fits()), (2, 2, true));
     let second = admit(&mut engine, &text(0, 8), 9).expect("seven pages are shared");
     assert_eq!((engine.outstanding(second), engine.available()), (Ok(2), 0));
     engine.verify().expect("all invariants hold");
@@ -230,10 +221,7 @@ fn every_child_of_a_fork_is_promised_its_own() {
     // free.
     let namespace = Namespace::default();
     let admission = engine.admission(namespace, &text(1, 11), 0).expect("a row");
-    assert_eq!(
-        (admission.lacking_pages, admission.available_pages, admission.fits()),
-        (11, 10, false)
-    );
+    assert_eq!((admission.lacking_pages, admission.available_pages, admission.fits()), (11, 10, false));
     let refused = engine.fork(parent, 4, 4 * PAGE_SIZE).expect_err("each takes three");
     assert_eq!(refused, EngineError::Core(out_of_pages(12, 10, None)));
     assert_eq!(engine.stats().sequences, 1, "all or none");

@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 
 /// Returns the expected output of the script for a plan.
 fn wanted(plan: &BatchPlan<'_>) -> Value {
-    let rows: Vec<_> =
-        plan.rows.iter().map(|r| [r.row.raw(), r.qo_start, r.extend_len, r.kv_len]).collect();
+    let rows: Vec<_> = plan.rows.iter().map(|r| [r.row.raw(), r.qo_start, r.extend_len, r.kv_len]).collect();
     let numbers = |slots| -> Vec<i64> {
         match slots {
             SlotMapping::I32(slots) => slots.iter().map(|&slot| slot.into()).collect(),
@@ -81,8 +80,7 @@ fn write_plans(bytes: &mut Vec<u8>, plans: &mut Vec<Value>) {
     plans.push(wanted(&plan));
     // Layers in groups, with three tracks.
     let groups = Groups::new(&[Reach::All, Reach::Window(8)], &[1, 0, 1]).expect("two groups");
-    let mut engine =
-        Engine::new(PoolConfig { layers: 3, groups, ..pool }, Null).expect("a valid config");
+    let mut engine = Engine::new(PoolConfig { layers: 3, groups, ..pool }, Null).expect("a valid config");
     let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 11 }]).expect("there is room");
     for plan in [plan, padded(&plan, &mut padding, PlanSize { rows: 3, tokens: 14 })] {

@@ -20,9 +20,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
     let all = Hashing::ALL;
     let hashing = match rng.below(4) {
         0 => None,
-        1 => Some(seed(
-            ["", "0", "4294967295", "0123456789012345678901234567890"][rng.below(4) as usize],
-        )),
+        1 => Some(seed(["", "0", "4294967295", "0123456789012345678901234567890"][rng.below(4) as usize])),
         _ => Some(all[rng.below(all.len() as u64) as usize]),
     };
     let layers = rng.within(1, 80) as u32;
@@ -59,17 +57,14 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
 /// Returns random groups of `layers` layers, or one group if the drawn groups are invalid.
 fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
     let size = rng.within(1, 5000) as u32;
-    let reaches =
-        [Reach::All, Reach::Window(size), Reach::Chunk(1 << rng.below(14)), Reach::Window(1)];
+    let reaches = [Reach::All, Reach::Window(size), Reach::Chunk(1 << rng.below(14)), Reach::Window(1)];
     let count = rng.within(2, 4);
     let of: Vec<u8> = (0..layers).map(|_| rng.below(count) as u8).collect();
     let mut groups = Groups::new(&reaches[..count as usize], &of).unwrap_or_default();
     for group in 1..groups.count() {
         let shape = match rng.below(4) {
             0 => KvShape::heads(rng.within(1, 9) as u32, rng.within(1, 600) as u32),
-            1 => {
-                KvShape::Latent { rank: rng.within(1, 600) as u32, rope: rng.within(1, 70) as u32 }
-            }
+            1 => KvShape::Latent { rank: rng.within(1, 600) as u32, rope: rng.within(1, 70) as u32 },
             _ => continue,
         };
         let dtype = rng.pick(&[KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3]);
@@ -92,8 +87,7 @@ fn shapes_survive_the_way_through_bytes() {
     // Extreme values of `max_tokens`, for one sequence.
     let pool = PoolConfig { capacity: Capacity::Pages(u32::MAX - 1), ..Default::default() };
     for (max_tokens, max_sequences) in [(1, 1), (u64::from(u32::MAX) / 2, 1)] {
-        let config =
-            EngineConfig { max_tokens, max_sequences, max_sequence_len: u32::MAX, ..pool.into() };
+        let config = EngineConfig { max_tokens, max_sequences, max_sequence_len: u32::MAX, ..pool.into() };
         let shape = config.shape().expect("it is a shape");
         assert_eq!(EngineShape::from_bytes(&shape.to_bytes()), Ok(shape));
     }
@@ -103,8 +97,7 @@ fn shapes_survive_the_way_through_bytes() {
 #[test]
 fn ranks_have_one_shape() {
     let of = |tp_rank| {
-        let pool =
-            PoolConfig { shape: KvShape::heads(8, 64), tp_size: 4, tp_rank, ..Default::default() };
+        let pool = PoolConfig { shape: KvShape::heads(8, 64), tp_size: 4, tp_rank, ..Default::default() };
         EngineConfig::from(pool).shape().expect("it is a shape").to_bytes()
     };
     assert!((1..4).all(|rank| of(rank) == of(0)));
@@ -170,10 +163,7 @@ fn the_byte_forms_are_as_documented() {
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);
 
     let copies = [(1, 2), (0x0102_0304, 0)];
-    let copies = copies.map(|(source, target)| PageCopy {
-        source: PageId::new(source),
-        target: PageId::new(target),
-    });
+    let copies = copies.map(|(source, target)| PageCopy { source: PageId::new(source), target: PageId::new(target) });
     let bytes = b"kvcopy01\x02\0\0\0\0\0\0\0\x01\0\0\0\x02\0\0\0\x04\x03\x02\x01\0\0\0\0";
     assert_eq!(PageCopy::list_to_bytes(&copies), bytes);
     let compaction = Compaction { row: RowId::new(3), first: 9, keep: 0b1011 << 60 };
@@ -196,8 +186,7 @@ fn garbled_shapes_are_refused() {
         Err(ShapeBytesError::Mixed) => mixed += 1,
         Err(error) => panic!("{error}"),
     };
-    let ends =
-        [0, 1, 2, 31, 1 << 10, 1 << 16, 1 << 30, u32::MAX.into(), 1 << 32, 1 << 63, u64::MAX];
+    let ends = [0, 1, 2, 31, 1 << 10, 1 << 16, 1 << 30, u32::MAX.into(), 1 << 32, 1 << 63, u64::MAX];
     for shape in random_shapes(&mut rng, 300) {
         let bytes = shape.to_bytes();
         for at in 8..bytes.len() {
@@ -265,9 +254,7 @@ fn wrong_shapes_are_refused_by_name() {
     assert_eq!(with(45, 1 | 2 << 3), field("group shape", 1 | 2 << 3));
     let no_group = ConfigError::GroupShape { group: 2, groups: 1 };
     assert_eq!(with(43, 1), Err(ShapeBytesError::Config(no_group)));
-    for (word, value) in
-        [(11, u32::MAX.into()), (13, u64::MAX), (14, 0), (12, 1), (15, 1 << 20), (27, 8), (37, 1)]
-    {
+    for (word, value) in [(11, u32::MAX.into()), (13, u64::MAX), (14, 0), (12, 1), (15, 1 << 20), (27, 8), (37, 1)] {
         assert_eq!(with(word, value), Err(ShapeBytesError::Mixed), "word {word} = {value}");
     }
     let none = ConfigError::Zero { name: "max_step_tokens" };
@@ -290,8 +277,7 @@ fn wrong_shapes_are_refused_by_name() {
 
 fn random_lists(rng: &mut Rng) -> (Vec<PageCopy>, Vec<Compaction>) {
     let page = |rng: &mut Rng| PageId::new(rng.bits() as u32);
-    let copies =
-        (0..rng.below(6)).map(|_| PageCopy { source: page(rng), target: page(rng) }).collect();
+    let copies = (0..rng.below(6)).map(|_| PageCopy { source: page(rng), target: page(rng) }).collect();
     let count = rng.below(6);
     let compaction = |_| {
         let (row, keep) = (RowId::new(rng.bits() as u32), rng.bits());
@@ -392,10 +378,7 @@ fn garbled_lists_are_refused_or_stay_within_the_pool() {
             cpu.write_page(page, &bytes).expect("the pool has it");
         }
         let mut wanted = contents(&cpu);
-        let copy = PageCopy {
-            source: PageId::new(rng.below(9) as u32),
-            target: PageId::new(rng.below(8) as u32),
-        };
+        let copy = PageCopy { source: PageId::new(rng.below(9) as u32), target: PageId::new(rng.below(8) as u32) };
         let (row, first) = (RowId::new(rng.below(4) as u32), rng.below(20) as u32);
         let compaction = Compaction { row, first, keep: rng.below(32) };
         let is_copy = rng.one_in(2);

@@ -3,9 +3,9 @@
 use super::small_cpu::{Arrays, all_bytes, config, longest_row, opened, pool};
 use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Operand};
 use kvarena::{
-    Attend, Capacity, Compaction, CpuOptions, KvShape, LabelChannels, LabelError, LayerId,
-    NO_POSITION, OpenBackend, PageCopy, PageId, PlanError, PlaneName, PoolConfig, Queries, Rope,
-    RowId, Select, Selection, SlotId, SparseBackend, StepBounds, StepId, TableShape,
+    Attend, Capacity, Compaction, CpuOptions, KvShape, LabelChannels, LabelError, LayerId, NO_POSITION, OpenBackend,
+    PageCopy, PageId, PlanError, PlaneName, PoolConfig, Queries, Rope, RowId, Select, Selection, SlotId, SparseBackend,
+    StepBounds, StepId, TableShape,
 };
 
 #[test]
@@ -21,18 +21,12 @@ fn plans_with_invalid_indices_are_refused() {
     let words = table.words();
     let max = longest_row();
     let cases = [
-        (
-            spoilt(&|a| a.tokens.truncate(4)),
-            PlanError::Tokens { positions: 5, tokens: 4, slots: 5 },
-        ),
+        (spoilt(&|a| a.tokens.truncate(4)), PlanError::Tokens { positions: 5, tokens: 4, slots: 5 }),
         (spoilt(&|a| a.slots.push(0)), PlanError::Tokens { positions: 5, tokens: 5, slots: 6 }),
         (spoilt(&|a| a.rows[0].qo_start = 1), PlanError::QueryRows { row: 0 }),
         (spoilt(&|a| a.rows[0].extend_len = 4), PlanError::QueryRows { row: 1 }),
         (spoilt(&|a| a.rows.clear()), PlanError::QueryRows { row: 0 }),
-        (
-            spoilt(&|a| a.rows[0].row = RowId::new(2)),
-            PlanError::Row { row: RowId::new(2), rows: 2 },
-        ),
+        (spoilt(&|a| a.rows[0].row = RowId::new(2)), PlanError::Row { row: RowId::new(2), rows: 2 }),
         (spoilt(&|a| a.rows[0].kv_len = 4), PlanError::KvLen { row, kv_len: 4, min: 5, max }),
         (spoilt(&|a| a.rows[0].kv_len = 2000), PlanError::KvLen { row, kv_len: 2000, min: 5, max }),
         (spoilt(&|a| a.slots[4] = 60), PlanError::Slot { slot: SlotId::new(60), slot_count: 60 }),
@@ -42,14 +36,8 @@ fn plans_with_invalid_indices_are_refused() {
             spoilt(&|a| a.masks = vec![0b10000, 0b11000, 0b11110, 0b11110, 0b11111]),
             PlanError::Mask { token: 2, mask: 0b11110 },
         ),
-        (
-            spoilt(&|a| a.writes[1].index = words as u32),
-            PlanError::TableIndex { index: words as u32, words },
-        ),
-        (
-            spoilt(&|a| a.writes[0].value = 2),
-            PlanError::TableValue { index: good.writes[0].index, value: 2, count: 2 },
-        ),
+        (spoilt(&|a| a.writes[1].index = words as u32), PlanError::TableIndex { index: words as u32, words }),
+        (spoilt(&|a| a.writes[0].value = 2), PlanError::TableValue { index: good.writes[0].index, value: 2, count: 2 }),
         (
             spoilt(&|a| a.writes[2].value = 20),
             PlanError::TableValue { index: good.writes[2].index, value: 20, count: 20 },
@@ -124,19 +112,13 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
         assert_eq!(attend(Attend { soft_cap, ..plain }, 240, 240, 20), refused);
     }
     let not_a_number = Attend { soft_cap: Some(f32::NAN), ..plain };
-    assert!(matches!(
-        attend(not_a_number, 240, 240, 20),
-        Err(CpuError::Plan(PlanError::SoftCap { .. }))
-    ));
+    assert!(matches!(attend(not_a_number, 240, 240, 20), Err(CpuError::Plan(PlanError::SoftCap { .. }))));
     for scale in [f32::INFINITY, f32::NEG_INFINITY] {
         let refused = refused(PlanError::Scale { scale });
         assert_eq!(attend(Attend { scale, ..plain }, 240, 240, 20), refused);
     }
     let not_a_number = Attend { scale: f32::NAN, ..plain };
-    assert!(matches!(
-        attend(not_a_number, 240, 240, 20),
-        Err(CpuError::Plan(PlanError::Scale { .. }))
-    ));
+    assert!(matches!(attend(not_a_number, 240, 240, 20), Err(CpuError::Plan(PlanError::Scale { .. }))));
     assert_eq!(attend(Attend { scale: 0.0, ..plain }, 240, 240, 20), Ok(()));
     assert_eq!(attend(plain, 240, 240, 20), Ok(()));
     assert_eq!(all_bytes(&cpu), stored);
@@ -353,8 +335,7 @@ fn a_step_of_more_tokens_than_the_backend_was_opened_for_is_refused() {
     let plan = Arrays::good();
     for tokens in [4, 5] {
         let bounds = StepBounds { steps: 1, tokens };
-        let mut cpu =
-            CpuOptions::with_threads(1).open(&layout, &table, bounds).expect("a small pool");
+        let mut cpu = CpuOptions::with_threads(1).open(&layout, &table, bounds).expect("a small pool");
         let wanted = match tokens {
             4 => refused(PlanError::StepTokens { tokens: 5, max: 4 }),
             _ => Ok(()),

@@ -1,8 +1,7 @@
 //! Failures that the oracle has found, as literal calls or ops, with date and cause.
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Namespace, Null, PageCopy, PageId, PoolConfig,
-    StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, Extend, Namespace, Null, PageCopy, PageId, PoolConfig, StepScratch, TokenId,
 };
 
 fn engine(pages: u32, page_size: u32) -> Engine<Null> {

@@ -18,9 +18,7 @@ use kvarena::{CpuOptions, OpenBackend};
 
 fn op_count(usual: usize) -> usize {
     match env::var("KVARENA_OPS") {
-        Ok(count) => {
-            count.parse().unwrap_or_else(|_| panic!("KVARENA_OPS={count} is not a number"))
-        }
+        Ok(count) => count.parse().unwrap_or_else(|_| panic!("KVARENA_OPS={count} is not a number")),
         Err(_) => usual,
     }
 }
@@ -47,9 +45,7 @@ fn check_on<O>(options: &O, seed: u64, config: &SmallConfig, ops: &[Op]) -> Summ
 where
     O: OpenBackend<Backend: Inspect> + Clone,
 {
-    let run = |ops: &[Op]| {
-        replay_on(config, options.clone(), ops).map_err(|mismatch| mismatch.to_string())
-    };
+    let run = |ops: &[Op]| replay_on(config, options.clone(), ops).map_err(|mismatch| mismatch.to_string());
     let mut summary = Summary::default();
     let failed = failure(|| run(ops).map(|done| summary = done));
     if let Some(what) = failed {
@@ -214,10 +210,7 @@ fn forks_with_host_memory() {
         let ops = workload.take_ops(op_count(250));
         all.add(&check(seed, &config, &ops));
     }
-    check_counts(
-        &all,
-        &[("fork Ok", 500), ("pages saved as they were evicted", 500), ("pages loaded", 20)],
-    );
+    check_counts(&all, &[("fork Ok", 500), ("pages saved as they were evicted", 500), ("pages loaded", 20)]);
 }
 
 /// The backend makes moves as late as the contract allows, and no call relies on an earlier effect.
@@ -273,15 +266,8 @@ fn stores() {
 /// A planned unknown token may be the first of a chunk of the page tables, when all chunks are in use.
 #[test]
 fn a_pending_token_finds_no_chunk() {
-    let config = SmallConfig {
-        pages: 4,
-        page_size: 1024,
-        sequences: 2,
-        tokens: 1024,
-        ..SmallConfig::default()
-    };
-    let prompt =
-        |len| Op::Admit(Prompt { namespace: 0, like: 0, shared: 0, len, seed: 0, promise: 0 });
+    let config = SmallConfig { pages: 4, page_size: 1024, sequences: 2, tokens: 1024, ..SmallConfig::default() };
+    let prompt = |len| Op::Admit(Prompt { namespace: 0, like: 0, shared: 0, len, seed: 0, promise: 0 });
     let all_of_the_first = Op::Plan { first: 0, count: 0, lens: [2; 4], twist: 255 };
     let ops = [prompt(1023), prompt(1024), all_of_the_first, all_of_the_first];
     let summary = check(0, &config, &ops);

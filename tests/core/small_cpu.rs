@@ -3,9 +3,8 @@
 #![allow(dead_code)] // each test uses a part
 
 use kvarena::{
-    BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvDtype, KvShape, OpenBackend, PageId,
-    PoolConfig, PoolLayout, RowId, SharedSpans, SlotMapping, StepId, TableShape, TableWrite,
-    TokenId,
+    BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvDtype, KvShape, OpenBackend, PageId, PoolConfig, PoolLayout,
+    RowId, SharedSpans, SlotMapping, StepId, TableShape, TableWrite, TokenId,
 };
 
 /// Returns the config of a pool: two layers, each with two kv heads of 12 f16 elements; 3 tokens a page.

@@ -99,12 +99,7 @@ impl Host {
 
     /// Fetches pages of a prompt; the store writes the first `count` pages. Returns the fetch and the number of its
     /// pages.
-    fn fetch(
-        &mut self,
-        store: &HashMap<PageHash, Vec<u8>>,
-        prompt: &[TokenId],
-        count: usize,
-    ) -> (FetchId, usize) {
+    fn fetch(&mut self, store: &HashMap<PageHash, Vec<u8>>, prompt: &[TokenId], count: usize) -> (FetchId, usize) {
         let fetch = self.engine.fetch(NAMESPACE, prompt, 8).expect("no fault");
         let fetch = fetch.expect("the host has free pages");
         let (id, first, pages) = (fetch.id, fetch.cached_pages as usize, fetch.pages.to_vec());
@@ -275,8 +270,7 @@ fn pages_that_come_in_during_a_fetch_stay() {
 /// nor one that the store has refused. A sequence in use keeps both pages.
 #[test]
 fn a_reset_drops_puts() {
-    let mut engine =
-        Engine::new(config(), LateOptions(CpuOptions::with_threads(1))).expect("a valid config");
+    let mut engine = Engine::new(config(), LateOptions(CpuOptions::with_threads(1))).expect("a valid config");
     let seq = engine.admit(NAMESPACE, &text(0..9), 0).expect("there is room");
     let mut scratch = StepScratch::new();
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 9 }]).expect("there is room");
@@ -292,10 +286,7 @@ fn a_reset_drops_puts() {
         engine.verify().expect("all invariants hold");
     }
     for _ in 0..4 {
-        assert_eq!(
-            engine.puts(8, |put| panic!("{:?} is of an earlier generation", put.key)),
-            Ok(0)
-        );
+        assert_eq!(engine.puts(8, |put| panic!("{:?} is of an earlier generation", put.key)), Ok(0));
         engine.verify().expect("all invariants hold");
     }
     // Pages that are computed after the reset are put.

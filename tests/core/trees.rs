@@ -3,9 +3,8 @@
 
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Branch, Capacity, Cpu, CpuOptions, Draft, DraftTree, Engine, EngineConfig,
-    Extend, KvDtype, KvShape, LayerId, Layout, Namespace, PoolConfig, Queries, Scaling, SeqKey,
-    StepId, StepScratch, TokenId,
+    Attend, Backend, Branch, Capacity, Cpu, CpuOptions, Draft, DraftTree, Engine, EngineConfig, Extend, KvDtype,
+    KvShape, LayerId, Layout, Namespace, PoolConfig, Queries, Scaling, SeqKey, StepId, StepScratch, TokenId,
 };
 
 const LAYERS: u32 = 2;
@@ -73,13 +72,9 @@ impl Host {
             backend.store_cache(&plan, id, k[..].into(), v[..].into()).expect("a store");
             let queries = Queries { rows: q[..].into(), sinks: Some(&sinks[..]) };
             let (rows, sums) = (out[..].as_mut().into(), Some(&mut lse[..]));
-            backend
-                .attend_queries(&plan, id, &self.attend, queries, rows, sums)
-                .expect("attention");
+            backend.attend_queries(&plan, id, &self.attend, queries, rows, sums).expect("attention");
             let sums = lse.chunks_exact(Q_HEADS as usize);
-            for ((bits, out), lse) in
-                bits.iter_mut().zip(out.chunks_exact(self.widths[3])).zip(sums)
-            {
+            for ((bits, out), lse) in bits.iter_mut().zip(out.chunks_exact(self.widths[3])).zip(sums) {
                 bits.extend(out.iter().chain(lse).map(|x| x.to_bits()));
             }
         }
@@ -110,8 +105,7 @@ fn check(pool: PoolConfig, seed: u64) {
     let (mut tree_host, mut branch_host) = (Host::new(pool), Host::new(pool));
     let mut seqs = Vec::new();
     for i in 0..2 {
-        let prompt: Vec<_> =
-            (0..rng.pick(&[1, 3, 40, 90])).map(|n| TokenId::new(n + 7 * i)).collect();
+        let prompt: Vec<_> = (0..rng.pick(&[1, 3, 40, 90])).map(|n| TokenId::new(n + 7 * i)).collect();
         seqs.push([tree_host.admit(&prompt), branch_host.admit(&prompt)]);
     }
     for round in 0..4 {
@@ -119,8 +113,7 @@ fn check(pool: PoolConfig, seed: u64) {
         let drawn: Vec<_> = seqs.iter().map(|_| tree(&mut rng)).collect();
         let (mut trees, mut items, mut alone) = (Vec::new(), Vec::new(), Vec::new());
         for (&[seq, other], (parents, branch)) in seqs.iter().zip(&drawn) {
-            let tokens: Vec<_> =
-                parents.iter().map(|_| TokenId::new(rng.below(50) as u32)).collect();
+            let tokens: Vec<_> = parents.iter().map(|_| TokenId::new(rng.below(50) as u32)).collect();
             let mut tree = DraftTree::new();
             let start = tree_host.engine.planned_len(seq).expect("it is live");
             tree.set(start, parents).expect("parents precede children");
@@ -131,26 +124,21 @@ fn check(pool: PoolConfig, seed: u64) {
             items.push(Extend { seq, len: tokens.len() as u32 });
             alone.push(Extend { seq: other, len: kept.len() as u32 });
         }
-        let drafts: Vec<_> =
-            trees.iter().zip(&seqs).map(|(tree, &[seq, _])| tree.draft(seq)).collect();
+        let drafts: Vec<_> = trees.iter().zip(&seqs).map(|(tree, &[seq, _])| tree.draft(seq)).collect();
         let (step, of_trees) = tree_host.compute(&items, &drafts);
         let (other, of_branches) = branch_host.compute(&alone, &[]);
         let starts = drawn.iter().scan(0, |start, (parents, _)| {
             *start += parents.len();
             Some(*start - parents.len())
         });
-        let on_branches = starts.zip(&drawn).flat_map(|(start, (_, branch))| {
-            branch.iter().map(move |&token| start + token as usize)
-        });
+        let on_branches =
+            starts.zip(&drawn).flat_map(|(start, (_, branch))| branch.iter().map(move |&token| start + token as usize));
         let kept: Vec<_> = on_branches.map(|row| &of_trees[row]).collect();
         assert!(kept.iter().copied().eq(&of_branches), "{}", what());
 
         // The next tokens read K and V of the accepted branch, which `accept_batch` has moved.
-        let branches: Vec<_> = seqs
-            .iter()
-            .zip(&drawn)
-            .map(|(&[seq, _], (_, branch))| Branch { seq, tokens: branch })
-            .collect();
+        let branches: Vec<_> =
+            seqs.iter().zip(&drawn).map(|(&[seq, _], (_, branch))| Branch { seq, tokens: branch }).collect();
         tree_host.engine.accept_batch(step, &branches).expect("branches");
         for (host, step, which) in [(&mut tree_host, step, 0), (&mut branch_host, other, 1)] {
             host.engine.commit(step).expect("it is open");
@@ -160,17 +148,12 @@ fn check(pool: PoolConfig, seed: u64) {
             }
         }
         let next = |which: usize, host: &mut Host| {
-            let items: Vec<_> =
-                seqs.iter().map(|seqs| Extend { seq: seqs[which], len: 1 }).collect();
+            let items: Vec<_> = seqs.iter().map(|seqs| Extend { seq: seqs[which], len: 1 }).collect();
             let (step, bits) = host.compute(&items, &[]);
             host.engine.commit(step).expect("it is open");
             bits
         };
-        assert!(
-            next(0, &mut tree_host) == next(1, &mut branch_host),
-            "after the branch: {}",
-            what()
-        );
+        assert!(next(0, &mut tree_host) == next(1, &mut branch_host), "after the branch: {}", what());
         tree_host.engine.verify().expect("all invariants hold");
     }
 }
@@ -187,23 +170,11 @@ fn an_accepted_branch_has_the_bits_of_the_branch_alone() {
         (KvDtype::Fp8E4M3, Scaling::ByToken),
     ];
     let mut served = 0;
-    for (shape, (dtype, scaling)) in
-        [heads, latent].into_iter().flat_map(|shape| dtypes.map(|dtype| (shape, dtype)))
-    {
-        for (page_size, layout) in
-            [(1, Layout::PageFirst), (3, Layout::LayerFirst), (16, Layout::PageFirst)]
-        {
+    for (shape, (dtype, scaling)) in [heads, latent].into_iter().flat_map(|shape| dtypes.map(|dtype| (shape, dtype))) {
+        for (page_size, layout) in [(1, Layout::PageFirst), (3, Layout::LayerFirst), (16, Layout::PageFirst)] {
             let capacity = Capacity::Pages(1500_u32.div_ceil(page_size));
-            let pool = PoolConfig {
-                layers: LAYERS,
-                shape,
-                dtype,
-                scaling,
-                page_size,
-                layout,
-                capacity,
-                ..Default::default()
-            };
+            let pool =
+                PoolConfig { layers: LAYERS, shape, dtype, scaling, page_size, layout, capacity, ..Default::default() };
             // Latent rows have no static scales.
             if pool.layout().is_err() {
                 assert!(shape == latent && scaling == Scaling::Static, "{pool:?}");

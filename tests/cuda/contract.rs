@@ -9,9 +9,7 @@ use kvarena::backend::cuda::{CudaError, Prepare};
 use kvarena::testkit::contract::{
     Case, Filter, check_backend, check_cases, check_rotated, check_served, check_sparse_backend,
 };
-use kvarena::{
-    Attend, Capacity, CpuOptions, KvDtype, KvShape, OpenBackend, PoolConfig, TableShape,
-};
+use kvarena::{Attend, Capacity, CpuOptions, KvDtype, KvShape, OpenBackend, PoolConfig, TableShape};
 
 use crate::on_gpu::OnGpuOptions;
 use crate::{device, gpu, seeds};
@@ -177,9 +175,7 @@ fn cuda_keeps_the_contract_with_kernels_of_other_devices() {
     let all = seeds(40);
     for (i, capability) in [80, 89, 100, 120].into_iter().enumerate() {
         let device = device(0).expect("the device exists");
-        let options = |case: &Case| {
-            OnGpuOptions::with_all_spans(&device).for_case(case).with_capability(capability)
-        };
+        let options = |case: &Case| OnGpuOptions::with_all_spans(&device).for_case(case).with_capability(capability);
         // Several capabilities select the same kernels, so other seeds for each of them test more cases.
         let some = |count: u64| {
             let start = all.start + i as u64 * count;

@@ -5,8 +5,8 @@ use kvarena::testkit::contract::{TestBackend, with_spare_plane};
 use kvarena::testkit::planner::shuffle;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, Layout, MoveId, Moved,
-    OpenBackend, PageCopy, PageId, PageMove, PoolConfig, PoolLayout, StepBounds, TableShape,
+    Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, Layout, MoveId, Moved, OpenBackend, PageCopy, PageId,
+    PageMove, PoolConfig, PoolLayout, StepBounds, TableShape,
 };
 
 use crate::gpu;
@@ -51,17 +51,13 @@ fn pool(shape: Shape, layout: Layout) -> PoolLayout {
 
 fn open(gpu: &Gpu, layout: &PoolLayout) -> OnGpu {
     let table = TableShape::new(layout.page_size(), 2, 16, 32).expect("a small table");
-    OnGpuOptions::new(gpu)
-        .open(layout, &table, StepBounds { steps: 1, tokens: 16 })
-        .expect("a small pool")
+    OnGpuOptions::new(gpu).open(layout, &table, StepBounds { steps: 1, tokens: 16 }).expect("a small pool")
 }
 
 /// Returns the bytes of a page for a seed.
 fn page(layout: &PoolLayout, seed: u64) -> Vec<u8> {
     let (mut rng, mut bytes) = (Rng::new(seed), vec![0; layout.page_bytes() as usize]);
-    bytes
-        .chunks_mut(8)
-        .for_each(|chunk| chunk.copy_from_slice(&rng.bits().to_le_bytes()[..chunk.len()]));
+    bytes.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&rng.bits().to_le_bytes()[..chunk.len()]));
     bytes
 }
 
@@ -130,8 +126,7 @@ fn pages_are_equal_after_a_copy_to_the_host_and_back() {
                 backend.synchronize().expect("nothing failed");
                 for i in 0..HOST_PAGES {
                     let found = copies.iter().find(|copy| copy.target.raw() == i);
-                    let wanted =
-                        found.map(|copy| page(&layout, 100 + u64::from(copy.source.raw())));
+                    let wanted = found.map(|copy| page(&layout, 100 + u64::from(copy.source.raw())));
                     let lease = backend.lease(HostPageId::new(i));
                     match wanted {
                         Some(wanted) => assert!(lease.as_ref() == wanted, "{layout:?} {i}"),
@@ -176,26 +171,21 @@ fn pages_move_inside_a_pool_and_between_pools() {
             fill(&mut target, &to, 700);
             let moves = copies(&mut rng, 23, PAGES, PAGES);
             let stream = source.stream.clone();
-            let event =
-                source.cuda.copy_to_pool(&mut target.cuda, &moves, &stream).expect("a copy");
+            let event = source.cuda.copy_to_pool(&mut target.cuda, &moves, &stream).expect("a copy");
             event.synchronize().expect("nothing failed");
             for i in 0..PAGES {
                 let seed = match moves.iter().find(|copy| copy.target.raw() == i) {
                     Some(copy) => 300 + u64::from(copy.source.raw()),
                     None => 700 + u64::from(i),
                 };
-                assert!(
-                    raw_page(&target.cuda, i) == page(&to, seed),
-                    "{from:?} to {to:?} page {i}"
-                );
+                assert!(raw_page(&target.cuda, i) == page(&to, seed), "{from:?} to {to:?} page {i}");
             }
             // Copies inside a pool, from the first to the second half of its pages in a random order.
             let order = copies(&mut rng, PAGES as usize, PAGES, PAGES);
             let ids: Vec<_> = order.iter().map(|copy| copy.source).collect();
             let (low, high) = ids.split_at(ids.len() / 2);
             let pairs = low.iter().zip(high);
-            let moves: Vec<_> =
-                pairs.map(|(&source, &target)| PageCopy { source, target }).collect();
+            let moves: Vec<_> = pairs.map(|(&source, &target)| PageCopy { source, target }).collect();
             source.copy_pages(&moves).expect("pages of the pool");
             source.synchronize().expect("nothing failed");
             for i in 0..PAGES {
@@ -211,13 +201,8 @@ fn pages_move_inside_a_pool_and_between_pools() {
 fn more_pages_than_one_launch_takes() {
     let Some(gpu) = gpu() else { return };
     let capacity = Capacity::Pages(2_000);
-    let config = PoolConfig {
-        page_size: 1,
-        shape: KvShape::heads(1, 4),
-        capacity,
-        host_pages: 1_000,
-        ..PoolConfig::default()
-    };
+    let config =
+        PoolConfig { page_size: 1, shape: KvShape::heads(1, 4), capacity, host_pages: 1_000, ..PoolConfig::default() };
     let layout = config.layout().expect("a valid pool");
     let mut backend = open(&gpu, &layout);
     fill_host(&mut backend, 0);
@@ -225,18 +210,14 @@ fn more_pages_than_one_launch_takes() {
         let mut lease = backend.lease_mut(HostPageId::new(i));
         lease.as_mut().copy_from_slice(&page(&layout, u64::from(i)));
     }
-    let pair =
-        |source, target| PageCopy { source: PageId::new(source), target: PageId::new(target) };
+    let pair = |source, target| PageCopy { source: PageId::new(source), target: PageId::new(target) };
     let inward: Vec<_> = (0..1_000).map(|i| pair(999 - i, i)).collect();
     backend.load_pages(MoveId::new(1), &moves(&inward)).expect("pages of the pool");
     let across: Vec<_> = (0..1_000).map(|i| pair(i, 1_000 + i)).collect();
     backend.copy_pages(&across).expect("pages of the pool");
     backend.synchronize().expect("nothing failed");
     for i in 0..1_000 {
-        assert!(
-            raw_page(&backend.cuda, 1_000 + i) == page(&layout, u64::from(999 - i)),
-            "page {i}"
-        );
+        assert!(raw_page(&backend.cuda, 1_000 + i) == page(&layout, u64::from(999 - i)), "page {i}");
     }
 }
 

@@ -6,8 +6,7 @@ use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::quantised::{quantise, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, Layout, PoolConfig, PoolLayout, Scaling,
-    TableShape,
+    Attend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, Layout, PoolConfig, PoolLayout, Scaling, TableShape,
 };
 
 /// Shape of a model, and layout of its pool.
@@ -55,11 +54,7 @@ impl Shape {
         let Some(scaling) = self.fp8 else { return rows.iter().map(|&x| x.into()).collect() };
         let given = (scaling == Scaling::Static).then_some(1.0);
         let heads = rows.chunks_exact(self.head_dim as usize).map(|head| quantise(head, given));
-        heads
-            .flat_map(|(bytes, scale)| {
-                bytes.into_iter().map(move |byte| value(byte) * f64::from(scale))
-            })
-            .collect()
+        heads.flat_map(|(bytes, scale)| bytes.into_iter().map(move |byte| value(byte) * f64::from(scale))).collect()
     }
 
     pub fn attend(&self) -> Attend {
@@ -189,9 +184,8 @@ impl Drive {
                 panic!("padding has kv_len 0");
             };
             let pairs = u64::from(row.extend_len) * heads as u64;
-            let some: Vec<_> = (0..pairs.min(rows))
-                .map(|n| if pairs <= rows { n } else { self.rng.below(pairs) } as usize)
-                .collect();
+            let some: Vec<_> =
+                (0..pairs.min(rows)).map(|n| if pairs <= rows { n } else { self.rng.below(pairs) } as usize).collect();
             let (shape, history) = (&self.shape, &self.history[sequence][layer]);
             let at = |pair: usize| row.qo_start as usize * heads + pair;
             let exacts = parallel::map(&some, |&pair| {
@@ -214,8 +208,7 @@ impl Drive {
             for (&pair, exact) in some.iter().zip(&exacts) {
                 let (at, token, head) = (at(pair), pair / heads, pair % heads);
                 let got = &out[at * head_dim..(at + 1) * head_dim];
-                let error: f64 =
-                    got.iter().zip(&exact.out).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
+                let error: f64 = got.iter().zip(&exact.out).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
                 let norm: f64 = exact.out.iter().map(|b| b * b).sum();
                 let mass: f64 = exact.mass.iter().map(|b| b * b).sum();
                 let part = (error / (norm + 1e-4 * mass)).sqrt();

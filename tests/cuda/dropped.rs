@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use cust::sys;
 use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
-    Attend, Backend, Capacity, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend,
-    PageId, PageMove, PoolConfig, PoolLayout, StepBounds, TableShape,
+    Attend, Backend, Capacity, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove,
+    PoolConfig, PoolLayout, StepBounds, TableShape,
 };
 
 use crate::plans::first_token;
@@ -36,8 +36,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
     let pool = pool(layers, layout);
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
-    let mut cuda =
-        options.open(&pool, &table, StepBounds { steps: 2, tokens: 4 }).expect("a small pool");
+    let mut cuda = options.open(&pool, &table, StepBounds { steps: 2, tokens: 4 }).expect("a small pool");
     let rows = DeviceBuffer::of(gpu, &[0_u16; 8 * 128]).expect("memory");
     let mut out = DeviceBuffer::new(gpu, rows.bytes()).expect("memory");
     let attend = Attend::new(8, 128);
@@ -57,8 +56,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     cuda.begin(&plan).expect("a valid plan");
     let layer = LayerId::new(0);
     cuda.store_cache(&plan, layer, rows.rows(0, None), rows.rows(0, None)).expect("a store");
-    cuda.attend(&plan, layer, &attend, rows.rows(0, None), out.rows_mut(0, None), None)
-        .expect("attention");
+    cuda.attend(&plan, layer, &attend, rows.rows(0, None), out.rows_mut(0, None), None).expect("attention");
     vec![Box::new(cuda), Box::new(rows), Box::new(out), Box::new(stream)]
 }
 
@@ -66,9 +64,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
 fn memory_is_freed_after_the_work_that_uses_it() {
     let Some(gpu) = gpu() else { return };
     // Kernels move the pages, or copy engines do, or both do with device memory in between.
-    for (layers, layout) in
-        [(1, Layout::PageFirst), (8, Layout::PageFirst), (8, Layout::LayerFirst)]
-    {
+    for (layers, layout) in [(1, Layout::PageFirst), (8, Layout::PageFirst), (8, Layout::LayerFirst)] {
         for first in 0..4 {
             let mut parts = at_work(&gpu, layers, layout);
             let other = CudaStream::new(&gpu).expect("a stream");

@@ -1,13 +1,11 @@
 //! Calls that the backend rejects, each with its error.
 
 use kvarena::backend::Operand;
-use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare,
-};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, KvDtype, KvScales, KvShape,
-    LayerId, OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, ScaleError, Scaling,
-    SlotId, SlotMapping, StepBounds, StepEnd, StepId, TableShape, TableWrite,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, KvDtype, KvScales, KvShape, LayerId,
+    OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, ScaleError, Scaling, SlotId, SlotMapping, StepBounds,
+    StepEnd, StepId, TableShape, TableWrite,
 };
 
 use crate::plans::{FIRST, plan_of};
@@ -20,13 +18,10 @@ fn plan<'a>(step: u64, rows: &'a [BatchRow], slots: &'a [i32]) -> BatchPlan<'a> 
 
 fn open(gpu: &Gpu, dtype: KvDtype, head_dim: u32) -> Cuda {
     let capacity = Capacity::Pages(8);
-    let config =
-        PoolConfig { dtype, shape: KvShape::heads(1, head_dim), capacity, ..PoolConfig::default() };
+    let config = PoolConfig { dtype, shape: KvShape::heads(1, head_dim), capacity, ..PoolConfig::default() };
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
     let bounds = StepBounds { steps: 2, tokens: 4 };
-    CudaOptions::new(gpu)
-        .open(&config.layout().expect("a small pool"), &table, bounds)
-        .expect("a small pool")
+    CudaOptions::new(gpu).open(&config.layout().expect("a small pool"), &table, bounds).expect("a small pool")
 }
 
 #[test]
@@ -96,10 +91,7 @@ fn scales_and_rows_that_are_not_the_pools_are_refused() {
         assert_eq!(given, Err(CudaError::Scales(ScaleError::NotStatic)));
     }
     let (rows, pool) = (Dtype::F16, KvDtype::Bf16);
-    assert_eq!(
-        open(pool, Scaling::Static, 0, Some(rows)),
-        Err(CudaError::RowsDtype { rows, pool })
-    );
+    assert_eq!(open(pool, Scaling::Static, 0, Some(rows)), Err(CudaError::RowsDtype { rows, pool }));
 }
 
 #[test]
@@ -154,8 +146,7 @@ fn trees_are_refused_where_a_window_is_prepared() {
         let attend = Attend::new(2, 64);
         cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
         cuda.begin(&plan(1, tree)).expect("there is no window yet");
-        cuda.prepare(&Prepare::new(&[Attend { window: Some(2), ..attend }]))
-            .expect("a served shape");
+        cuda.prepare(&Prepare::new(&[Attend { window: Some(2), ..attend }])).expect("a served shape");
         let refused = CudaError::Plan(PlanError::TreeWindow { window: 2 });
         assert_eq!(cuda.begin(&plan(2, tree)), Err(refused.clone()));
         assert_eq!(cuda.stage(&plan(1, tree)).err(), Some(refused));
@@ -235,10 +226,7 @@ fn plans_outside_the_pool_are_refused() {
     let error = cuda.begin(&BatchPlan { table_writes: &[write], ..plan(1, &[FIRST], &[0]) });
     assert_eq!(error, refused(PlanError::TableIndex { index: 1 << 20, words }));
     let page = PageCopy { source: PageId::new(0), target: PageId::new(8) };
-    assert_eq!(
-        cuda.copy_pages(&[page]),
-        refused(PlanError::Page { page: PageId::new(8), page_count: 8 })
-    );
+    assert_eq!(cuda.copy_pages(&[page]), refused(PlanError::Page { page: PageId::new(8), page_count: 8 }));
 }
 
 #[test]
@@ -251,10 +239,7 @@ fn rows_that_do_not_fit_are_refused() {
     let mut buffer = DeviceBuffer::of(&gpu, &[0_u8; 1024]).expect("memory");
     let short = buffer.rows(1000, None);
     let error = cuda.store_cache(&plan, layer, short, short);
-    assert_eq!(
-        error,
-        Err(CudaError::Plan(PlanError::Length { operand: Operand::K, actual: 12, wanted: 64 }))
-    );
+    assert_eq!(error, Err(CudaError::Plan(PlanError::Length { operand: Operand::K, actual: 12, wanted: 64 })));
     let odd = buffer.rows(1, None);
     let error = cuda.store_cache(&plan, layer, odd, odd);
     assert_eq!(error, Err(CudaError::RowsAlignment { align: 2 }));
@@ -278,10 +263,7 @@ fn rows_that_do_not_fit_are_refused() {
 fn shapes_without_a_kernel_are_refused() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = open(&gpu, KvDtype::Bf16, 80);
-    assert_eq!(
-        cuda.prepare(&Prepare::new(&[Attend::new(1, 80)])),
-        Err(CudaError::HeadDim { head_dim: 80 })
-    );
+    assert_eq!(cuda.prepare(&Prepare::new(&[Attend::new(1, 80)])), Err(CudaError::HeadDim { head_dim: 80 }));
     let heads = CudaError::Heads { q_heads: 17, kv_heads: 1 };
     assert_eq!(cuda.prepare(&Prepare::new(&[Attend::new(17, 80)])), Err(heads));
 }

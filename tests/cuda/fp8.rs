@@ -10,9 +10,8 @@ use kvarena::testkit::planner::Item;
 use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Cpu, CpuOptions, Dtype, KvDtype, KvScales, KvShape,
-    LayerId, Layout, OpenBackend, OwnedPlan, PageCopy, PageId, PlaneName, PoolConfig, PoolLayout,
-    Scaling, StepEnd, TableShape,
+    Attend, Backend, BatchPlan, Capacity, Cpu, CpuOptions, Dtype, KvDtype, KvScales, KvShape, LayerId, Layout,
+    OpenBackend, OwnedPlan, PageCopy, PageId, PlaneName, PoolConfig, PoolLayout, Scaling, StepEnd, TableShape,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};
@@ -24,28 +23,14 @@ const TOKENS: usize = 192;
 fn pool(shape: KvShape, scaling: Scaling, layout: Layout) -> PoolLayout {
     let capacity = Capacity::Pages(40);
     let dtype = KvDtype::Fp8E4M3;
-    let config = PoolConfig {
-        layers: 2,
-        shape,
-        dtype,
-        scaling,
-        page_size: 5,
-        capacity,
-        layout,
-        ..PoolConfig::default()
-    };
+    let config =
+        PoolConfig { layers: 2, shape, dtype, scaling, page_size: 5, capacity, layout, ..PoolConfig::default() };
     config.layout().expect("a valid pool")
 }
 
 /// Returns rows that are hard to round. Most numbers are near the middle between the values of two adjacent bytes,
 /// times a scale. The others are zeros, special values such as NaN, and a head's largest number.
-fn hard_rows(
-    dtype: Dtype,
-    width: usize,
-    head_dim: usize,
-    given: Option<&KvScales>,
-    side: usize,
-) -> HostRows {
+fn hard_rows(dtype: Dtype, width: usize, head_dim: usize, given: Option<&KvScales>, side: usize) -> HostRows {
     let mut rng = Rng::new(side as u64 + 7);
     let special = [
         0.0,
@@ -67,11 +52,9 @@ fn hard_rows(
             let kind = rng.below(8);
             let largest = round(
                 dtype,
-                [1.0, 1.75, 0.3, 3.5 * 13.0 / 64.0][rng.below(4) as usize]
-                    * 2_f32.powi(rng.below(12) as i32 - 6),
+                [1.0, 1.75, 0.3, 3.5 * 13.0 / 64.0][rng.below(4) as usize] * 2_f32.powi(rng.below(12) as i32 - 6),
             );
-            let scale = given
-                .map_or(largest / 448.0, |given| given.get(LayerId::new(0), head as u32)[side]);
+            let scale = given.map_or(largest / 448.0, |given| given.get(LayerId::new(0), head as u32)[side]);
             let mut number = || match kind {
                 0 => 0.0,
                 1 => rng.pick(&special),
@@ -109,13 +92,7 @@ fn as_rows(numbers: &Numbers) -> CpuRows<'_> {
 }
 
 /// Stores the same rows on the CPU and on the GPU, and compares all bytes of the pools.
-fn stores_alike(
-    gpu: &Gpu,
-    pool: &PoolLayout,
-    given: Option<&KvScales>,
-    [k, v]: [HostRows; 2],
-    case: &str,
-) {
+fn stores_alike(gpu: &Gpu, pool: &PoolLayout, given: Option<&KvScales>, [k, v]: [HostRows; 2], case: &str) {
     let table = TableShape::new(5, 4, 200, 800).expect("a table");
     let options = CpuOptions { scales: given.cloned(), ..CpuOptions::with_threads(1) };
     let mut cpu: Cpu = options.open(pool, &table, 1).expect("a small pool");
@@ -171,8 +148,7 @@ fn stores_are_the_cpus_bit_by_bit() {
                 let width = 3 * head_dim as usize;
                 let ones = KvScales::new(2, 3, vec![1.0; 12]).expect("sound scales");
                 let known = (!by_token).then(|| given.clone().unwrap_or(ones));
-                let rows = [0, 1]
-                    .map(|side| hard_rows(dtype, width, head_dim as usize, known.as_ref(), side));
+                let rows = [0, 1].map(|side| hard_rows(dtype, width, head_dim as usize, known.as_ref(), side));
                 let case = format!("{scaling:?} {layout:?} {dtype:?} {head_dim} {seed:?}");
                 stores_alike(&gpu, &pool, given.as_ref(), rows, &case);
             }
@@ -194,8 +170,7 @@ fn stores_of_latent_rows_are_the_cpus_bit_by_bit() {
                 let high = (rng.bits() as u32) << 16;
                 let low = rng.pick(&[0, 1, 0x7fff, 0x8000, 0x8001, 0xffff]);
                 let any = f32::from_bits(high | low);
-                let sizes =
-                    [any, rng.below(1 << 13) as f32 / 512.0, f32::from_bits(high | 0x7f80_0000)];
+                let sizes = [any, rng.below(1 << 13) as f32 / 512.0, f32::from_bits(high | 0x7f80_0000)];
                 round(dtype, rng.pick(&sizes))
             };
             let mut values = Vec::new();
@@ -229,11 +204,7 @@ fn shape(scaling: Scaling, dtype: Dtype, head_dim: u32, group: u32) -> Shape {
 
 /// Attends again for the last tokens of a sequence, with new queries. Returns the plan, q, the output and its
 /// log-sum-exp.
-fn requery(
-    drive: &mut Drive,
-    backend: &mut OnGpu,
-    items: &[Item],
-) -> (OwnedPlan, HostRows, Vec<f32>, Vec<f32>) {
+fn requery(drive: &mut Drive, backend: &mut OnGpu, items: &[Item]) -> (OwnedPlan, HostRows, Vec<f32>, Vec<f32>) {
     let Shape { kv_heads, group, head_dim, dtype, .. } = drive.shape;
     let (owned, attend) = (drive.planner.plan(items), drive.shape.attend());
     let plan = owned.plan();
@@ -247,9 +218,7 @@ fn requery(
     let mut out = backend.output(&q);
     let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
     let (rows, to, sums) = (backend.input(&q), OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
-    backend
-        .attend(&plan, LayerId::new(0), &attend, OnGpu::rows(&rows), to, Some(sums))
-        .expect("attention");
+    backend.attend(&plan, LayerId::new(0), &attend, OnGpu::rows(&rows), to, Some(sums)).expect("attention");
     backend.synchronize().expect("nothing failed");
     let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
     backend.end(StepEnd::Complete(plan.step()));
@@ -273,9 +242,8 @@ fn every_byte_is_read_as_it_is() {
             // Large numbers would hide errors of small ones, so each kv head has the bytes of four exponents.
             let shape = Shape { kv_heads: 4, ..shape(Scaling::Static, dtype, head_dim, group) };
             let mut drive = Drive::new(shape, 9);
-            let mut backend = OnGpuOptions::of_rows(&gpu, dtype)
-                .open(&shape.pool(), &shape.table(), 2)
-                .expect("a small pool");
+            let mut backend =
+                OnGpuOptions::of_rows(&gpu, dtype).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
             let sequence = drive.admit();
             // The scales are 1, because small scales of V would hide small errors.
             let items = [Item::Extend { sequence, len: 300 }];
@@ -305,9 +273,7 @@ fn every_byte_is_read_as_it_is() {
             backend.synchronize().expect("nothing failed");
             backend.end(StepEnd::Complete(plan.step()));
             let items = [Item::Requery { sequence, len: new }];
-            let slot = drive
-                .planner
-                .slot(&drive.planner.sequence(sequence).expect("it is live").clone(), 40);
+            let slot = drive.planner.slot(&drive.planner.sequence(sequence).expect("it is live").clone(), 40);
             let (plan, q, out, lse) = requery(&mut drive, &mut backend, &items);
             drive.check(&items, &plan.plan(), (0, &q), &shape.attend(), (&out, &lse), 40);
             // Replaces a byte of head 0 by NaN: first in V, then in K.
@@ -323,11 +289,7 @@ fn every_byte_is_read_as_it_is() {
             });
             // A NaN of V affects one dim of each query of the head, a NaN of K all dims.
             let queries = (new * group) as usize;
-            assert_eq!(
-                nans,
-                [queries, queries * head_dim as usize],
-                "{dtype:?} {head_dim} {group} {new}"
-            );
+            assert_eq!(nans, [queries, queries * head_dim as usize], "{dtype:?} {head_dim} {group} {new}");
         }
     }
 }
@@ -337,14 +299,11 @@ fn every_byte_is_read_as_it_is() {
 fn scales_by_token_may_differ_widely() {
     let Some(gpu) = gpu() else { return };
     for (dtype, powers) in [(Dtype::Bf16, 60), (Dtype::F16, 10), (Dtype::F32, 60)] {
-        for (head_dim, group, new) in
-            [(128, 4, 1), (128, 4, 60), (64, 12, 1), (256, 1, 1), (64, 2, 90)]
-        {
+        for (head_dim, group, new) in [(128, 4, 1), (128, 4, 60), (64, 12, 1), (256, 1, 1), (64, 2, 90)] {
             let shape = shape(Scaling::ByToken, dtype, head_dim, group);
             let mut drive = Drive::new(shape, 10);
-            let mut backend = OnGpuOptions::of_rows(&gpu, dtype)
-                .open(&shape.pool(), &shape.table(), 2)
-                .expect("a small pool");
+            let mut backend =
+                OnGpuOptions::of_rows(&gpu, dtype).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
             let sequence = drive.admit();
             let width = 2 * head_dim as usize;
             for step in 0..2 {
@@ -358,9 +317,7 @@ fn scales_by_token_may_differ_widely() {
                         // All rows of a sequence are small except a few tokens.
                         let power = if drive.rng.one_in(40) { 0 } else { -powers };
                         let zero = drive.rng.one_in(9);
-                        row.iter_mut().for_each(|x| {
-                            *x = if zero { 0.0 } else { round(dtype, *x * 2_f32.powi(power)) }
-                        });
+                        row.iter_mut().for_each(|x| *x = if zero { 0.0 } else { round(dtype, *x * 2_f32.powi(power)) });
                     }
                     rows
                 });
@@ -388,9 +345,7 @@ fn scales_may_be_at_both_ends_of_f32() {
     let Some(gpu) = gpu() else { return };
     let largest = 2_f32.powi(127);
     // No f16 number is near the largest scale, so K has no such rows of f16.
-    for (dtype, end) in
-        [(Dtype::Bf16, End::Smallest), (Dtype::F16, End::Smallest), (Dtype::Bf16, End::Largest)]
-    {
+    for (dtype, end) in [(Dtype::Bf16, End::Smallest), (Dtype::F16, End::Smallest), (Dtype::Bf16, End::Largest)] {
         let is_small = end == End::Smallest;
         let pair = if is_small { [1.5e-45, 1.0] } else { [largest, 2_f32.powi(LARGE)] };
         let given = KvScales::new(1, 2, [pair, pair].concat()).expect("sound scales");
@@ -416,13 +371,7 @@ fn scales_may_be_at_both_ends_of_f32() {
 
 /// Runs a step over scales at an end of f32's range. With the smallest scale, every K acts as zero. With the largest,
 /// K, V and the output are those of the reference times powers of two.
-fn run_scaled(
-    drive: &mut Drive,
-    backend: &mut OnGpu,
-    items: &[Item],
-    plan: &BatchPlan<'_>,
-    end: End,
-) {
+fn run_scaled(drive: &mut Drive, backend: &mut OnGpu, items: &[Item], plan: &BatchPlan<'_>, end: End) {
     let (mut is_k, width) = (false, (2 * drive.shape.head_dim) as usize);
     let is_small = end == End::Smallest;
     let rows = drive.inputs_of(items, plan, |drive| {
@@ -494,11 +443,9 @@ fn run_step(
 fn queries_may_differ_widely_in_magnitude() {
     let Some(gpu) = gpu() else { return };
     // In each case, the logits of some rows are about 1.
-    for (dtype, powers, up) in [
-        (Dtype::Bf16, [-90, -40, 0, 16], 0),
-        (Dtype::Bf16, [-90, -44, -40, -30], 40),
-        (Dtype::F16, [-9, -4, 0, 5], 0),
-    ] {
+    for (dtype, powers, up) in
+        [(Dtype::Bf16, [-90, -40, 0, 16], 0), (Dtype::Bf16, [-90, -44, -40, -30], 40), (Dtype::F16, [-9, -4, 0, 5], 0)]
+    {
         for (scaling, scale, soft_cap, new) in [
             (Scaling::Static, 0.1, None, 60),
             (Scaling::Static, -0.1, None, 60),
@@ -512,9 +459,8 @@ fn queries_may_differ_widely_in_magnitude() {
             let scale = scale * 2_f32.powi(up);
             let attend = Attend { scale, soft_cap, ..shape.attend() };
             let mut drive = Drive::new(shape, 12);
-            let mut backend = OnGpuOptions::of_rows(&gpu, dtype)
-                .open(&shape.pool(), &shape.table(), 2)
-                .expect("a small pool");
+            let mut backend =
+                OnGpuOptions::of_rows(&gpu, dtype).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
             let sequence = drive.admit();
             for len in [200, new] {
                 let items = [Item::Extend { sequence, len }];

@@ -5,16 +5,14 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvarena::backend::cuda::{
-    Archive, Cuda, CudaError, CudaGraph, CudaOptions, CudaStream, DeviceBuffer, Gpu, GraphKey,
-    Kernel, Launch, Prepare,
+    Archive, Cuda, CudaError, CudaGraph, CudaOptions, CudaStream, DeviceBuffer, Gpu, GraphKey, Kernel, Launch, Prepare,
 };
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::Item;
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, KvDtype, KvShape, LayerId, Layout,
-    OpenBackend, PageCopy, PageId, PlanError, PlanSize, PoolConfig, RowId, Scaling, SlotMapping,
-    StepBounds, StepEnd, StepScratch, TableShape,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, KvDtype, KvShape, LayerId, Layout, OpenBackend, PageCopy,
+    PageId, PlanError, PlanSize, PoolConfig, RowId, Scaling, SlotMapping, StepBounds, StepEnd, StepScratch, TableShape,
 };
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
@@ -44,8 +42,7 @@ impl Buffers {
 
     /// Writes a step's inputs, and poison to its outputs.
     pub fn fill(&mut self, inputs: &[LayerInputs]) {
-        for (([q, k, v, out], lse), layer) in self.layers.iter_mut().zip(&mut self.lse).zip(inputs)
-        {
+        for (([q, k, v, out], lse), layer) in self.layers.iter_mut().zip(&mut self.lse).zip(inputs) {
             for (buffer, rows) in [(q, &layer.q), (k, &layer.k), (v, &layer.v)] {
                 buffer.write(0, &bytes(rows.dtype, &rows.values)).expect("a copy");
             }
@@ -55,12 +52,7 @@ impl Buffers {
     }
 
     /// Launches all layers of a step.
-    pub fn launch(
-        &mut self,
-        gpu: &mut OnGpu,
-        plan: &BatchPlan<'_>,
-        attend: &Attend,
-    ) -> Result<(), CudaError> {
+    pub fn launch(&mut self, gpu: &mut OnGpu, plan: &BatchPlan<'_>, attend: &Attend) -> Result<(), CudaError> {
         for (i, ([q, k, v, out], lse)) in self.layers.iter_mut().zip(&mut self.lse).enumerate() {
             let layer = LayerId::new(i as u32);
             gpu.cuda.store_cache(plan, layer, k.rows(0, None), v.rows(0, None))?;
@@ -121,8 +113,7 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
 /// Like [`replay`], but with `trees`, about every other step has rows that are trees or have random masks.
 fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64), trees: bool) {
     let mut drive = Drive::new(shape, 11);
-    let mut backend =
-        OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
     let attend = shape.attend();
     let mut buffers = Buffers::new(gpu, &shape, tokens.max(700));
     let mut scratch = StepScratch::new();
@@ -224,9 +215,7 @@ fn graphs_with_trees_replay() {
 #[test]
 fn graphs_over_fp8_replay() {
     let Some(gpu) = gpu() else { return };
-    for (scaling, layout) in
-        [(Scaling::Static, Layout::LayerFirst), (Scaling::ByToken, Layout::PageFirst)]
-    {
+    for (scaling, layout) in [(Scaling::Static, Layout::LayerFirst), (Scaling::ByToken, Layout::PageFirst)] {
         let fp8 = |page_size| Shape { fp8: Some(scaling), ..shape(layout, page_size) };
         replay(&gpu, fp8(1), 8, 8, 1);
         replay(&gpu, fp8(16), 8, 8, 1);
@@ -239,8 +228,7 @@ fn a_capture_refuses_an_unstaged_plan() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
     let mut drive = Drive::new(shape, 3);
-    let mut backend =
-        OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
     let mut buffers = Buffers::new(&gpu, &shape, 4);
     let items = [Item::Extend { sequence: drive.admit(), len: 1 }];
     let first = drive.planner.plan(&items);
@@ -290,9 +278,7 @@ fn a_capture_loads_nothing_after_prepare() {
         let table = TableShape::new(4, 2, 4, 4).expect("a small table");
         let stream = CudaStream::new(&gpu).expect("a stream");
         let options = CudaOptions { stream: Some(stream.clone()), rows, ..CudaOptions::new(&gpu) };
-        let mut cuda = options
-            .open(&layout, &table, StepBounds { steps: 2, tokens: 8 })
-            .expect("a small pool");
+        let mut cuda = options.open(&layout, &table, StepBounds { steps: 2, tokens: 8 }).expect("a small pool");
         let width = if shape == latent { 576 } else { 64 };
         let attend = Attend { scale: 0.1, ..Attend::new(2, width) };
         let input = DeviceBuffer::of(&gpu, &[0_u8; 4096 * 4]).expect("memory");
@@ -328,8 +314,7 @@ fn a_capture_ends_where_its_body_panics() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
     let mut drive = Drive::new(shape, 3);
-    let mut backend =
-        OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
     let stream = backend.stream.clone();
     let panics = || -> Result<(), CudaError> { panic!("on purpose") };
     assert!(catch_unwind(AssertUnwindSafe(|| stream.capture(panics))).is_err());
@@ -370,8 +355,7 @@ fn a_hosts_kernel_that_waits_is_captured_by_every_driver() {
 fn steps_of_other_kernels_have_other_keys() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
-    let mut backend =
-        OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
     backend.cuda.prepare(&Prepare::new(&[shape.attend()])).expect("a served shape");
     let mut keys = Vec::new();
     for (step, lens) in [[1, 1, 1, 1], [4, 0, 0, 0], [1, 1, 1, 1]].into_iter().enumerate() {

@@ -9,9 +9,8 @@ use kvarena::testkit::padded::padded;
 use kvarena::testkit::poison::poison;
 use kvarena::testkit::rng::{Rng, mix};
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Dtype, Engine, EngineConfig, Extend, Groups, KvDtype,
-    KvShape, LayerId, Layout, Namespace, PlanSize, PoolConfig, Reach, Scaling, SeqKey, StepScratch,
-    TokenId,
+    Attend, Backend, BatchPlan, Capacity, Dtype, Engine, EngineConfig, Extend, Groups, KvDtype, KvShape, LayerId,
+    Layout, Namespace, PlanSize, PoolConfig, Reach, Scaling, SeqKey, StepScratch, TokenId,
 };
 
 use crate::gpu;
@@ -82,15 +81,13 @@ struct Host {
 impl Host {
     fn new(gpu: &Gpu, model: Model, (groups, uses_graphs): (Groups, bool), page_size: u32) -> Self {
         let config = model.config(groups, page_size);
-        let mut engine =
-            Engine::new(config, OnGpuOptions::of_rows(gpu, Dtype::Bf16)).expect("a small pool");
+        let mut engine = Engine::new(config, OnGpuOptions::of_rows(gpu, Dtype::Bf16)).expect("a small pool");
         let attend: Vec<_> = (0..LAYERS).map(|layer| model.attend(layer)).collect();
         let backend = engine.backend_mut();
         backend.cuda.prepare(&Prepare::new(&attend)).expect("a served model");
         backend.is_prepared = true;
-        let buffer = |heads: u32, dim: u32| {
-            DeviceBuffer::new(gpu, TOKENS as u64 * u64::from(2 * heads * dim)).expect("memory")
-        };
+        let buffer =
+            |heads: u32, dim: u32| DeviceBuffer::new(gpu, TOKENS as u64 * u64::from(2 * heads * dim)).expect("memory");
         let of = |layer| {
             let (heads, dim) = model.heads(layer);
             [Q_HEADS, heads, heads, Q_HEADS].map(|heads| buffer(heads, dim))
@@ -105,8 +102,7 @@ impl Host {
         let (mut scratch, mut padding) = (StepScratch::new(), StepScratch::new());
         let plan = self.engine.plan_batch(&mut scratch, items).expect("there is room");
         let is_decode = plan.token_count() == items.len();
-        let (rows, tokens) =
-            if is_decode { (ROWS, ROWS) } else { (items.len() + 1, plan.token_count() + 2) };
+        let (rows, tokens) = if is_decode { (ROWS, ROWS) } else { (items.len() + 1, plan.token_count() + 2) };
         let plan = padded(&plan, &mut padding, PlanSize { rows, tokens });
         for (layer, [q, k, v, out]) in self.rows.iter_mut().enumerate() {
             let (kv_heads, dim) = self.model.heads(layer);
@@ -152,12 +148,7 @@ impl Host {
 }
 
 /// Launches the store and attention of every layer.
-fn launch(
-    backend: &mut OnGpu,
-    model: &Model,
-    rows: &mut [[DeviceBuffer; 4]],
-    plan: &BatchPlan<'_>,
-) {
+fn launch(backend: &mut OnGpu, model: &Model, rows: &mut [[DeviceBuffer; 4]], plan: &BatchPlan<'_>) {
     for (layer, [q, k, v, out]) in rows.iter_mut().enumerate() {
         let (id, attend) = (LayerId::new(layer as u32), model.attend(layer));
         backend.store_cache(plan, id, k.rows(0, None), v.rows(0, None)).expect("rows fit");
@@ -185,9 +176,8 @@ fn serve(host: &mut Host) -> Vec<u16> {
     let prompt = |seed: u32| (0..60 + seed).map(|i| token(seed, i)).collect::<Vec<_>>();
     let mut bits = Vec::new();
     let mut seqs: Vec<SeqKey> = Vec::new();
-    let admit = |host: &mut Host, seed| {
-        host.engine.admit(Namespace::default(), &prompt(seed), 0).expect("there is room")
-    };
+    let admit =
+        |host: &mut Host, seed| host.engine.admit(Namespace::default(), &prompt(seed), 0).expect("there is room");
     for seed in [1, 2] {
         let seq = admit(host, seed);
         for len in [19, 1, 3, 37 + seed] {

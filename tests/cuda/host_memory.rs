@@ -4,12 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
-use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare,
-};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
-    Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId, Moved,
-    OpenBackend, PageCopy, PageId, PageMove, PlanError, PoolConfig, TableShape,
+    Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId, Moved, OpenBackend, PageCopy,
+    PageId, PageMove, PlanError, PoolConfig, TableShape,
 };
 
 use crate::gpu;
@@ -143,9 +141,7 @@ fn captures_take_steps_without_loads() {
     cuda.begin(&plan).expect("a valid plan");
     let row = DeviceBuffer::new(&gpu, 2 * 8 * 128).expect("memory");
     let row = row.rows(0, None);
-    stream
-        .capture(|| cuda.store_cache(&plan, LayerId::new(63), row, row))
-        .expect("nothing to wait for");
+    stream.capture(|| cuda.store_cache(&plan, LayerId::new(63), row, row)).expect("nothing to wait for");
 }
 
 #[test]

@@ -30,8 +30,7 @@ fn run(gpu: &Gpu, layout: Layout, page_size: u32, bytes: u64, layers: u32) {
         max_len: 5_000,
     };
     let mut drive = Drive::new(shape, u64::from(page_size));
-    let mut backend =
-        OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 2).expect("a large pool");
+    let mut backend = OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 2).expect("a large pool");
     let mut highest = 0;
     for len in [700, 1, 300, 64] {
         let mut items = Vec::new();

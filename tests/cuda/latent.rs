@@ -8,8 +8,8 @@ use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, LayerId, OpenBackend, PlanSize,
-    PoolConfig, Scaling, StepEnd, StepScratch, TableShape,
+    Attend, Backend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, LayerId, OpenBackend, PlanSize, PoolConfig, Scaling,
+    StepEnd, StepScratch, TableShape,
 };
 
 use crate::gpu;
@@ -42,8 +42,7 @@ impl Buffers {
         let mut rng = Rng::new(seed);
         for (buffer, width) in [(&mut self.q, self.heads * 576), (&mut self.k, 576)] {
             let number = || (rng.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0;
-            let values: Vec<f32> =
-                std::iter::repeat_with(number).take(self.tokens * width).collect();
+            let values: Vec<f32> = std::iter::repeat_with(number).take(self.tokens * width).collect();
             buffer.write(0, &bytes(self.dtype, &values)).expect("a copy");
         }
         self.out.fill(0xff).expect("a fill");
@@ -73,8 +72,7 @@ fn attend(heads: usize) -> Attend {
 fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usize) {
     let scaling = if dtype.is_quantised() { Scaling::ByToken } else { Scaling::Static };
     let (page_size, capacity) = (7, Capacity::Pages(80));
-    let config =
-        PoolConfig { shape: SHAPE, dtype, scaling, page_size, capacity, ..PoolConfig::default() };
+    let config = PoolConfig { shape: SHAPE, dtype, scaling, page_size, capacity, ..PoolConfig::default() };
     let layout = config.layout().expect("a valid pool");
     let table = TableShape::new(page_size, 4, LONGEST, 480).expect("a table");
     let open = || {
@@ -115,9 +113,9 @@ fn replay(gpu: &Gpu, (dtype, rows): (KvDtype, Dtype), heads: usize, tokens: usiz
         others.launch(&mut launched, &plan).expect("a valid step");
         let staged = replayed.cuda.stage(&plan).expect("a valid plan");
         let stream = replayed.stream.clone();
-        let graph = graphs.entry(staged.graph).or_insert_with(|| {
-            stream.capture(|| buffers.launch(&mut replayed, &plan)).expect("a capture")
-        });
+        let graph = graphs
+            .entry(staged.graph)
+            .or_insert_with(|| stream.capture(|| buffers.launch(&mut replayed, &plan)).expect("a capture"));
         // SAFETY: backend and buffers live until the end, and a padded plan was just staged.
         unsafe { graph.launch(&stream) }.expect("a replay");
         for backend in [&mut launched, &mut replayed] {

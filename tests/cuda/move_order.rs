@@ -4,13 +4,11 @@
 
 use std::thread::yield_now;
 
-use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare,
-};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Compaction, HostMemory, HostPageId, KvDtype, KvShape,
-    LayerId, Layout, MoveId, OpenBackend, PageCopy, PageId, PageMove, PlaneName, PoolConfig, Rope,
-    RowId, SlotId, SlotMapping, StepEnd, StepId, TableShape, TableWrite,
+    Attend, Backend, BatchPlan, Capacity, Compaction, HostMemory, HostPageId, KvDtype, KvShape, LayerId, Layout,
+    MoveId, OpenBackend, PageCopy, PageId, PageMove, PlaneName, PoolConfig, Rope, RowId, SlotId, SlotMapping, StepEnd,
+    StepId, TableShape, TableWrite,
 };
 
 use crate::gpu;
@@ -151,9 +149,7 @@ impl World {
 /// and large pages of many pieces, which both move.
 fn each(check: impl Fn(&mut World)) {
     let Some(gpu) = gpu() else { return };
-    for (layers, layout) in
-        [(1, Layout::PageFirst), (8, Layout::PageFirst), (8, Layout::LayerFirst)]
-    {
+    for (layers, layout) in [(1, Layout::PageFirst), (8, Layout::PageFirst), (8, Layout::LayerFirst)] {
         check(&mut World::new(&gpu, layers, layout));
     }
 }
@@ -190,10 +186,7 @@ fn attention_and_rotation_come_after_a_part_of_a_load() {
     each_of_parts(|world| {
         let gpu = world.cuda.gpu().clone();
         let attend = Attend::new(8, 128);
-        world
-            .cuda
-            .prepare(&Prepare { rope_store: true, ..Prepare::new(&[attend]) })
-            .expect("a served shape");
+        world.cuda.prepare(&Prepare { rope_store: true, ..Prepare::new(&[attend]) }).expect("a served shape");
         let mut out = DeviceBuffer::new(&gpu, 2 * WIDTH as u64).expect("memory");
         let frequencies = DeviceBuffer::of(&gpu, &[0.0_f32; 64]).expect("memory");
         for (layer, step) in OF_PARTS.into_iter().zip((2..).step_by(2)) {

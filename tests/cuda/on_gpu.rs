@@ -7,14 +7,13 @@ use std::ops::Range;
 use cust::sys;
 use half::{bf16, f16};
 use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaOptions, CudaRead, CudaStream, CudaWrite, DeviceBuffer, DeviceRows,
-    DeviceRowsMut, Gpu,
+    Cuda, CudaError, CudaOptions, CudaRead, CudaStream, CudaWrite, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu,
 };
 use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes, rounding};
 use kvarena::{
-    Attend, Backend, BatchPlan, Dtype, HostMemory, HostPageId, KvScales, KvShape, LabelChannels,
-    LayerId, OpenBackend, PageId, PoolLayout, Queries, Reach, Scaling, Select, Selection,
-    SparseBackend, StepBounds, TableShape, forward_backend,
+    Attend, Backend, BatchPlan, Dtype, HostMemory, HostPageId, KvScales, KvShape, LabelChannels, LayerId, OpenBackend,
+    PageId, PoolLayout, Queries, Reach, Scaling, Select, Selection, SparseBackend, StepBounds, TableShape,
+    forward_backend,
 };
 
 /// Options of an [`OnGpu`].
@@ -87,12 +86,7 @@ impl OnGpuOptions {
 impl OpenBackend for OnGpuOptions {
     type Backend = OnGpu;
 
-    fn open(
-        self,
-        layout: &PoolLayout,
-        table: &TableShape,
-        bounds: impl Into<StepBounds>,
-    ) -> Result<OnGpu, CudaError> {
+    fn open(self, layout: &PoolLayout, table: &TableShape, bounds: impl Into<StepBounds>) -> Result<OnGpu, CudaError> {
         let cuda = self.0.open(layout, table, bounds)?;
         Ok(OnGpu { stream: cuda.stream().clone(), cuda, is_prepared: false })
     }

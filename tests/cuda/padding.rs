@@ -27,22 +27,18 @@ fn run(gpu: &Gpu, dtype: Dtype, head_dim: u32, fp8: Option<Scaling>, group: u32)
         max_len: 500,
     };
     let mut drive = Drive::new(shape, 12);
-    let mut backend = OnGpuOptions::of_rows(gpu, dtype)
-        .open(&shape.pool(), &shape.table(), 2)
-        .expect("a small pool");
+    let mut backend = OnGpuOptions::of_rows(gpu, dtype).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
     let (tree, row) = (drive.admit(), drive.admit());
     for (turn, &len) in PADDING.iter().enumerate() {
         let padding = Item::Padding { len };
-        let sequences = [(tree, [9, 30][turn % 2]), (row, [1, 21][turn % 2])]
-            .map(|(sequence, len)| Item::Extend { sequence, len });
+        let sequences =
+            [(tree, [9, 30][turn % 2]), (row, [1, 21][turn % 2])].map(|(sequence, len)| Item::Extend { sequence, len });
         // The padding precedes, separates or follows the rows.
         let mut items = sequences.to_vec();
         items.insert(turn % 3, padding);
         let is_tree: Vec<_> = items
             .iter()
-            .map(|item| {
-                turn % 4 < 3 && matches!(item, Item::Extend { sequence, .. } if *sequence == tree)
-            })
+            .map(|item| turn % 4 < 3 && matches!(item, Item::Extend { sequence, .. } if *sequence == tree))
             .collect();
         let plan = drive.planner.plan_trees(&items, &is_tree);
         let plan = plan.plan();

@@ -13,9 +13,8 @@ use crate::on_gpu::{OnGpu, OnGpuOptions};
 /// of each step after the first.
 fn run(gpu: &Gpu, shape: Shape, window: Option<u32>) {
     let mut drive = Drive::new(shape, u64::from(shape.page_size));
-    let mut backend = OnGpuOptions::of_rows(gpu, shape.dtype)
-        .open(&shape.pool(), &shape.table(), 2)
-        .expect("a small pool");
+    let mut backend =
+        OnGpuOptions::of_rows(gpu, shape.dtype).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
     let attend = Attend { window, ..shape.attend() };
     let ends = [2 * shape.page_size - 20, shape.page_size - 20, shape.page_size + 1];
     let ends = ends.map(|len| (drive.admit(), len));
@@ -71,8 +70,7 @@ fn find_slots(gpu: &Gpu, kinds: [Option<Scaling>; 2]) {
     // Each shape alternates between both kinds from one page size to the next.
     for (round, page_size) in [255, 256, 257, 341, 512, 1024].into_iter().enumerate() {
         for (i, (dtype, head_dim, group)) in shapes.into_iter().enumerate() {
-            let (layout, fp8) =
-                ([Layout::PageFirst, Layout::LayerFirst][i % 2], kinds[(i / 2 + round) % 2]);
+            let (layout, fp8) = ([Layout::PageFirst, Layout::LayerFirst][i % 2], kinds[(i / 2 + round) % 2]);
             let (capacity, max_len) = (Capacity::Pages(9), 3 * page_size);
             let (layers, kv_heads, sequences) = (1, 2, 3);
             let shape = Shape {

@@ -7,12 +7,7 @@ pub const FIRST: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_l
 
 /// Returns a plan of these rows. It has one unknown token for each of up to 64 positions, and no table writes, spans or
 /// masks.
-pub fn plan_of<'a>(
-    step: u64,
-    rows: &'a [BatchRow],
-    positions: &'a [u32],
-    slots: SlotMapping<'a>,
-) -> BatchPlan<'a> {
+pub fn plan_of<'a>(step: u64, rows: &'a [BatchRow], positions: &'a [u32], slots: SlotMapping<'a>) -> BatchPlan<'a> {
     BatchPlan {
         track_slots: SlotMapping::I32(&[]),
         step: StepId::new(step),

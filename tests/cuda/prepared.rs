@@ -1,17 +1,12 @@
 //! The kernels that are loaded before the first step: all that a host uses, and no others.
 
 use kvarena::backend::Backend;
-use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare,
-};
-use kvarena::testkit::contract::{
-    Case, Filter, check_backend, check_cases, check_served, check_sparse_backend,
-};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
+use kvarena::testkit::contract::{Case, Filter, check_backend, check_cases, check_served, check_sparse_backend};
 use kvarena::testkit::padded::padded;
 use kvarena::{
-    Attend, Capacity, Dtype, Engine, Extend, KvDtype, KvShape, LabelChannels, LayerId, Namespace,
-    OpenBackend, PlanSize, PoolConfig, PoolLayout, Scaling, SeqKey, SlotMapping, StepBounds,
-    StepScratch, TableShape, TokenId,
+    Attend, Capacity, Dtype, Engine, Extend, KvDtype, KvShape, LabelChannels, LayerId, Namespace, OpenBackend,
+    PlanSize, PoolConfig, PoolLayout, Scaling, SeqKey, SlotMapping, StepBounds, StepScratch, TableShape, TokenId,
 };
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
@@ -37,12 +32,7 @@ impl Prepared {
 impl OpenBackend for Prepared {
     type Backend = OnGpu;
 
-    fn open(
-        self,
-        layout: &PoolLayout,
-        table: &TableShape,
-        bounds: impl Into<StepBounds>,
-    ) -> Result<OnGpu, CudaError> {
+    fn open(self, layout: &PoolLayout, table: &TableShape, bounds: impl Into<StepBounds>) -> Result<OnGpu, CudaError> {
         let mut backend = self.options.open(layout, table, bounds)?;
         let (attend, lists) = ([self.attend], [(self.attend, 1)]);
         let lists = if self.lists { &lists[..] } else { &[] };
@@ -84,8 +74,7 @@ fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
         capacity: Capacity::Pages(4),
         ..PoolConfig::default()
     };
-    let channels =
-        || LabelChannels::new(1, 2, labels, [0, 1].repeat(2)).expect("the channels ascend");
+    let channels = || LabelChannels::new(1, 2, labels, [0, 1].repeat(2)).expect("the channels ascend");
     let options = CudaOptions {
         rows: Some(if dtype.is_quantised() { Dtype::Bf16 } else { dtype.rows() }),
         labels: (labels > 0).then(channels),
@@ -137,10 +126,7 @@ fn only_kernels_of_the_prepared_work_are_loaded() {
     // If all layers read lists, decode over whole rows is not loaded.
     let lists = [(attend[0], 16)];
     let sparse = of(&Prepare { lists: &lists, attend: &[], ..least });
-    assert_eq!(
-        sparse,
-        ["resolve_selection", "score_labels_bf16", "select_top", "selected_d128_r8"]
-    );
+    assert_eq!(sparse, ["resolve_selection", "score_labels_bf16", "select_top", "selected_d128_r8"]);
     let latent = KvShape::Latent { rank: 512, rope: 64 };
     let all = loaded(bf16, latent, &Prepare { attend: &[Attend::latent(16, 0.1)], ..least });
     assert!(all.iter().all(|name| name.starts_with("latent_")), "{all:?}");

@@ -8,8 +8,8 @@ use kvarena::backend::cuda::Gpu;
 use kvarena::testkit::contract::{HostRows, TestBackend};
 use kvarena::testkit::planner::Item;
 use kvarena::{
-    Attend, Backend, Capacity, Dtype, Engine, Extend, LayerId, Layout, Namespace, Null,
-    OpenBackend, OwnedPlan, PoolLayout, StepEnd, StepScratch, TableShape, TokenId,
+    Attend, Backend, Capacity, Dtype, Engine, Extend, LayerId, Layout, Namespace, Null, OpenBackend, OwnedPlan,
+    PoolLayout, StepEnd, StepScratch, TableShape, TokenId,
 };
 
 use crate::drive::{Drive, LayerInputs, Shape};

@@ -6,9 +6,8 @@ use kvarena::testkit::contract::{HostRows, SparseTestBackend, TestBackend, round
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, LabelChannels, LayerId,
-    OpenBackend, OwnedPlan, PoolConfig, Queries, Scaling, Select, Selection, SparseBackend,
-    StepEnd, TableShape,
+    Attend, Backend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, LabelChannels, LayerId, OpenBackend, OwnedPlan,
+    PoolConfig, Queries, Scaling, Select, Selection, SparseBackend, StepEnd, TableShape,
 };
 
 use crate::gpu;
@@ -60,14 +59,7 @@ const FAMILIES: [Family; 27] = [
     Family { name: "decode, 256", head_dim: 256, ..PLAIN },
     Family { name: "short queries, 32 rows", new: 8, ..PLAIN },
     Family { name: "short queries, 64 rows", new: 8, group: 8, ..PLAIN },
-    Family {
-        name: "short queries, f16",
-        new: 3,
-        group: 12,
-        rows: Dtype::F16,
-        dtype: KvDtype::F16,
-        ..PLAIN
-    },
+    Family { name: "short queries, f16", new: 3, group: 12, rows: Dtype::F16, dtype: KvDtype::F16, ..PLAIN },
     Family { name: "short queries, trees", new: 12, trees: true, ..PLAIN },
     Family { name: "extend", new: 70, ..PLAIN },
     Family { name: "extend, 64", new: 70, head_dim: 64, ..PLAIN },
@@ -88,13 +80,7 @@ const FAMILIES: [Family; 27] = [
     Family { name: "latent rows of fp8, few", group: 32, ..LATENT_FP8 },
     Family { name: "latent rows of fp8, pairs", group: 128, ..LATENT_FP8 },
     Family { name: "rows of f32", rows: Dtype::F32, dtype: KvDtype::F32, ..PLAIN },
-    Family {
-        name: "latent rows of f32",
-        head_dim: 0,
-        rows: Dtype::F32,
-        dtype: KvDtype::F32,
-        ..PLAIN
-    },
+    Family { name: "latent rows of f32", head_dim: 0, rows: Dtype::F32, dtype: KvDtype::F32, ..PLAIN },
 ];
 
 impl Family {
@@ -147,11 +133,8 @@ impl Launched {
         let layout = family.config(sequences, most).layout().expect("a valid pool");
         let table = TableShape::new(16, sequences, most, u64::from(sequences * most));
         let table = table.expect("a small table");
-        let options = if family.spans {
-            OnGpuOptions::with_all_spans(gpu)
-        } else {
-            OnGpuOptions::of_rows(gpu, family.rows)
-        };
+        let options =
+            if family.spans { OnGpuOptions::with_all_spans(gpu) } else { OnGpuOptions::of_rows(gpu, family.rows) };
         let options = options.with_rows(family.rows, family.labels());
         let mut backend = options.open(&layout, &table, 2).expect("a small pool");
         let (mut planner, mut rng) = (Planner::new(&layout, &table, 17), Rng::new(18));
@@ -194,17 +177,13 @@ impl Launched {
         let queries = Queries { rows: OnGpu::rows(q), sinks: None };
         let (to, sums) = (OnGpu::rows_mut(out), Some(OnGpu::lse(lse)));
         if !family.lists {
-            return backend
-                .attend_queries(&plan, LAYER, &attend, queries, to, sums)
-                .expect("attention");
+            return backend.attend_queries(&plan, LAYER, &attend, queries, to, sums).expect("attention");
         }
         let select = Select { q_heads: attend.q_heads, top: TOP, window: None };
         let positions = OnGpu::positions_mut(lists);
         backend.select(&plan, LAYER, &select, OnGpu::rows(q), positions).expect("lists");
         let selection = Selection { positions: OnGpu::positions(lists), top: TOP };
-        backend
-            .attend_selected(&plan, LAYER, &attend, selection, queries, to, sums)
-            .expect("attention");
+        backend.attend_selected(&plan, LAYER, &attend, selection, queries, to, sums).expect("attention");
     }
 
     /// Launches attention, waits for it, and returns the bytes of its results.
@@ -221,13 +200,7 @@ fn rows(dtype: Dtype, count: usize, width: usize, rng: &mut Rng) -> HostRows {
     HostRows { dtype, width, stride: width, values }
 }
 
-fn store(
-    backend: &mut OnGpu,
-    plan: &BatchPlan<'_>,
-    dtype: Dtype,
-    widths: [usize; 2],
-    rng: &mut Rng,
-) {
+fn store(backend: &mut OnGpu, plan: &BatchPlan<'_>, dtype: Dtype, widths: [usize; 2], rng: &mut Rng) {
     let [k, v] = widths.map(|width| backend.input(&rows(dtype, plan.token_count(), width, rng)));
     backend.store_cache(plan, LAYER, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a valid store");
     backend.synchronize().expect("nothing failed");
@@ -244,9 +217,8 @@ fn every_family_gives_the_same_bits_again() {
     let multiprocessors = gpu.multiprocessors();
     // The rivals occupy different numbers of multiprocessors for different times.
     let busy = Family { rows: Dtype::F32, dtype: KvDtype::F32, new: 4, ..PLAIN };
-    let mut rivals = [2, 6, 30].map(|divisor| {
-        Launched::new(&gpu, busy, (multiprocessors / divisor).max(1), 100 + 10 * divisor)
-    });
+    let mut rivals =
+        [2, 6, 30].map(|divisor| Launched::new(&gpu, busy, (multiprocessors / divisor).max(1), 100 + 10 * divisor));
     let mut differing = Vec::new();
     for family in FAMILIES {
         let mut different = 0;

@@ -11,9 +11,8 @@ use kvarena::testkit::quantised::value;
 use kvarena::testkit::replay::{Inspect, Summary, replay_on};
 use kvarena::testkit::workload::Workload;
 use kvarena::{
-    Backend, BatchPlan, Compaction, EngineShape, HostMemory, HostPageId, KvDtype, LayerId, MoveId,
-    Moved, OpenBackend, PageCopy, PageMove, PlaneName, PoolLayout, Reach, Rope, Scaling, SlotId,
-    StepBounds, TableShape, forward_backend,
+    Backend, BatchPlan, Compaction, EngineShape, HostMemory, HostPageId, KvDtype, LayerId, MoveId, Moved, OpenBackend,
+    PageCopy, PageMove, PlaneName, PoolLayout, Reach, Rope, Scaling, SlotId, StepBounds, TableShape, forward_backend,
 };
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
@@ -49,12 +48,7 @@ impl OpenBackend for WatchedOptions {
         bounds: impl Into<StepBounds>,
     ) -> Result<Watched, CudaError> {
         let gpu = self.0.open(layout, table, bounds)?;
-        Ok(Watched {
-            words: gpu.cuda.table_words()?,
-            gpu,
-            pool: RefCell::default(),
-            moved: Moved::default(),
-        })
+        Ok(Watched { words: gpu.cuda.table_words()?, gpu, pool: RefCell::default(), moved: Moved::default() })
     }
 }
 
@@ -116,16 +110,9 @@ impl Backend for Watched {
 }
 
 impl Inspect for Watched {
-    fn store(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        k: &[f32],
-        v: &[f32],
-    ) -> Result<(), CudaError> {
+    fn store(&mut self, plan: &BatchPlan<'_>, layer: LayerId, k: &[f32], v: &[f32]) -> Result<(), CudaError> {
         let dtype = self.layout_of(layer).dtype();
-        let [k, v] =
-            [k, v].map(|rows| DeviceBuffer::of(self.gpu.cuda.gpu(), &bytes(dtype.rows(), rows)));
+        let [k, v] = [k, v].map(|rows| DeviceBuffer::of(self.gpu.cuda.gpu(), &bytes(dtype.rows(), rows)));
         let (k, v) = (k?, v?);
         self.store_cache(plan, layer, k.rows(0, None), v.rows(0, None))
     }
@@ -134,8 +121,7 @@ impl Inspect for Watched {
         let layout = &self.layout_of(layer);
         let memory = self.gpu.cuda.pool();
         let mut pool = self.pool.borrow_mut();
-        let bytes =
-            pool.get_or_insert_with(|| memory.read(0, memory.bytes() as usize).expect("bytes"));
+        let bytes = pool.get_or_insert_with(|| memory.read(0, memory.bytes() as usize).expect("bytes"));
         if layout.dtype().is_quantised() {
             return Some(quantised(layout, bytes, plane, layer, slot));
         }
@@ -143,13 +129,8 @@ impl Inspect for Watched {
         let row = &bytes[row.start as usize..row.end as usize];
         Some(match layout.dtype() {
             KvDtype::F32 => row.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
-            KvDtype::F16 => {
-                row.chunks_exact(2).map(|x| bytemuck::pod_read_unaligned::<f16>(x).into()).collect()
-            }
-            KvDtype::Bf16 => row
-                .chunks_exact(2)
-                .map(|x| bytemuck::pod_read_unaligned::<bf16>(x).into())
-                .collect(),
+            KvDtype::F16 => row.chunks_exact(2).map(|x| bytemuck::pod_read_unaligned::<f16>(x).into()).collect(),
+            KvDtype::Bf16 => row.chunks_exact(2).map(|x| bytemuck::pod_read_unaligned::<bf16>(x).into()).collect(),
             other => panic!("{other:?}"),
         })
     }
@@ -172,13 +153,7 @@ impl Inspect for Watched {
 }
 
 /// Returns the numbers of a slot in a plane of fp8, or the slot's scales; static scales are 1.
-fn quantised(
-    layout: &PoolLayout,
-    bytes: &[u8],
-    plane: PlaneName,
-    layer: LayerId,
-    slot: SlotId,
-) -> Vec<f32> {
+fn quantised(layout: &PoolLayout, bytes: &[u8], plane: PlaneName, layer: LayerId, slot: SlotId) -> Vec<f32> {
     let (page, offset) = layout.page_of(slot);
     let lane = layout.place(layer).lane;
     let at = |plane, head: u32| {

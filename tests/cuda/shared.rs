@@ -8,10 +8,7 @@ use std::thread;
 
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
-use kvarena::{
-    Backend, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PoolConfig, StepBounds, StepEnd,
-    TableShape,
-};
+use kvarena::{Backend, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PoolConfig, StepBounds, StepEnd, TableShape};
 
 use crate::gpu;
 use crate::plans::first_token;
@@ -73,8 +70,7 @@ fn open(gpu: &Gpu, other: &Other) -> Cuda {
     let stream = stream.expect("not the per-thread stream");
     let options = CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) };
     let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
-    let config =
-        PoolConfig { capacity, dtype, shape: KvShape::heads(1, 64), ..PoolConfig::default() };
+    let config = PoolConfig { capacity, dtype, shape: KvShape::heads(1, 64), ..PoolConfig::default() };
     let table = TableShape::new(16, 2, 128, 256).expect("a small table");
     options
         .open(&config.layout().expect("a small pool"), &table, StepBounds { steps: 2, tokens: 4 })

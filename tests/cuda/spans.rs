@@ -7,9 +7,7 @@ use kvarena::backend::cuda::{CudaGraph, CudaOptions, Gpu, GraphKey};
 use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::Item;
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Backend, Capacity, Dtype, Layout, OpenBackend, PlanSize, Scaling, StepEnd, StepScratch,
-};
+use kvarena::{Backend, Capacity, Dtype, Layout, OpenBackend, PlanSize, Scaling, StepEnd, StepScratch};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
@@ -121,11 +119,7 @@ fn decode(
         backend.end(StepEnd::Complete(plan.step()));
     }
     // Spans were read once in at least two steps. With one token a row, all steps used the same graph.
-    assert!(
-        once > 1 && (row_tokens > 1 || graphs.len() <= 1),
-        "{once} steps, {} graphs",
-        graphs.len()
-    );
+    assert!(once > 1 && (row_tokens > 1 || graphs.len() <= 1), "{once} steps, {} graphs", graphs.len());
 }
 
 #[test]
@@ -151,11 +145,7 @@ fn families_decode() {
 }
 
 /// Returns the shape with an fp8 pool of the same number of tokens.
-fn over_fp8(
-    (kv_heads, group, head_dim, dtype): (u32, u32, u32, Dtype),
-    scaling: Scaling,
-    page_size: u32,
-) -> Shape {
+fn over_fp8((kv_heads, group, head_dim, dtype): (u32, u32, u32, Dtype), scaling: Scaling, page_size: u32) -> Shape {
     let shape = shape(kv_heads, group, head_dim, dtype);
     // `Drive::fork` needs full pages. Forked sequences have multiples of 16 tokens, so `page_size` must divide 16.
     Shape { fp8: Some(scaling), page_size, capacity: Capacity::Pages(6400 / page_size), ..shape }

@@ -2,15 +2,12 @@
 //! calls.
 
 use half::bf16;
-use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare,
-};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError,
-    Extend, KvDtype, KvShape, LabelChannels, LabelError, LayerId, Layout, Namespace, PlanError,
-    PoolConfig, PrefixMode, Queries, Select, Selection, SeqKey, SparseBackend, StepScratch,
-    TokenId,
+    Attend, Backend, BatchPlan, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Extend, KvDtype, KvShape,
+    LabelChannels, LabelError, LayerId, Layout, Namespace, PlanError, PoolConfig, PrefixMode, Queries, Select,
+    Selection, SeqKey, SparseBackend, StepScratch, TokenId,
 };
 
 use crate::gpu;
@@ -162,9 +159,7 @@ impl Both {
         let selection = Selection { positions: &wanted[..], top: args.top };
         let queries = Queries { rows: q[..].into(), sinks: None };
         let out = exact[..].as_mut().into();
-        backend
-            .attend_selected(&plan, LAYER, &attend, selection, queries, out, None)
-            .expect("attention");
+        backend.attend_selected(&plan, LAYER, &attend, selection, queries, out, None).expect("attention");
 
         let plan = self.gpu.plan_batch(gpu, &items).expect("room");
         let of = |rows: &[bf16]| DeviceBuffer::of(&self.device, rows).expect("memory");
@@ -178,9 +173,7 @@ impl Both {
         let selection = Selection { positions: lists.rows(0, None), top: args.top };
         let queries = Queries { rows: q.rows(0, None), sinks: None };
         let to = out.rows_mut(0, None);
-        backend
-            .attend_selected(&plan, LAYER, &attend, selection, queries, to, None)
-            .expect("attention");
+        backend.attend_selected(&plan, LAYER, &attend, selection, queries, to, None).expect("attention");
         backend.synchronize().expect("nothing failed");
         let got: Vec<u32> = lists.read(0, wanted.len()).expect("numbers");
         let top = args.top as usize;
@@ -190,10 +183,7 @@ impl Both {
         let got: Vec<bf16> = out.read(0, exact.len()).expect("numbers");
         for (i, (got, exact)) in got.iter().zip(&exact).enumerate() {
             let got = got.to_f32();
-            assert!(
-                self.kind == Kind::Nan || (got - exact).abs() < 0.02,
-                "{i}: {got} is not {exact}"
-            );
+            assert!(self.kind == Kind::Nan || (got - exact).abs() < 0.02, "{i}: {got} is not {exact}");
         }
         for result in [self.cpu.abort(step), self.gpu.abort(step)] {
             result.expect("planned");
@@ -242,8 +232,7 @@ fn long_rows_are_selected_as_on_the_cpu() {
 #[test]
 fn rows_of_many_keys_are_selected_as_on_the_cpu() {
     let Some(gpu) = gpu() else { return };
-    for (channels, kind) in [(16, Kind::Equal), (16, Kind::Nan), (16, Kind::Fine), (32, Kind::Fine)]
-    {
+    for (channels, kind) in [(16, Kind::Equal), (16, Kind::Nan), (16, Kind::Fine), (32, Kind::Fine)] {
         let mut both = Both::new(&gpu, (channels, 16, 40_000), kind);
         let mut rng = Rng::new(channels.into());
         let seqs = both.fill(&[6000, 4100, 20_000], &mut rng);
@@ -276,8 +265,7 @@ impl Buffers {
     fn new(gpu: &Gpu, rows: usize, rng: &mut Rng) -> Self {
         let width = rows * (KV_HEADS * HEAD_DIM) as usize;
         let of = |rows: &[bf16]| DeviceBuffer::of(gpu, rows).expect("memory");
-        let (q, k) =
-            (numbers(rng, width * GROUP as usize, Kind::Equal), numbers(rng, width, Kind::Equal));
+        let (q, k) = (numbers(rng, width * GROUP as usize, Kind::Equal), numbers(rng, width, Kind::Equal));
         let lists = vec![7_u32; rows * (KV_HEADS * TOP) as usize];
         Self {
             out: of(&vec![bf16::NAN; q.len()]),
@@ -373,12 +361,7 @@ fn sparse_attention_without_a_kernel_is_refused() {
 
     // Memory for 2 chunks of 256 scores, and for one more chunk for each of 2 rows.
     let given = Some(labels(4));
-    let options = CudaOptions {
-        labels: given,
-        select_tokens: 500,
-        max_step_rows: 2,
-        ..CudaOptions::new(&gpu)
-    };
+    let options = CudaOptions { labels: given, select_tokens: 500, max_step_rows: 2, ..CudaOptions::new(&gpu) };
     let mut engine = open(&gpu, options, config(4, 16, 2048));
     let prompt: Vec<TokenId> = (0..1200).map(TokenId::new).collect();
     let seq = engine.admit(Namespace::default(), &prompt, 0).expect("room");

@@ -3,8 +3,8 @@
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend,
-    PlanError, PlaneName, PoolConfig, RowId, SlotId, SlotMapping, StepBounds, TableShape,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PlanError, PlaneName,
+    PoolConfig, RowId, SlotId, SlotMapping, StepBounds, TableShape,
 };
 
 use crate::gpu;
@@ -48,8 +48,7 @@ fn slots_are_read_with_the_width_of_the_staged_plan() {
         let (bytes, layout) = (pool.bytes() as usize, *cuda.layout());
         let before: Vec<u16> = pool.read(0, bytes / 2).expect("numbers");
         let layer = LayerId::new(0);
-        cuda.store_cache(second, layer, buffer.rows(0, None), buffer.rows(0, None))
-            .expect("a store");
+        cuda.store_cache(second, layer, buffer.rows(0, None), buffer.rows(0, None)).expect("a store");
         cuda.synchronize().expect("nothing failed");
         let mut wanted = before;
         for (i, &slot) in wide[..3].iter().enumerate() {

@@ -3,9 +3,8 @@
 use kvarena::backend::cuda::{Cuda, CudaEvent, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PageCopy, PageId,
-    PlaneName, PoolConfig, SlotId, SlotMapping, StepBounds, StepEnd, StepId, TableShape,
-    TableWrite,
+    Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PageCopy, PageId, PlaneName, PoolConfig,
+    SlotId, SlotMapping, StepBounds, StepEnd, StepId, TableShape, TableWrite,
 };
 
 use crate::gpu;
@@ -82,10 +81,7 @@ fn table_writes_of_any_number_arrive() {
         cuda.begin(&plan(step, &[0], &writes)).expect("a valid plan");
         cuda.end(StepEnd::Complete(StepId::new(step)));
         let sent = cuda.uploaded_bytes() - before;
-        assert!(
-            (8 * writes.len() as u64..8 * writes.len() as u64 + 2048).contains(&sent),
-            "{sent}"
-        );
+        assert!((8 * writes.len() as u64..8 * writes.len() as u64 + 2048).contains(&sent), "{sent}");
         for write in writes {
             words[write.index as usize] = write.value;
         }

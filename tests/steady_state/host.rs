@@ -1,9 +1,8 @@
 //! A host that calls an engine at random and allocates nothing after its first drafts.
 
 use kvarena::{
-    Backend, Capacity, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, FetchId, Keep,
-    KvShape, Namespace, OpenBackend, PoolConfig, PrefixMode, Prompt, PutId, SeqKey, StepId,
-    StepScratch, TokenId,
+    Backend, Capacity, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, FetchId, Keep, KvShape, Namespace,
+    OpenBackend, PoolConfig, PrefixMode, Prompt, PutId, SeqKey, StepId, StepScratch, TokenId,
 };
 
 pub const PAGES: u32 = 96;

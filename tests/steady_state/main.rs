@@ -9,8 +9,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kvarena::{
-    Backend, CpuOptions, Engine, EngineConfig, Extend, Groups, Hashing, KvDtype, LayerId,
-    Namespace, Null, OpenBackend, PoolConfig, PrefixMode, Reach, Scaling, StepScratch, TokenId,
+    Backend, CpuOptions, Engine, EngineConfig, Extend, Groups, Hashing, KvDtype, LayerId, Namespace, Null, OpenBackend,
+    PoolConfig, PrefixMode, Reach, Scaling, StepScratch, TokenId,
 };
 
 use host::{Done, Host, PAGES, SEQUENCES, config, mix};
@@ -197,8 +197,7 @@ fn storing_on_the_cpu_allocates_nothing() {
     for config in [plain, fp8(Scaling::Static), fp8(Scaling::ByToken)] {
         check(run(config, CpuOptions::with_threads(1), 50, |cpu, plan| {
             let rows = &rows[..2 * plan.token_count()];
-            cpu.store_cache(plan, LayerId::new(0), rows.into(), rows.into())
-                .expect("the plan is sound");
+            cpu.store_cache(plan, LayerId::new(0), rows.into(), rows.into()).expect("the plan is sound");
         }));
     }
 }

@@ -121,8 +121,7 @@ fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<R
     let mut rows = Vec::new();
     let mut row = |case, ns| rows.push(Row { case, page_size, name, ns });
     let mut out = Vec::with_capacity(whole);
-    let queries: Vec<_> =
-        (0..2000).map(|i| work::sequence(work::hit_order(i) % sequences)).collect();
+    let queries: Vec<_> = (0..2000).map(|i| work::sequence(work::hit_order(i) % sequences)).collect();
     for (case, rotation) in [("hit hot", 64), ("hit cold", 2000)] {
         let mut i = 0;
         let mut call = |out: &mut Vec<u32>| {
@@ -189,9 +188,6 @@ fn print(rows: &[Row], options: &Options) {
         let same = |other: &&Row| other.case == row.case && other.page_size == row.page_size;
         let ours = rows.iter().filter(same).find(|row| row.name == ours::NAME);
         let ratio = ours.map_or(f64::NAN, |ours| row.ns / ours.ns);
-        println!(
-            "{:<14}{:>10}  {:<26}{:>12.1}{:>10.2}",
-            row.case, row.page_size, row.name, row.ns, ratio
-        );
+        println!("{:<14}{:>10}  {:<26}{:>12.1}{:>10.2}", row.case, row.page_size, row.name, row.ns, ratio);
     }
 }

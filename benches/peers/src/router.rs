@@ -49,8 +49,7 @@ impl Cache for Router {
             tokens_hash,
             mm_extra_info: None,
         });
-        let stored =
-            KvCacheStoreData { parent_hash: None, start_position: None, blocks: blocks.collect() };
+        let stored = KvCacheStoreData { parent_hash: None, start_position: None, blocks: blocks.collect() };
         self.events += 1;
         let data = KvCacheEventData::Stored(stored);
         let event = KvCacheEvent { event_id: self.events, data, dp_rank: 0 };

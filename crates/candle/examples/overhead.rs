@@ -12,8 +12,8 @@ use std::time::Instant;
 use candle_core::{DType, Device, Tensor};
 use kvarena::backend::Either;
 use kvarena::{
-    Attend, Backend, Capacity, CpuRows, CpuRowsMut, Extend, KvDtype, KvShape, LayerId, Namespace,
-    PoolConfig, Queries, StepScratch, TokenId,
+    Attend, Backend, Capacity, CpuRows, CpuRowsMut, Extend, KvDtype, KvShape, LayerId, Namespace, PoolConfig, Queries,
+    StepScratch, TokenId,
 };
 use kvarena_candle::KvArena;
 

@@ -66,11 +66,7 @@ fn check_dims(operand: Operand, x: &Tensor, wanted: &[usize]) -> Result<(), Erro
 }
 
 fn check_contiguous(operand: Operand, x: &Tensor, is_contiguous: bool) -> Result<(), Error> {
-    if is_contiguous {
-        Ok(())
-    } else {
-        Err(Error::Strides { operand, strides: x.stride().to_vec() })
-    }
+    if is_contiguous { Ok(()) } else { Err(Error::Strides { operand, strides: x.stride().to_vec() }) }
 }
 
 impl Operation<'_> {
@@ -91,18 +87,14 @@ impl Operation<'_> {
         let mut out = vec![T::zero(); q.shape().elem_count()];
         let to = Either::Left(CpuRowsMut::from(&mut out[..]));
         let held = self.sinks.map(Tensor::storage_and_layout);
-        let sinks =
-            held.as_ref().map(|(storage, layout)| cpu_sinks(storage, layout)).transpose()?;
+        let sinks = held.as_ref().map(|(storage, layout)| cpu_sinks(storage, layout)).transpose()?;
         self.run(rows.map(Either::Left), sinks.map(Either::Left), to)?;
         Ok(T::to_cpu_storage_owned(out))
     }
 }
 
 /// Returns the rows in the memory of a tensor.
-fn cpu_rows<'a>(
-    operand: Operand,
-    (x, at): (&'a CpuStorage, &Layout),
-) -> Result<CpuRows<'a>, Error> {
+fn cpu_rows<'a>(operand: Operand, (x, at): (&'a CpuStorage, &Layout)) -> Result<CpuRows<'a>, Error> {
     let range = elements(at);
     let elements = match x {
         CpuStorage::F32(x) => Elements::F32(&x[range]),
@@ -135,8 +127,7 @@ impl CustomOp3 for Operation<'_> {
         v: &CpuStorage,
         v_at: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let out =
-            self.on_cpu([(q, q_at), (k, k_at), (v, v_at)]).map_err(|error| self.fail(error))?;
+        let out = self.on_cpu([(q, q_at), (k, k_at), (v, v_at)]).map_err(|error| self.fail(error))?;
         Ok((out, self.shape(q_at)))
     }
 

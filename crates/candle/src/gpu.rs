@@ -5,9 +5,7 @@ use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Layout, Storage, Tensor};
 use half::{bf16, f16};
-use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaOptions, CudaStream, DeviceRows, DeviceRowsMut, Gpu,
-};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceRows, DeviceRowsMut, Gpu};
 use kvarena::backend::{Either, EitherError, Operand};
 use kvarena::{Dtype, EngineError};
 
@@ -36,10 +34,7 @@ pub(crate) fn is_on(cuda: &Cuda, device: &Device) -> bool {
 }
 
 /// Computes attention on the GPU, into memory that candle allocates.
-pub(crate) fn run(
-    op: &Operation<'_>,
-    qkv: [(&CudaStorage, &Layout); 3],
-) -> Result<CudaStorage, Error> {
+pub(crate) fn run(op: &Operation<'_>, qkv: [(&CudaStorage, &Layout); 3]) -> Result<CudaStorage, Error> {
     match qkv[0].0.dtype() {
         DType::F32 => run_of::<f32>(op, qkv, Dtype::F32),
         DType::F16 => run_of::<f16>(op, qkv, Dtype::F16),
@@ -78,12 +73,7 @@ fn run_of<T: CudaDType + candle_core::cuda_backend::cudarc::driver::DeviceRepr>(
     let sinks = sinks_at.as_ref().map(|((at, _guard), from)| {
         // SAFETY: the stream also orders the launches before any reuse of the sinks' memory.
         Either::Right(unsafe {
-            DeviceRows::from_raw(
-                at + 4 * *from as u64,
-                Dtype::F32,
-                op.attend.q_heads as usize,
-                None,
-            )
+            DeviceRows::from_raw(at + 4 * *from as u64, Dtype::F32, op.attend.q_heads as usize, None)
         })
     });
     // SAFETY: the same holds for `out`, and nothing else accesses it.

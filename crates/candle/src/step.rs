@@ -138,14 +138,7 @@ impl<'a> Step<'a> {
     /// [`Error::Shape`], [`Error::Strides`], [`Error::Dtype`], [`Error::Device`]. [`Error::Engine`] if the backend
     /// rejects the layer, the parameters, overlapping rows or, on a GPU, the rows' type or alignment, or if the device
     /// fails. [`Error::Candle`] if candle cannot allocate the result.
-    pub fn attend(
-        &self,
-        layer: usize,
-        attend: &Attend,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-    ) -> Result<Tensor, Error> {
+    pub fn attend(&self, layer: usize, attend: &Attend, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor, Error> {
         self.attend_with_sinks(layer, attend, [q, k, v], None)
     }
 

@@ -35,8 +35,7 @@ static ALLOCATOR: Counting = Counting;
 
 /// Runs a step of one layer. Returns the bytes that the layer allocated.
 fn layer(arena: &mut KvArena, seq: SeqKey, rows: usize) -> usize {
-    let tensor =
-        |heads| Tensor::ones((rows, heads, DIM), DType::F32, &Device::Cpu).expect("memory");
+    let tensor = |heads| Tensor::ones((rows, heads, DIM), DType::F32, &Device::Cpu).expect("memory");
     let (q, k) = (tensor(Q_HEADS), tensor(KV_HEADS));
     let attend = Attend::new(Q_HEADS as u32, DIM as u32);
     let step = arena.step(&[Extend { seq, len: rows as u32 }]).expect("room");

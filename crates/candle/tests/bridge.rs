@@ -40,9 +40,8 @@ fn tensors_that_cannot_be_read_in_place_are_rejected() {
     let step = arena.step(&[Extend { seq, len: 3 }]).expect("room");
     let attend = attention();
     let (_, [q, k, v]) = rows(1, 3);
-    let refused = |q: &Tensor, k: &Tensor, v: &Tensor| {
-        step.attend(0, &attend, q, k, v).expect_err("it must not be read")
-    };
+    let refused =
+        |q: &Tensor, k: &Tensor, v: &Tensor| step.attend(0, &attend, q, k, v).expect_err("it must not be read");
     let error = refused(&q, &k.narrow(0, 0, 2).expect("rows"), &v);
     assert!(matches!(error, Error::Shape { operand: Operand::K, .. }), "{error}");
     assert_eq!(error.to_string(), "k has shape [2, 2, 32] where [3, 2, 32] is expected");
@@ -50,8 +49,7 @@ fn tensors_that_cannot_be_read_in_place_are_rejected() {
     let heads_first = v.transpose(0, 1).and_then(|v| v.contiguous()?.transpose(0, 1));
     let error = refused(&q, &k, &heads_first.expect("a view"));
     assert!(matches!(error, Error::Strides { operand: Operand::V, .. }), "{error}");
-    let broadcast =
-        k.narrow(0, 0, 1).and_then(|k| k.contiguous()?.broadcast_as((3, KV_HEADS, DIM)));
+    let broadcast = k.narrow(0, 0, 1).and_then(|k| k.contiguous()?.broadcast_as((3, KV_HEADS, DIM)));
     let error = refused(&q, &broadcast.expect("a view"), &v);
     assert!(matches!(error, Error::Engine(_)), "{error}");
     let error = refused(&q.to_dtype(DType::F64).expect("numbers"), &k, &v);
@@ -90,10 +88,9 @@ fn sinks_take_their_part_of_the_softmax() {
         step.attend_with_sinks(0, &attend, [&q, &k, &v], Some(&sinks)).expect("valid attention")
     };
     // A sink as large as the only logit takes half of the weight; minus infinity takes none.
-    let (half, none) =
-        (of((0..Q_HEADS).map(logit).collect()), of(vec![f32::NEG_INFINITY; Q_HEADS]));
-    let [plain, half, none] = [plain, half, none]
-        .map(|x| x.flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("numbers"));
+    let (half, none) = (of((0..Q_HEADS).map(logit).collect()), of(vec![f32::NEG_INFINITY; Q_HEADS]));
+    let [plain, half, none] =
+        [plain, half, none].map(|x| x.flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("numbers"));
     assert_eq!(plain, none);
     for (plain, half) in plain.iter().zip(&half) {
         assert!((plain / 2.0 - half).abs() < 1e-6, "{half} is not half of {plain}");
@@ -128,9 +125,7 @@ fn a_step_that_panics_is_undone_and_tensors_outlive_the_arena() {
 #[test]
 fn a_later_step_may_be_dropped_while_an_earlier_one_is_open() {
     let mut arena = arena();
-    let seqs = [1, 2].map(|token| {
-        arena.engine.admit(Namespace::default(), &[TokenId::new(token)], 0).expect("room")
-    });
+    let seqs = [1, 2].map(|token| arena.engine.admit(Namespace::default(), &[TokenId::new(token)], 0).expect("room"));
     let first = arena.step(&[Extend { seq: seqs[0], len: 1 }]).expect("room").launched();
     drop(arena.step(&[Extend { seq: seqs[1], len: 1 }]).expect("room"));
     arena.engine.verify().expect("all invariants hold");
@@ -145,9 +140,8 @@ fn a_later_step_may_be_dropped_while_an_earlier_one_is_open() {
 #[test]
 fn a_padded_step_is_the_same_for_its_items() {
     let mut arena = arena();
-    let seqs = [1, 2, 3].map(|token| {
-        arena.engine.admit(Namespace::default(), &[TokenId::new(token)], 0).expect("room")
-    });
+    let seqs =
+        [1, 2, 3].map(|token| arena.engine.admit(Namespace::default(), &[TokenId::new(token)], 0).expect("room"));
     let items = seqs.map(|seq| Extend { seq, len: 1 });
     let (_, qkv) = rows(4, 8);
     let attend = |step: &Step<'_>| {

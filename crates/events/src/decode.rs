@@ -190,15 +190,8 @@ struct Fields {
 }
 
 /// Order of the fields of a stored event in array form, after its type.
-const POSITIONS: [&str; 7] = [
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-];
+const POSITIONS: [&str; 7] =
+    ["block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"];
 const REMOVED_POSITIONS: [&str; 2] = ["block_hashes", "medium"];
 
 impl<'a> Payload<'a> {
@@ -252,8 +245,9 @@ impl<'a> Payload<'a> {
     fn small(&mut self, field: &'static str) -> Read<u32> {
         let at = self.reader.at();
         match self.value()? {
-            Value::Unsigned(value) => u32::try_from(value)
-                .map_err(|_| WireError { at, kind: ErrorKind::Range { field, value } }),
+            Value::Unsigned(value) => {
+                u32::try_from(value).map_err(|_| WireError { at, kind: ErrorKind::Range { field, value } })
+            }
             other => Err(wrong_type(at, "a number that is not negative", other)),
         }
     }
@@ -265,9 +259,7 @@ impl<'a> Payload<'a> {
             Value::Unsigned(hash) => Ok(hash),
             Value::Negative(hash) => Ok(hash.cast_unsigned()),
             Value::Bytes(bytes) => match *bytes {
-                [.., a, b, c, d, e, f, g, h] if bytes.len() == 32 => {
-                    Ok(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
-                }
+                [.., a, b, c, d, e, f, g, h] if bytes.len() == 32 => Ok(u64::from_be_bytes([a, b, c, d, e, f, g, h])),
                 _ => Err(WireError { at, kind: ErrorKind::HashWidth { bytes: bytes.len() } }),
             },
             other => Err(wrong_type(at, "a hash", other)),
@@ -275,11 +267,7 @@ impl<'a> Payload<'a> {
     }
 
     /// Reads the items of an array. The length is untrusted, so this reserves at most one item for each remaining byte.
-    fn list<T>(
-        &mut self,
-        expected: &'static str,
-        mut read: impl FnMut(&mut Self) -> Read<T>,
-    ) -> Read<Vec<T>> {
+    fn list<T>(&mut self, expected: &'static str, mut read: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
         let len = self.array(expected)?;
         let mut items = Vec::with_capacity(len.min(self.reader.rest()));
         for _ in 0..len {
@@ -300,8 +288,7 @@ impl<'a> Payload<'a> {
             }
             Value::Array(len) if len > 0 => {
                 let kind = (self.reader.at(), self.text()?);
-                let positions: &[&str] =
-                    if kind.1 == "BlockRemoved" { &REMOVED_POSITIONS } else { &POSITIONS };
+                let positions: &[&str] = if kind.1 == "BlockRemoved" { &REMOVED_POSITIONS } else { &POSITIONS };
                 fields.kind = Some(kind);
                 for index in 0..len - 1 {
                     self.field(positions.get(index).unwrap_or(&"later"), &mut fields)?;

@@ -30,8 +30,7 @@ async fn two_engines() -> Result<(), Box<dyn Error>> {
             println!("engine {engine}: {events} events in {} bytes", payload.len());
             publisher.send(payload);
         }
-        let mut subscriber =
-            Subscriber::connect(&publisher.endpoint, &publisher.replay_endpoint).await?;
+        let mut subscriber = Subscriber::connect(&publisher.endpoint, &publisher.replay_endpoint).await?;
         if let Received::Payload(payload) = subscriber.receive().await? {
             router.check_and_apply(engine.into(), &payload)?;
         }

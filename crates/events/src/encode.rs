@@ -4,9 +4,7 @@
 //! sequence numbers.
 
 use kvarena::{Event, Hashing, Medium, PageHash, Stored};
-use rmp::encode::{
-    write_array_len, write_f64, write_map_len, write_nil, write_sint, write_str, write_uint,
-};
+use rmp::encode::{write_array_len, write_f64, write_map_len, write_nil, write_sint, write_str, write_uint};
 
 /// Events of one message.
 pub struct Batch {

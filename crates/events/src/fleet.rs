@@ -115,11 +115,7 @@ const POINTS: usize = 200;
 ///
 /// # Panics
 /// If the fleet has no engines, a prompt is empty, or the router rejects a payload.
-pub fn run(
-    config: &FleetConfig,
-    policy: Policy,
-    requests: &[Request],
-) -> Result<Outcome, EngineError<Infallible>> {
+pub fn run(config: &FleetConfig, policy: Policy, requests: &[Request]) -> Result<Outcome, EngineError<Infallible>> {
     let hosts = (0..config.engines).map(|_| Host::new(config.host));
     let mut hosts: Vec<Host> = hosts.collect::<Result<_, _>>()?;
     let mut router = Router::new(config.host.page_size);
@@ -160,8 +156,7 @@ pub fn run(
         if let Some((payload, events)) = hosts[engine].take_payload(now) {
             outcome.events += u64::from(events);
             outcome.event_bytes += payload.len() as u64;
-            let applied =
-                timed(&mut outcome.apply_seconds, || router.apply(engine as u64, &payload));
+            let applied = timed(&mut outcome.apply_seconds, || router.apply(engine as u64, &payload));
             applied.expect("the engine's payload is valid");
         }
         if number.is_multiple_of((requests.len() / POINTS).max(1)) {
@@ -243,8 +238,7 @@ pub fn costs(host: HostConfig, requests: &[Request]) -> Result<Vec<Cost>, Engine
             let (mut seconds, mut served) = (0.0, 0);
             timed(&mut seconds, || {
                 for (prompt, answer) in &texts {
-                    served +=
-                        usize::from(host.serve(Namespace::default(), prompt, answer).is_some());
+                    served += usize::from(host.serve(Namespace::default(), prompt, answer).is_some());
                     if encodes {
                         std::hint::black_box(host.take_payload(0.0));
                     } else if drains {
@@ -267,11 +261,7 @@ pub fn costs(host: HostConfig, requests: &[Request]) -> Result<Vec<Cost>, Engine
 ///
 /// # Errors
 /// As [`Host::new`].
-pub fn index_bytes_a_page(
-    page_size: u32,
-    engines: u64,
-    pages: u32,
-) -> Result<Option<f64>, EngineError<Infallible>> {
+pub fn index_bytes_a_page(page_size: u32, engines: u64, pages: u32) -> Result<Option<f64>, EngineError<Infallible>> {
     const CHAT: u32 = 100;
     let host = HostConfig { page_size, pages: 2 * CHAT, ..HostConfig::default() };
     let mut host = Host::new(host)?;
@@ -281,8 +271,7 @@ pub fn index_bytes_a_page(
         // Each conversation has 100 pages and belongs to one engine.
         for chat in 0..u64::from(pages / CHAT) {
             let first = (engine * u64::from(pages / CHAT) + chat) * u64::from(CHAT * page_size);
-            let text: Vec<TokenId> =
-                (0..CHAT * page_size).map(|at| TokenId::new(first as u32 + at)).collect();
+            let text: Vec<TokenId> = (0..CHAT * page_size).map(|at| TokenId::new(first as u32 + at)).collect();
             // One engine plays the part of all engines. The router does not receive the events of its resets, so the
             // index keeps all conversations.
             host.engine.reset();

@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, EngineError, Error, Extend, Hashing, Namespace, Null,
-    PoolConfig, StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, EngineError, Error, Extend, Hashing, Namespace, Null, PoolConfig, StepScratch,
+    TokenId,
 };
 
 use crate::encode::Batch;
@@ -64,12 +64,7 @@ impl Host {
     ///
     /// # Panics
     /// If the engine rejects the prompt for another reason, such as an empty prompt.
-    pub fn serve(
-        &mut self,
-        namespace: Namespace,
-        prompt: &[TokenId],
-        answer: &[TokenId],
-    ) -> Option<u32> {
+    pub fn serve(&mut self, namespace: Namespace, prompt: &[TokenId], answer: &[TokenId]) -> Option<u32> {
         let len = (prompt.len() + answer.len()) as u32;
         let seq = match self.engine.admit(namespace, prompt, len) {
             Ok(seq) => seq,

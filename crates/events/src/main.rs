@@ -61,8 +61,7 @@ fn fleet(engines: usize, path: &Path, options: &Options) -> Result<(), Box<dyn E
     // An 80 GB device has room for this many tokens beside a model of 8 billion parameters.
     let pages = options.pages.unwrap_or(400_000 / options.page_size);
     let page_size = options.page_size;
-    let host =
-        HostConfig { page_size, pages, event_pages: pages.min(65_536), ..HostConfig::default() };
+    let host = HostConfig { page_size, pages, event_pages: pages.min(65_536), ..HostConfig::default() };
     let config = FleetConfig { engines, host, rate: options.rate.into() };
     println!(
         "{} requests, {engines} engines of {pages} pages of {page_size} tokens, {} tokens a second each",
@@ -126,12 +125,7 @@ fn print_costs(host: HostConfig, requests: &[Request]) -> Result<(), Box<dyn Err
     let bare = all[0];
     for cost in &all {
         let more = (cost.seconds - bare.seconds) * 1e9 / cost.pages.max(1) as f64;
-        println!(
-            "{:<40}{:>13.1}{:>20.1}",
-            cost.stages,
-            cost.seconds * 1e6 / cost.requests.max(1) as f64,
-            more
-        );
+        println!("{:<40}{:>13.1}{:>20.1}", cost.stages, cost.seconds * 1e6 / cost.requests.max(1) as f64, more);
     }
     Ok(())
 }
@@ -163,19 +157,12 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Options::command().debug_assert();
-        assert_eq!(
-            parse(&["--help"]).expect_err("help").kind(),
-            clap::error::ErrorKind::DisplayHelp
-        );
+        assert_eq!(parse(&["--help"]).expect_err("help").kind(), clap::error::ErrorKind::DisplayHelp);
         assert!(parse(&[]).is_ok_and(|options| options.fleet.is_none() && options.rate == 20_000));
         assert!(parse(&["--fleet", "4", "--trace", "f", "--pages", "9"]).is_ok());
-        for wrong in [
-            &["--fleet", "4"][..],
-            &["--trace", "f"],
-            &["--fleet", "0", "--trace", "f"],
-            &["--rate", "0"],
-            &["--x"],
-        ] {
+        for wrong in
+            [&["--fleet", "4"][..], &["--trace", "f"], &["--fleet", "0", "--trace", "f"], &["--rate", "0"], &["--x"]]
+        {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
     }

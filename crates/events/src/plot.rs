@@ -56,17 +56,10 @@ fn draw_curves(svg: &mut String, outcomes: &[Outcome]) -> std::fmt::Result {
             })
             .collect();
         let points = points.join(" ");
-        writeln!(
-            svg,
-            "<polyline points=\"{points}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>"
-        )?;
+        writeln!(svg, "<polyline points=\"{points}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>")?;
         let y = HEIGHT - 12.0;
         let x = LEFT + 150.0 * index as f64;
-        writeln!(
-            svg,
-            "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"10\" height=\"10\" fill=\"{color}\"/>",
-            y - 9.0
-        )?;
+        writeln!(svg, "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"10\" height=\"10\" fill=\"{color}\"/>", y - 9.0)?;
         text(svg, x + 15.0, y, "start", &outcome.policy.to_string())?;
     }
     Ok(())
@@ -85,10 +78,7 @@ fn draw_bars(svg: &mut String, outcomes: &[Outcome]) -> std::fmt::Result {
             let (value, color) = (of(outcome), COLORS[index % COLORS.len()]);
             let height = (BOTTOM - TOP - 20.0) * value / most;
             let (x, y) = (left + 42.0 * index as f64, BOTTOM - height);
-            writeln!(
-                svg,
-                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"34\" height=\"{height:.1}\" fill=\"{color}\"/>"
-            )?;
+            writeln!(svg, "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"34\" height=\"{height:.1}\" fill=\"{color}\"/>")?;
             text(svg, x + 17.0, y - 5.0, "middle", &format!("{value:.2}{unit}"))?;
         }
     }

@@ -193,8 +193,7 @@ impl Shared {
         let history = self.history();
         let skipped = usize::try_from(number.saturating_sub(history.first)).ok()?;
         let mut kept = history.kept.iter().enumerate().skip(skipped);
-        let (at, (payload, _)) =
-            kept.find(|(_, (_, is_withheld))| !(subscriber && *is_withheld))?;
+        let (at, (payload, _)) = kept.find(|(_, (_, is_withheld))| !(subscriber && *is_withheld))?;
         Some((history.first + at as u64, payload.clone()))
     }
 }
@@ -249,11 +248,7 @@ struct PeerState {
 }
 
 /// Reads the subscriptions and heartbeats of a subscriber.
-async fn follow(
-    peer: &watch::Sender<PeerState>,
-    topic: &[u8],
-    mut reader: impl AsyncRead + Unpin,
-) -> io::Result<()> {
+async fn follow(peer: &watch::Sender<PeerState>, topic: &[u8], mut reader: impl AsyncRead + Unpin) -> io::Result<()> {
     loop {
         let frame = read_frame(&mut reader).await?;
         if let Some(pong) = frame.pong() {
@@ -293,8 +288,7 @@ async fn publish(
         let number = *at.get_or_insert(newest);
         at = is_subscribed.then_some(number);
         if let Some((number, payload)) = at.and_then(|number| shared.message(number, true)) {
-            let frames: [&[u8]; 3] =
-                [shared.config.topic.as_bytes(), &number.to_be_bytes(), &payload];
+            let frames: [&[u8]; 3] = [shared.config.topic.as_bytes(), &number.to_be_bytes(), &payload];
             write_message(&mut writer, &frames).await?;
             at = Some(number + 1);
             continue;
@@ -343,20 +337,14 @@ async fn reply(
 }
 
 /// Answers a request.
-async fn answer(
-    shared: &Shared,
-    request: &[u8],
-    writer: &mut (impl AsyncWrite + Unpin),
-) -> io::Result<()> {
+async fn answer(shared: &Shared, request: &[u8], writer: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
     if request == DUMP {
         shared.dump.store(true, Ordering::Release);
     } else if let Ok(from) = <[u8; 8]>::try_from(request) {
         let (mut at, end) = (u64::from_be_bytes(from), *shared.next.borrow());
         // If the peer reads slower than messages leave the history, the reply has a gap.
-        while let Some((number, payload)) = shared.message(at, false).filter(|found| found.0 < end)
-        {
-            let frames: [&[u8]; 4] =
-                [&[], shared.config.topic.as_bytes(), &number.to_be_bytes(), &payload];
+        while let Some((number, payload)) = shared.message(at, false).filter(|found| found.0 < end) {
+            let frames: [&[u8]; 4] = [&[], shared.config.topic.as_bytes(), &number.to_be_bytes(), &payload];
             write_message(writer, &frames).await?;
             at = number + 1;
         }

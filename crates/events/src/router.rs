@@ -98,8 +98,7 @@ impl Router {
         };
         let hashes = compute_block_hash_for_seq(TokenId::as_raw(prompt), self.page_size, options);
         let found = self.tree.find_matches(hashes, false);
-        let mut scores: Vec<_> =
-            found.scores.iter().map(|(worker, &pages)| (worker.worker_id, pages)).collect();
+        let mut scores: Vec<_> = found.scores.iter().map(|(worker, &pages)| (worker.worker_id, pages)).collect();
         scores.sort_unstable();
         scores
     }

@@ -86,8 +86,7 @@ impl Subscriber {
         socket.connect(endpoint).await?;
         socket.subscribe("").await?;
         let replay_endpoint = replay_endpoint.to_owned();
-        let mut subscriber =
-            Self { socket, replay: None, replay_endpoint, next: 0, ready: VecDeque::new() };
+        let mut subscriber = Self { socket, replay: None, replay_endpoint, next: 0, ready: VecDeque::new() };
         subscriber.catch_up(END).await?;
         Ok(subscriber)
     }

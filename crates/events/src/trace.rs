@@ -89,8 +89,7 @@ pub fn read(path: &Path, most: usize) -> Result<Vec<Request>, TraceError> {
     let mut requests = Vec::new();
     for (index, text) in file.lines().take(most).enumerate() {
         let (line, text) = (index + 1, text.map_err(TraceError::File)?);
-        let request: Request =
-            serde_json::from_str(&text).map_err(|source| TraceError::Line { line, source })?;
+        let request: Request = serde_json::from_str(&text).map_err(|source| TraceError::Line { line, source })?;
         let (tokens, blocks) = (request.input_length, request.hash_ids.len());
         if tokens == 0 {
             return Err(TraceError::Empty { line });
@@ -126,8 +125,6 @@ impl Request {
     pub fn answer(&self, number: usize, into: &mut Vec<TokenId>) {
         into.clear();
         let block = 1 << 32 | (number as u64) << 8;
-        into.extend(
-            (0..self.output_length).map(|at| token(block + (at / BLOCK) as u64, at % BLOCK)),
-        );
+        into.extend((0..self.output_length).map(|at| token(block + (at / BLOCK) as u64, at % BLOCK)));
     }
 }

@@ -129,10 +129,7 @@ pub async fn read_frame(reader: &mut (impl AsyncRead + Unpin)) -> io::Result<Fra
 ///
 /// # Errors
 /// Errors of the connection.
-pub async fn write_message(
-    writer: &mut (impl AsyncWrite + Unpin),
-    frames: &[&[u8]],
-) -> io::Result<()> {
+pub async fn write_message(writer: &mut (impl AsyncWrite + Unpin), frames: &[&[u8]]) -> io::Result<()> {
     for (at, frame) in frames.iter().enumerate() {
         let flags = if at + 1 < frames.len() { HAS_MORE } else { 0 };
         write_frame(writer, flags, frame).await?;
@@ -144,18 +141,11 @@ pub async fn write_message(
 ///
 /// # Errors
 /// Errors of the connection.
-pub async fn write_command(
-    writer: &mut (impl AsyncWrite + Unpin),
-    command: &[u8],
-) -> io::Result<()> {
+pub async fn write_command(writer: &mut (impl AsyncWrite + Unpin), command: &[u8]) -> io::Result<()> {
     write_frame(writer, IS_COMMAND, command).await
 }
 
-async fn write_frame(
-    writer: &mut (impl AsyncWrite + Unpin),
-    flags: u8,
-    body: &[u8],
-) -> io::Result<()> {
+async fn write_frame(writer: &mut (impl AsyncWrite + Unpin), flags: u8, body: &[u8]) -> io::Result<()> {
     match u8::try_from(body.len()) {
         Ok(len) => writer.write_all(&[flags, len]).await?,
         Err(_) => {
@@ -195,9 +185,7 @@ mod tests {
 
     #[test]
     fn a_heartbeat_is_answered_with_its_context() {
-        let frame = |is_command, body: &[u8]| {
-            Frame { is_command, has_more: false, body: body.to_vec() }.pong()
-        };
+        let frame = |is_command, body: &[u8]| Frame { is_command, has_more: false, body: body.to_vec() }.pong();
         assert_eq!(frame(true, b"\x04PING\0\x0aab").as_deref(), Some(&b"\x04PONGab"[..]));
         assert_eq!(frame(true, b"\x04PING\0"), None);
         assert_eq!(frame(false, b"\x04PING\0\x0aab"), None);

@@ -8,8 +8,7 @@ use kvarena::{Namespace, TokenId};
 use kvarena_events::host::{Host, HostConfig};
 use kvarena_events::trace::{TraceError, read};
 
-const REQUEST: &str =
-    r#"{"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [0, 1]}"#;
+const REQUEST: &str = r#"{"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [0, 1]}"#;
 
 /// Writes a trace of these lines into the file `name`.
 fn trace(name: &str, lines: &[&str]) -> PathBuf {
@@ -32,10 +31,7 @@ fn invalid_sizes_are_errors() {
         command.args(pages.into_iter().flat_map(|pages| ["--pages", pages]));
         let output = command.output().expect("the program runs");
         let error = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(
-            error.trim_end(),
-            format!("kvarena-events: the engine rejected the config: {wanted}")
-        );
+        assert_eq!(error.trim_end(), format!("kvarena-events: the engine rejected the config: {wanted}"));
         assert_eq!(output.status.code(), Some(1));
     }
 }
@@ -51,19 +47,13 @@ fn a_prompt_longer_than_the_default_step_is_served() {
 #[test]
 fn errors_of_a_trace_name_the_line() {
     let line = |length: &str, id: &str| {
-        format!(
-            r#"{{"timestamp": 0, "input_length": {length}, "output_length": 9, "hash_ids": [0, {id}]}}"#
-        )
+        format!(r#"{{"timestamp": 0, "input_length": {length}, "output_length": 9, "hash_ids": [0, {id}]}}"#)
     };
-    let error = |name: &str, line: &str| {
-        read(&trace(name, &[REQUEST, line]), 9).expect_err("line 2 is invalid").to_string()
-    };
+    let error =
+        |name: &str, line: &str| read(&trace(name, &[REQUEST, line]), 9).expect_err("line 2 is invalid").to_string();
     assert_eq!(error("empty.jsonl", &line("0", "1")), "line 2: the prompt has no tokens");
     let large = line("700", "36028797018963968");
-    assert_eq!(
-        error("large.jsonl", &large),
-        "line 2: id 36028797018963968 is above 36028797018963967"
-    );
+    assert_eq!(error("large.jsonl", &large), "line 2: id 36028797018963968 is above 36028797018963967");
     let long = line("1025", "1");
     assert_eq!(error("long.jsonl", &long), "line 2: 1025 tokens are more than 2 blocks of 512");
     assert!(error("text.jsonl", "text").starts_with("line 2 is not a request: "));

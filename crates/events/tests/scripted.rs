@@ -35,8 +35,7 @@ impl Engine {
             engine.publisher.recv().await.expect("a subscription");
             engine.answer(None).await;
         };
-        let (subscriber, ()) =
-            tokio::join!(Subscriber::connect(&endpoint, &replay_endpoint), answer);
+        let (subscriber, ()) = tokio::join!(Subscriber::connect(&endpoint, &replay_endpoint), answer);
         (engine, subscriber.expect("the engine answers"))
     }
 

@@ -106,10 +106,7 @@ async fn silent_peers_delay_no_one() {
             gaps += u32::from(last.is_some_and(|last| last + 1 < number));
             last = Some(number);
         }
-        assert!(
-            gaps <= 1 && last.is_some_and(|last| last < 2 * start),
-            "a reply contains what was kept: {last:?}"
-        );
+        assert!(gaps <= 1 && last.is_some_and(|last| last < 2 * start), "a reply contains what was kept: {last:?}");
     }
 }
 
@@ -184,8 +181,7 @@ async fn dumps_have_a_pause() {
 #[tokio::test]
 async fn invalid_endpoints_are_errors() {
     for endpoint in ["ipc:///tmp/x", "tcp://127.0.0.1", "tcp://127.0.0.1:99999", "127.0.0.1:0"] {
-        let config =
-            PublisherConfig { endpoint: endpoint.to_owned(), ..PublisherConfig::default() };
+        let config = PublisherConfig { endpoint: endpoint.to_owned(), ..PublisherConfig::default() };
         let error = Publisher::bind(config).await.err().expect("the endpoint is invalid");
         assert!(error.to_string().starts_with(endpoint), "{error}");
     }

@@ -13,8 +13,7 @@ use kvarena_events::router::Router;
 use kvarena_events::subscriber::{Received, Subscriber};
 use tokio::task::JoinHandle;
 
-const CONFIG: HostConfig =
-    HostConfig { page_size: 4, pages: 64, hashing: Some(Hashing::Dynamo), event_pages: 64 };
+const CONFIG: HostConfig = HostConfig { page_size: 4, pages: 64, hashing: Some(Hashing::Dynamo), event_pages: 64 };
 
 fn text(from: u32) -> Vec<TokenId> {
     (from..from + 20).map(TokenId::new).collect()
@@ -92,14 +91,10 @@ async fn until(
     pages: u32,
 ) -> Vec<Received> {
     let mut odd = Vec::new();
-    let known = |router: &Router, prompt| {
-        router.overlap(&NamespaceNames::default(), prompt).contains(&(number, pages))
-    };
+    let known = |router: &Router, prompt| router.overlap(&NamespaceNames::default(), prompt).contains(&(number, pages));
     while !prompts.iter().all(|prompt| known(router, prompt)) {
         match subscriber.receive().await.expect("the socket works") {
-            Received::Payload(payload) => {
-                router.check_and_apply(number, &payload).expect("it is right")
-            }
+            Received::Payload(payload) => router.check_and_apply(number, &payload).expect("it is right"),
             other => {
                 router.forget(number);
                 odd.push(other);
@@ -200,11 +195,7 @@ async fn a_restarted_engine_replaces_its_old_contents() {
     engine.publisher.lose(lost);
     let odd = until(&mut router, (0, &mut engine, &mut subscriber), &[&text(1000)], 5).await;
     assert!(odd.contains(&Received::Restarted), "{odd:?}");
-    assert_eq!(
-        router.overlap(&NamespaceNames::default(), &text(0)),
-        [],
-        "the old engine's pages are gone"
-    );
+    assert_eq!(router.overlap(&NamespaceNames::default(), &text(0)), [], "the old engine's pages are gone");
     assert_eq!(router.pages(), 5);
 }
 

@@ -2,8 +2,7 @@
 
 use dynamo_kv_router::zmq_wire::{RawKvEvent, decode_event_batch};
 use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Hashing, Namespace, NamespaceNames, Null, PoolConfig,
-    StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, Extend, Hashing, Namespace, NamespaceNames, Null, PoolConfig, StepScratch, TokenId,
 };
 use kvarena_events::decode::{ErrorKind, Message, StoredPages, WireEvent, decode};
 use kvarena_events::encode::Batch;
@@ -27,8 +26,7 @@ const REMOVED: &str = "93cb3ff80000000000009284a474797065ac426c6f636b52656d6f766
     656469756da3475055a967726f75705f6964780081a474797065b0416c6c426c6f636b73436c656172656400";
 
 fn bytes(hexadecimal: &str) -> Vec<u8> {
-    let digits: Vec<u8> =
-        hexadecimal.bytes().filter(|digit| !digit.is_ascii_whitespace()).collect();
+    let digits: Vec<u8> = hexadecimal.bytes().filter(|digit| !digit.is_ascii_whitespace()).collect();
     let byte = |pair: &[u8]| {
         let text = std::str::from_utf8(pair).expect("digits");
         u8::from_str_radix(text, 16).expect("two digits")
@@ -95,10 +93,7 @@ fn events_of_older_engines_are_read() {
         salt: None,
     };
     let message = decode(&stored).expect("the payload is valid");
-    assert_eq!(
-        message,
-        Message { seconds: 1.5, events: vec![WireEvent::Stored(want)], rank: None }
-    );
+    assert_eq!(message, Message { seconds: 1.5, events: vec![WireEvent::Stored(want)], rank: None });
     let cleared = array(|out| {
         mp::write_array_len(out, 1).expect("memory");
         mp::write_str(out, "AllBlocksCleared").expect("memory");
@@ -215,8 +210,7 @@ fn host_memory_has_the_medium_name_of_each_engine() {
             }));
         }
         let changes: Vec<Vec<_>> = changes.into_iter().map(Iterator::collect).collect();
-        let [of_gpu, of_host] =
-            ["GPU", host].map(|medium| move |change| (change, medium.to_owned()));
+        let [of_gpu, of_host] = ["GPU", host].map(|medium| move |change| (change, medium.to_owned()));
         assert_eq!(changes[0], [of_gpu('+'), of_host('+')], "{hashing:?}");
         assert_eq!(changes[1], [of_gpu('-'), of_gpu('+')], "{hashing:?}");
         let back = [of_gpu('+'), of_host('-'), of_host('+'), of_gpu('-')];

@@ -12,8 +12,8 @@
 use std::error::Error;
 
 use kvarena::{
-    Attend, Backend, Capacity, CpuOptions, Engine, EngineConfig, Extend, KvDtype, KvShape,
-    LabelChannels, LayerId, Namespace, PoolConfig, StepScratch, TokenId,
+    Attend, Backend, Capacity, CpuOptions, Engine, EngineConfig, Extend, KvDtype, KvShape, LabelChannels, LayerId,
+    Namespace, PoolConfig, StepScratch, TokenId,
 };
 use kvarena_host::sample::splitmix;
 use kvarena_host::sparse::channels::Measured;
@@ -31,12 +31,8 @@ const NOISE: f32 = 0.7;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let data = Data::new(7);
-    println!(
-        "a prompt of {PROMPT} tokens, heads of {HEAD_DIM}, {GROUP} query heads a kv head, {QUERIES} queries"
-    );
-    println!(
-        "channels   K: mean and least recall, the share of all weight on the lists and on the best lists"
-    );
+    println!("a prompt of {PROMPT} tokens, heads of {HEAD_DIM}, {GROUP} query heads a kv head, {QUERIES} queries");
+    println!("channels   K: mean and least recall, the share of all weight on the lists and on the best lists");
     for channels in [8, 16, 32, 64, 128] {
         let labels = data.measured().best(channels)?;
         for top in [64, 256, 1024] {

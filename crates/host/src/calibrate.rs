@@ -178,9 +178,7 @@ impl<'a> Table<'a> {
     /// Returns the list `values`, each element converted by `convert`.
     pub(crate) fn values<T>(&self, convert: impl Fn(&Value) -> Option<T>) -> Result<Vec<T>> {
         let values = self.file["values"].as_array().map_or(&[][..], Vec::as_slice);
-        let convert = |value| {
-            convert(value).ok_or_else(|| self.invalid(format!("{value} is not a valid value")))
-        };
+        let convert = |value| convert(value).ok_or_else(|| self.invalid(format!("{value} is not a valid value")));
         values.iter().map(convert).collect()
     }
 }

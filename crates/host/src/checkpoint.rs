@@ -73,21 +73,13 @@ impl Checkpoint {
     }
 
     /// Adds the tensors of a shard that the index assigns to it, or all tensors of a whole model, which has no index.
-    fn add(
-        &mut self,
-        file: &str,
-        mut content: Box<dyn Content>,
-        assigned: &BTreeSet<String>,
-    ) -> Result<()> {
+    fn add(&mut self, file: &str, mut content: Box<dyn Content>, assigned: &BTreeSet<String>) -> Result<()> {
         let path = self.dir.join(file);
         let (data, metadata) = header(&path, &mut *content)?;
         let tensors = metadata.tensors();
         if let Some(lost) = assigned.iter().find(|&name| !tensors.contains_key(name)) {
             let index = self.dir.join(INDEX);
-            return Err(Error::model(format!(
-                "{}: {file} holds no tensor {lost}",
-                index.display()
-            )));
+            return Err(Error::model(format!("{}: {file} holds no tensor {lost}", index.display())));
         }
         for (name, info) in tensors {
             if assigned.is_empty() || assigned.contains(&name) {
@@ -103,8 +95,7 @@ impl Checkpoint {
     /// Returns a tensor by its name in a model of text. A model of text and images has a prefix before it, or after
     /// `model.`.
     fn find(&self, name: &str) -> Option<Tensor> {
-        let prefixed =
-            [format!("language_model.{name}"), name.replacen("model.", "model.language_model.", 1)];
+        let prefixed = [format!("language_model.{name}"), name.replacen("model.", "model.language_model.", 1)];
         let found = self.tensors.get(name);
         found.or_else(|| prefixed.iter().find_map(|name| self.tensors.get(name))).cloned()
     }
@@ -235,13 +226,10 @@ fn header(path: &Path, file: &mut dyn Content) -> Result<(u64, Metadata)> {
     }
     let mut header = vec![0; len as usize];
     file.read_exact(&mut header).map_err(cannot)?;
-    let metadata: Metadata =
-        serde_json::from_slice(&header).map_err(|e| damaged(&format!("its header: {e}")))?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| damaged(&format!("its header: {e}")))?;
     let (start, data) = (8 + len, metadata.data_len() as u64);
     if start.checked_add(data) != Some(bytes) {
-        return Err(damaged(&format!(
-            "{data} bytes of tensors after {start} of header, in a file of {bytes}"
-        )));
+        return Err(damaged(&format!("{data} bytes of tensors after {start} of header, in a file of {bytes}")));
     }
     Ok((start, metadata))
 }
@@ -267,9 +255,7 @@ fn shards(dir: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (tensor, file) in map {
         let Some(file) = file.as_str().filter(|file| is_plain_name(file)) else {
-            return Err(
-                index.wrong(&format!("weight_map: the file of {tensor} has no plain file name"))
-            );
+            return Err(index.wrong(&format!("weight_map: the file of {tensor} has no plain file name")));
         };
         names.entry(file.to_owned()).or_default().insert(tensor.clone());
     }

@@ -98,10 +98,7 @@ mod tests {
     #[test]
     fn each_byte_has_a_letter() {
         let mut alphabet: Vec<u8> = ('\0'..'\u{200}').filter_map(letter).collect();
-        assert_eq!(
-            (letter('A'), letter('\u{120}'), letter('\u{10A}')),
-            (Some(b'A'), Some(b' '), Some(b'\n'))
-        );
+        assert_eq!((letter('A'), letter('\u{120}'), letter('\u{10A}')), (Some(b'A'), Some(b' '), Some(b'\n')));
         alphabet.sort_unstable();
         assert_eq!(alphabet, (0..=255).collect::<Vec<u8>>());
     }

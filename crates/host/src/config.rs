@@ -139,13 +139,10 @@ impl ModelConfig {
             Family::Llama4 => Some(NopeConfig::parse(fields)?),
             _ => None,
         };
-        let (kv_heads, head_dim, window_heads, k_is_v) =
-            heads(fields, family, (hidden, q_heads), latent)?;
+        let (kv_heads, head_dim, window_heads, k_is_v) = heads(fields, family, (hidden, q_heads), latent)?;
         let rotated = latent.map_or(head_dim, |latent| latent.rope);
         if !rotated.is_multiple_of(2) {
-            return Err(
-                fields.wrong(&format!("head_dim {head_dim} is odd, so it cannot be rotated"))
-            );
+            return Err(fields.wrong(&format!("head_dim {head_dim} is odd, so it cannot be rotated")));
         }
         let norm_eps = fields.number_or("rms_norm_eps", 1e-6)? as f32;
         if norm_eps.is_nan() || norm_eps < 0.0 {
@@ -283,15 +280,11 @@ fn eos(parts: &[&Fields<'_>]) -> Result<Vec<u32>> {
 /// Returns the activation of MLPs; rejects an activation that the family does not have.
 fn activation(fields: &Fields<'_>, family: Family) -> Result<Activation> {
     let (field, name, activation) = match family {
-        Family::Gemma3 | Family::Gemma4 => {
-            ("hidden_activation", "gelu_pytorch_tanh", Activation::GeluTanh)
-        }
+        Family::Gemma3 | Family::Gemma4 => ("hidden_activation", "gelu_pytorch_tanh", Activation::GeluTanh),
         _ => ("hidden_act", "silu", Activation::Silu),
     };
     match fields.text(field)? {
-        Some(other) if other != name => {
-            Err(fields.wrong(&format!("{field} {other:?} is not implemented")))
-        }
+        Some(other) if other != name => Err(fields.wrong(&format!("{field} {other:?} is not implemented"))),
         _ => Ok(activation),
     }
 }
@@ -308,8 +301,7 @@ fn heads(
     let kv_heads = fields.size_or("num_key_value_heads", default)?;
     let may_share = |kv_heads: usize| match q_heads.is_multiple_of(kv_heads) {
         true => Ok(()),
-        false => Err(fields
-            .wrong(&format!("{q_heads} query heads cannot share {kv_heads} key and value heads"))),
+        false => Err(fields.wrong(&format!("{q_heads} query heads cannot share {kv_heads} key and value heads"))),
     };
     may_share(kv_heads)?;
     if let Some(latent) = latent {
@@ -355,12 +347,7 @@ fn attention_bias(fields: &Fields<'_>, family: Family) -> Result<bool> {
     }
 }
 
-fn default_head_dim(
-    fields: &Fields<'_>,
-    family: Family,
-    hidden: usize,
-    q_heads: usize,
-) -> Result<usize> {
+fn default_head_dim(fields: &Fields<'_>, family: Family, hidden: usize, q_heads: usize) -> Result<usize> {
     match family {
         Family::Qwen3 => return Ok(128),
         Family::GptOss => return Ok(64),

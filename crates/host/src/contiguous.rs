@@ -20,12 +20,7 @@ struct Contiguous<'a> {
 impl Attention for Contiguous<'_> {
     type Error = Infallible;
 
-    fn layer(
-        &mut self,
-        layer: usize,
-        inputs: AttentionInputs<'_>,
-        out: &mut [f32],
-    ) -> Result<(), Infallible> {
+    fn layer(&mut self, layer: usize, inputs: AttentionInputs<'_>, out: &mut [f32]) -> Result<(), Infallible> {
         let AttentionInputs { q, k, v, sinks, .. } = inputs;
         let q_heads = self.config.q_heads;
         let (kv_heads, head_dim) = self.config.heads_of(layer);

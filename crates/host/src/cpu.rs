@@ -204,9 +204,7 @@ impl Attention for Paged<'_> {
         let stored = self.backend.store_cache(&self.plan, id, k.into(), v.into());
         stored
             .and_then(|()| match &mut self.reader {
-                Some(reader) => {
-                    reader.attend(self.backend, (&self.plan, id), &attend, (q, sinks), out)
-                }
+                Some(reader) => reader.attend(self.backend, (&self.plan, id), &attend, (q, sinks), out),
                 None => {
                     let queries = Queries { rows: q.into(), sinks };
                     self.backend.attend_queries(&self.plan, id, &attend, queries, out.into(), None)

@@ -31,8 +31,7 @@ impl Decoder {
         let start = prompt.iter().rposition(is_old).unwrap_or(0);
         let mut decoder = Self::default();
         prompt[start..].iter().for_each(|&token| _ = decoder.push_shown(text, token));
-        let bytes: Vec<u8> =
-            decoder.held.iter().flat_map(|&token| text.part(token)).flatten().collect();
+        let bytes: Vec<u8> = decoder.held.iter().flat_map(|&token| text.part(token)).flatten().collect();
         if incomplete(&bytes) == 0 {
             decoder.context.append(&mut decoder.held);
         }

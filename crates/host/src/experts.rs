@@ -70,9 +70,7 @@ impl ExpertsConfig {
             Family::DeepseekV3 => Self::deepseek(fields)?,
             Family::GptOss => {
                 if fields.number_or("swiglu_limit", LIMIT.into())? != f64::from(LIMIT) {
-                    return Err(
-                        fields.wrong(&format!("swiglu_limit is implemented as {LIMIT} only"))
-                    );
+                    return Err(fields.wrong(&format!("swiglu_limit is implemented as {LIMIT} only")));
                 }
                 Self {
                     first_layer: 0,
@@ -112,8 +110,7 @@ impl ExpertsConfig {
                 let step = at(1).and_then(|next| next.checked_sub(first)).unwrap_or(layers).max(1);
                 let evenly: Vec<_> = (first..layers).step_by(step).collect();
                 if evenly.is_empty() || *list != json!(evenly) {
-                    let what =
-                        "moe_layers: only evenly spaced layers up to the last are implemented";
+                    let what = "moe_layers: only evenly spaced layers up to the last are implemented";
                     return Err(fields.wrong(what));
                 }
                 (first, step)
@@ -147,8 +144,7 @@ impl ExpertsConfig {
         let kept = fields.size_or("topk_group", 1)?;
         let per_group = count / groups;
         if !count.is_multiple_of(groups) || kept > groups || per_group < 2 {
-            let what =
-                format!("{count} experts cannot form {groups} groups, of which {kept} are kept");
+            let what = format!("{count} experts cannot form {groups} groups, of which {kept} are kept");
             return Err(fields.wrong(&what));
         }
         let per_token = fields.size("num_experts_per_tok")?;
@@ -216,12 +212,7 @@ impl Experts {
     ///
     /// # Errors
     /// The errors of [`Source`].
-    pub fn build(
-        source: &mut dyn Source,
-        name: &str,
-        hidden: usize,
-        config: ExpertsConfig,
-    ) -> Result<Self> {
+    pub fn build(source: &mut dyn Source, name: &str, hidden: usize, config: ExpertsConfig) -> Result<Self> {
         let ExpertsConfig { count, intermediate, .. } = config;
         if !matches!(config.routing, Routing::Grouped { .. }) {
             let bias = config.routing == Routing::Softmax;
@@ -236,9 +227,7 @@ impl Experts {
         }
         let router = Linear::build(source, &format!("{name}.gate"), count, hidden, false)?;
         let correction = source.vector(&format!("{name}.gate.e_score_correction_bias"), count)?;
-        let mut mlp = |part: String, width| {
-            Mlp::build(source, &format!("{name}.{part}"), (hidden, width), false)
-        };
+        let mut mlp = |part: String, width| Mlp::build(source, &format!("{name}.{part}"), (hidden, width), false);
         let list = (0..count).map(|i| mlp(format!("experts.{i}"), intermediate));
         let list = list.collect::<Result<_>>()?;
         let shared = match config.shared {
@@ -255,13 +244,7 @@ impl Experts {
     }
 
     /// Computes `out[t]`, the weighted sum of the outputs of `x[t]`'s experts and of the shared one.
-    pub fn apply(
-        &self,
-        x: &[f32],
-        out: &mut Vec<f32>,
-        work: &mut ExpertsWork,
-        transposed: &mut Vec<f32>,
-    ) {
+    pub fn apply(&self, x: &[f32], out: &mut Vec<f32>, work: &mut ExpertsWork, transposed: &mut Vec<f32>) {
         let hidden = self.router.weight.cols();
         self.router.apply(x, &mut work.logits, transposed);
         work.chosen.clear();
@@ -361,12 +344,7 @@ fn best(numbers: &[f32], count: usize) -> Vec<usize> {
 
 /// Builds the experts of gpt-oss and Llama 4. The checkpoint stores all experts in two tensors of transposed matrices.
 /// The columns of gate and up alternate in gpt-oss, which has biases; in Llama 4, up follows gate.
-fn packed_experts(
-    source: &mut dyn Source,
-    name: &str,
-    hidden: usize,
-    config: ExpertsConfig,
-) -> Result<Vec<Mlp>> {
+fn packed_experts(source: &mut dyn Source, name: &str, hidden: usize, config: ExpertsConfig) -> Result<Vec<Mlp>> {
     let ExpertsConfig { count, intermediate, .. } = config;
     let (both, alternate) = (2 * intermediate, config.routing == Routing::Softmax);
     let mut bias = |part: &str, cols| match alternate {

@@ -51,27 +51,18 @@ impl Family {
     /// # Errors
     /// Both are missing, `model_type` is not a text, or the family is not implemented.
     pub fn parse(fields: &Fields<'_>) -> Result<Self> {
-        let named =
-            fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+        let named = fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
         let Some(name) = named.or(fields.text("model_type")?) else {
-            return Err(
-                fields.wrong("neither architectures nor model_type names the model's family")
-            );
+            return Err(fields.wrong("neither architectures nor model_type names the model's family"));
         };
         match name {
             "LlamaForCausalLM" | "llama" => Ok(Self::Llama),
             "Qwen3ForCausalLM" | "qwen3" => Ok(Self::Qwen3),
             "DeepseekV3ForCausalLM" | "deepseek_v3" => Ok(Self::DeepseekV3),
             "GptOssForCausalLM" | "gpt_oss" => Ok(Self::GptOss),
-            "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "gemma3_text" | "gemma3" => {
-                Ok(Self::Gemma3)
-            }
-            "Gemma4ForCausalLM" | "Gemma4ForConditionalGeneration" | "gemma4_text" | "gemma4" => {
-                Ok(Self::Gemma4)
-            }
-            "Llama4ForCausalLM" | "Llama4ForConditionalGeneration" | "llama4_text" | "llama4" => {
-                Ok(Self::Llama4)
-            }
+            "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "gemma3_text" | "gemma3" => Ok(Self::Gemma3),
+            "Gemma4ForCausalLM" | "Gemma4ForConditionalGeneration" | "gemma4_text" | "gemma4" => Ok(Self::Gemma4),
+            "Llama4ForCausalLM" | "Llama4ForConditionalGeneration" | "llama4_text" | "llama4" => Ok(Self::Llama4),
             other => Err(fields.wrong(&format!(
                 "architecture {other:?} is not implemented, only LlamaForCausalLM, Qwen3ForCausalLM, \
                  DeepseekV3ForCausalLM, GptOssForCausalLM, and Gemma3, Gemma4 and Llama4 ForCausalLM or \

@@ -22,8 +22,7 @@ pub fn read_json(path: &Path) -> Result<Value> {
 /// # Errors
 /// The content is not JSON.
 pub fn parse_json(path: &Path, content: &[u8]) -> Result<Value> {
-    serde_json::from_slice(content)
-        .map_err(|e| Error::model(format!("{}: not valid JSON: {e}", path.display())))
+    serde_json::from_slice(content).map_err(|e| Error::model(format!("{}: not valid JSON: {e}", path.display())))
 }
 
 /// Reads a file of a model.
@@ -100,9 +99,7 @@ impl<'a> Fields<'a> {
     pub fn text(&self, name: &str) -> Result<Option<&'a str>> {
         match self.get(name) {
             None => Ok(None),
-            Some(value) => {
-                value.as_str().map(Some).ok_or_else(|| self.unfit(name, value, "a text"))
-            }
+            Some(value) => value.as_str().map(Some).ok_or_else(|| self.unfit(name, value, "a text")),
         }
     }
 

@@ -40,9 +40,8 @@ pub fn check(fields: &Fields<'_>, family: Family) -> Result<()> {
         _ => &["attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"],
     };
     // Text has causal attention even if images do not.
-    let is_unset = |name: &str, value: &Value| {
-        !is_set(value) || (name == "use_bidirectional_attention" && value == "vision")
-    };
+    let is_unset =
+        |name: &str, value: &Value| !is_set(value) || (name == "use_bidirectional_attention" && value == "vision");
     for name in unsupported {
         if let Some(value) = fields.get(name).filter(|value| !is_unset(name, value)) {
             return Err(fields.wrong(&format!("{name} {value} is not implemented")));
@@ -50,8 +49,7 @@ pub fn check(fields: &Fields<'_>, family: Family) -> Result<()> {
     }
     let name = "hidden_size_per_layer_input";
     if family == Family::Gemma4 && fields.get(name).is_none() {
-        let what =
-            format!("{name} is missing, and its default {PER_LAYER_INPUT} is not implemented");
+        let what = format!("{name} is missing, and its default {PER_LAYER_INPUT} is not implemented");
         return Err(fields.wrong(&what));
     }
     Ok(())

@@ -40,9 +40,9 @@ impl Generation {
             let number = fields.number(name)? as f32;
             match is_valid(number) {
                 true => Ok(Some(number)),
-                false => Err(fields.wrong(&format!(
-                    "{name} {number} is not {range}; --generation-config none ignores it"
-                ))),
+                false => {
+                    Err(fields.wrong(&format!("{name} {number} is not {range}; --generation-config none ignores it")))
+                }
             }
         };
         // As in vLLM, -1 also stands for all tokens.
@@ -52,9 +52,7 @@ impl Generation {
             top_k: number("top_k", "a whole number from -1", is_count)?.map(|k| k.max(0.0) as u32),
             top_p: number("top_p", "above 0 and at most 1", |p| p > 0.0 && p <= 1.0)?,
             min_p: number("min_p", "from 0 to 1", |p| (0.0..=1.0).contains(&p))?,
-            repetition: number("repetition_penalty", "above 0 and at most 1000", |r| {
-                r > 0.0 && r <= 1e3
-            })?,
+            repetition: number("repetition_penalty", "above 0 and at most 1000", |r| r > 0.0 && r <= 1e3)?,
         })
     }
 }

@@ -43,13 +43,7 @@ pub struct Histogram {
 impl Default for Histogram {
     fn default() -> Self {
         let counts = vec![0; ((POWERS - 3) * PARTS) as usize];
-        Self {
-            counts,
-            bounded: [0; BOUNDS.len()],
-            count: 0,
-            sum: Duration::ZERO,
-            greatest: Duration::ZERO,
-        }
+        Self { counts, bounded: [0; BOUNDS.len()], count: 0, sum: Duration::ZERO, greatest: Duration::ZERO }
     }
 }
 
@@ -128,10 +122,7 @@ mod tests {
 
     #[test]
     fn buckets_follow_one_another() {
-        assert_eq!(
-            (bucket(0), bucket(15), bucket(16), bucket(31), bucket(32)),
-            (0, 15, 16, 31, 32)
-        );
+        assert_eq!((bucket(0), bucket(15), bucket(16), bucket(31), bucket(32)), (0, 15, 16, 31, 32));
         for index in 1..Histogram::default().counts.len() {
             assert_eq!((bucket(start(index)), bucket(start(index) - 1)), (index, index - 1));
         }

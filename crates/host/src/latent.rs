@@ -182,13 +182,7 @@ impl Latent {
     }
 
     /// Computes heads of V, `[tokens, heads, value]`, from the attended rows, `[tokens, heads, rank]`.
-    pub fn values(
-        &self,
-        attended: &[f32],
-        out: &mut Vec<f32>,
-        work: &mut LatentWork,
-        transposed: &mut Vec<f32>,
-    ) {
+    pub fn values(&self, attended: &[f32], out: &mut Vec<f32>, work: &mut LatentWork, transposed: &mut Vec<f32>) {
         let LatentConfig { rank, value, .. } = self.config;
         let tokens = attended.len() / (self.heads * rank);
         resize(out, tokens * self.heads * value);

@@ -18,13 +18,7 @@ impl Linear {
     ///
     /// # Errors
     /// The errors of [`Source`].
-    pub fn build(
-        source: &mut dyn Source,
-        name: &str,
-        rows: usize,
-        cols: usize,
-        bias: bool,
-    ) -> Result<Self> {
+    pub fn build(source: &mut dyn Source, name: &str, rows: usize, cols: usize, bias: bool) -> Result<Self> {
         let weight = source.matrix(&format!("{name}.weight"), rows, cols)?;
         let bias = match bias {
             true => Some(source.vector(&format!("{name}.bias"), rows)?),
@@ -84,9 +78,8 @@ impl Mlp {
         (hidden, intermediate): (usize, usize),
         bias: bool,
     ) -> Result<Self> {
-        let mut projection = |part: &str, rows, cols| {
-            Linear::build(source, &format!("{name}.{part}_proj"), rows, cols, bias)
-        };
+        let mut projection =
+            |part: &str, rows, cols| Linear::build(source, &format!("{name}.{part}_proj"), rows, cols, bias);
         Ok(Self {
             gate: projection("gate", intermediate, hidden)?,
             up: projection("up", intermediate, hidden)?,
@@ -106,13 +99,7 @@ impl Mlp {
     }
 
     /// Computes the whole MLP.
-    pub fn apply(
-        &self,
-        x: &[f32],
-        out: &mut Vec<f32>,
-        work: &mut MlpWork,
-        transposed: &mut Vec<f32>,
-    ) {
+    pub fn apply(&self, x: &[f32], out: &mut Vec<f32>, work: &mut MlpWork, transposed: &mut Vec<f32>) {
         self.gate.apply(x, &mut work.gate, transposed);
         self.up.apply(x, &mut work.up, transposed);
         self.activate(work);

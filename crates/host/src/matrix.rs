@@ -121,11 +121,7 @@ impl Matrix {
     /// # Panics
     /// If `numbers` does not have `rows * cols` elements.
     pub fn new(rows: usize, cols: usize, numbers: Numbers) -> Self {
-        assert_eq!(
-            Some(numbers.len()),
-            rows.checked_mul(cols),
-            "a matrix has rows * cols elements"
-        );
+        assert_eq!(Some(numbers.len()), rows.checked_mul(cols), "a matrix has rows * cols elements");
         Self { rows, cols, numbers }
     }
 
@@ -167,8 +163,7 @@ impl Matrix {
 
     /// Returns the transpose.
     pub fn transpose(&self) -> Self {
-        let places =
-            (0..self.cols).flat_map(|col| (0..self.rows).map(move |row| row * self.cols + col));
+        let places = (0..self.cols).flat_map(|col| (0..self.rows).map(move |row| row * self.cols + col));
         Self::new(self.cols, self.rows, self.numbers.pick(places))
     }
 
@@ -427,10 +422,7 @@ mod tests {
             }
             let flops = 2.0 * (rows * cols * tokens) as f64 / best / 1e9;
             let bytes = (rows * cols * 2) as f64 / best / 1e9;
-            println!(
-                "{tokens:4} tokens: {:8.1} us, {flops:6.1} GFLOP/s, {bytes:5.1} GB/s",
-                best * 1e6
-            );
+            println!("{tokens:4} tokens: {:8.1} us, {flops:6.1} GFLOP/s, {bytes:5.1} GB/s", best * 1e6);
         }
     }
 
@@ -452,9 +444,8 @@ mod tests {
                 matrix.multiply(&x, &mut out, &mut Vec::new());
                 for (i, out) in out.iter().enumerate() {
                     let (t, r) = (i / rows, i % rows);
-                    let exact: f64 = (0..cols)
-                        .map(|c| f64::from(wide[r * cols + c]) * f64::from(x[t * cols + c]))
-                        .sum();
+                    let exact: f64 =
+                        (0..cols).map(|c| f64::from(wide[r * cols + c]) * f64::from(x[t * cols + c])).sum();
                     assert!((f64::from(*out) - exact).abs() < 1e-3, "{rows}x{cols}, {tokens}: {i}");
                 }
             }

@@ -22,8 +22,7 @@ pub fn report(layout: &PoolLayout) -> Option<String> {
     };
     let one = (0..groups.count()).map(kept).sum();
     let [all, one] = [all, one].map(megabytes);
-    let mut line =
-        format!("{TOKENS} tokens of a sequence take {all} MB, {one} without groups of layers");
+    let mut line = format!("{TOKENS} tokens of a sequence take {all} MB, {one} without groups of layers");
     for group in 0..groups.count() {
         let (layers, reach) = (groups.layers_of(group), groups.reach(group));
         _ = write!(line, "; {layers} layers that read {reach}: {}", megabytes(of(group)));

@@ -259,13 +259,7 @@ impl Model {
     }
 
     /// Computes the rotated q and k, and v, of the normed x.
-    fn project(
-        &self,
-        (index, layer): (usize, &Layer),
-        positions: &[u32],
-        work: &mut Workspace,
-        clock: &mut Clock,
-    ) {
+    fn project(&self, (index, layer): (usize, &Layer), positions: &[u32], work: &mut Workspace, clock: &mut Clock) {
         let ModelConfig { q_heads, norm_eps: eps, .. } = self.config;
         let (kv_heads, head_dim) = self.config.heads_of(index);
         ops::rms_norm(&work.x, &layer.attention_norm, eps, &mut work.normed);
@@ -319,13 +313,7 @@ impl Model {
     }
 
     /// Adds the output of the MLP or the experts to `x`. Their input is the normed x.
-    fn rest(
-        &self,
-        (index, layer): (usize, &Layer),
-        positions: &[u32],
-        work: &mut Workspace,
-        clock: &mut Clock,
-    ) {
+    fn rest(&self, (index, layer): (usize, &Layer), positions: &[u32], work: &mut Workspace, clock: &mut Clock) {
         resize(&mut work.normed, work.x.len());
         ops::rms_norm(&work.x, &layer.mlp_norm, self.config.norm_eps, &mut work.normed);
         clock.lap(Part::Elementwise);
@@ -387,10 +375,7 @@ impl Layer {
         let attention_norm = norm("input_layernorm.weight")?;
         let mlp_norm = norm(&format!("{}.weight", config.family.mlp_norm()))?;
         let output_norms = match config.family.norms_outputs() {
-            true => Some([
-                norm("post_attention_layernorm.weight")?,
-                norm("post_feedforward_layernorm.weight")?,
-            ]),
+            true => Some([norm("post_attention_layernorm.weight")?, norm("post_feedforward_layernorm.weight")?]),
             false => None,
         };
         let factor = match config.family {

@@ -39,9 +39,7 @@ impl NopeConfig {
         let layers = fields.size("num_hidden_layers")?;
         let chunk = fields.size("attention_chunk_size")? as u32;
         if !chunk.is_power_of_two() {
-            return Err(
-                fields.wrong(&format!("attention_chunk_size {chunk} is not a power of two"))
-            );
+            return Err(fields.wrong(&format!("attention_chunk_size {chunk} is not a power of two")));
         }
         let rotated: Vec<bool> = match list(fields, "no_rope_layers") {
             [] => {
@@ -127,8 +125,7 @@ mod tests {
     fn every_fourth_layer_has_no_positions() {
         let config = parse(json!({})).expect("the config is complete");
         assert_eq!(config.rotated, [true, true, true, false, true, true, true, false]);
-        let few =
-            json!({"num_hidden_layers": 2, "no_rope_layers": [0, 1], "attn_temperature_tuning": 0});
+        let few = json!({"num_hidden_layers": 2, "no_rope_layers": [0, 1], "attn_temperature_tuning": 0});
         let config = parse(few).expect("the config is complete");
         assert_eq!((config.chunks(), config.temperature), (vec![None, Some(32)], None));
     }

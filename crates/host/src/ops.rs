@@ -62,13 +62,7 @@ impl Angles {
 
 /// Rotates each head. If `norm` is given, each head first gets an RMS norm with its weight and epsilon. `x` is
 /// `[tokens, heads, head_dim]`.
-pub fn norm_and_rotate(
-    x: &mut [f32],
-    heads: usize,
-    head_dim: usize,
-    norm: Option<(&[f32], f32)>,
-    angles: &Angles,
-) {
+pub fn norm_and_rotate(x: &mut [f32], heads: usize, head_dim: usize, norm: Option<(&[f32], f32)>, angles: &Angles) {
     let half = head_dim / 2;
     for_rows(x, heads * head_dim, |t, row| {
         let at = t * half..(t + 1) * half;
@@ -98,13 +92,7 @@ pub fn norm_heads(x: &mut [f32], head_dim: usize, eps: f32) {
 
 /// Rotates the last `rope` elements of each head. `x` is `[tokens, heads, head]`, with sizes `(heads, head)`. If
 /// `interleaved`, the elements of a pair are adjacent; otherwise they are `rope / 2` elements apart.
-pub fn rotate_ends(
-    x: &mut [f32],
-    (heads, head): (usize, usize),
-    rope: usize,
-    interleaved: bool,
-    angles: &Angles,
-) {
+pub fn rotate_ends(x: &mut [f32], (heads, head): (usize, usize), rope: usize, interleaved: bool, angles: &Angles) {
     let half = rope / 2;
     let place = |i: usize| if interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) };
     for_rows(x, heads * head, |t, row| {

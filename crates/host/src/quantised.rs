@@ -28,8 +28,8 @@ pub fn check(fields: &Fields<'_>, family: Family) -> Result<()> {
     }
     let Some(config) = fields.object(name)? else { return Ok(()) };
     let block = json!([FP8_BLOCK, FP8_BLOCK]);
-    let has_blocks = config.get("weight_block_size") == Some(&block)
-        && config.text("fmt")?.is_none_or(|format| format == "e4m3");
+    let has_blocks =
+        config.get("weight_block_size") == Some(&block) && config.text("fmt")?.is_none_or(|format| format == "e4m3");
     match config.text("quant_method")? {
         Some("fp8") if has_blocks => Ok(()),
         Some("mxfp4") if family == Family::GptOss => Ok(()),

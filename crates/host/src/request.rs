@@ -89,8 +89,7 @@ pub fn read_requests(path: &Path, defaults: &Defaults, text: &Text) -> Result<Ve
         Some("-") => std::io::read_to_string(std::io::stdin()),
         _ => std::fs::read_to_string(path),
     };
-    let lines =
-        bytes.map_err(|e| Error::request(format!("cannot read {}: {e}", path.display())))?;
+    let lines = bytes.map_err(|e| Error::request(format!("cannot read {}: {e}", path.display())))?;
     let lines = lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parse = |(i, line): (usize, &str)| {
         parse_line(line, i as u64, defaults, text)
@@ -99,12 +98,7 @@ pub fn read_requests(path: &Path, defaults: &Defaults, text: &Text) -> Result<Ve
     lines.map(parse).collect()
 }
 
-fn parse_line(
-    line: &str,
-    number: u64,
-    defaults: &Defaults,
-    text: &Text,
-) -> std::result::Result<Request, String> {
+fn parse_line(line: &str, number: u64, defaults: &Defaults, text: &Text) -> std::result::Result<Request, String> {
     let value: Value = serde_json::from_str(line).map_err(|e| format!("not valid JSON: {e}"))?;
     let fields = Line { value: &value };
     let prompt = fields.tokens("prompt", text)?.ok_or("prompt is missing")?;

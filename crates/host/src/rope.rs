@@ -36,10 +36,7 @@ impl Rope {
     ///
     /// # Errors
     /// As [`Rope::parse`].
-    pub fn parse_pair(
-        fields: &Fields<'_>,
-        (head_dim, window_dim): (usize, usize),
-    ) -> Result<(Self, Self)> {
+    pub fn parse_pair(fields: &Fields<'_>, (head_dim, window_dim): (usize, usize)) -> Result<(Self, Self)> {
         let parameters = fields.object("rope_parameters")?;
         let of_kind = |kind| parameters.as_ref().map_or(Ok(None), |both| both.object(kind));
         let theta = fields.number_or("rope_theta", 1_000_000.0)?;
@@ -183,9 +180,5 @@ fn scale_llama3(rope: &Fields<'_>, frequencies: &mut [f64]) -> Result<()> {
 
 fn at_least_one(rope: &Fields<'_>, name: &str) -> std::result::Result<f64, Error> {
     let value = rope.number(name)?;
-    if value >= 1.0 {
-        Ok(value)
-    } else {
-        Err(rope.wrong(&format!("rope {name} {value} is below 1")))
-    }
+    if value >= 1.0 { Ok(value) } else { Err(rope.wrong(&format!("rope {name} {value} is below 1"))) }
 }

@@ -82,8 +82,7 @@ pub trait Runner {
     ///
     /// # Errors
     /// The step cannot be started, which ends the run.
-    fn launch(&mut self, backend: &mut Self::Backend, work: &Work, clock: &mut Clock)
-    -> Result<()>;
+    fn launch(&mut self, backend: &mut Self::Backend, work: &Work, clock: &mut Clock) -> Result<()>;
 
     /// Waits for the oldest launched step that was not collected, and writes its chosen tokens to `tokens`. If `fail`
     /// is set, the call returns an injected failure.

@@ -86,9 +86,7 @@ impl Sampling {
         if self.top_p >= 1.0 {
             return order[order.len() - 1];
         }
-        let weight = |&x: &f32| {
-            (f64::from(((x - top) * (1.0 / self.temperature)).exp()) * (1_u64 << 32) as f64) as u64
-        };
+        let weight = |&x: &f32| (f64::from(((x - top) * (1.0 / self.temperature)).exp()) * (1_u64 << 32) as f64) as u64;
         let total: u64 = order.iter().map(weight).sum();
         let wanted = ((f64::from(self.top_p) * total as f64) as u64).max(1);
         let mut mass = 0;
@@ -162,8 +160,7 @@ mod tests {
         let seeds: BTreeSet<u64> = numbers(40).collect();
         let samples = (1..5).flat_map(|sample| (0..9).map(move |index| sample << 32 | index));
         let positions: BTreeSet<u64> = numbers(20).chain(samples).collect();
-        let key =
-            |seed: u64, position: u64| plain(seed).key((position >> 32) as u32, position as u32);
+        let key = |seed: u64, position: u64| plain(seed).key((position >> 32) as u32, position as u32);
         let keys = seeds.iter().flat_map(|&seed| positions.iter().map(move |&at| key(seed, at)));
         assert_eq!(keys.collect::<BTreeSet<u64>>().len(), seeds.len() * positions.len());
     }
@@ -172,12 +169,9 @@ mod tests {
     #[test]
     fn infinite_logits_are_kept() {
         let draws = Sampling { temperature: 1.0, ..Sampling::default() };
-        for sampling in [
-            draws,
-            Sampling { top_p: 0.9, ..draws },
-            Sampling { top_k: 1, ..draws },
-            Sampling { min_p: 0.1, ..draws },
-        ] {
+        for sampling in
+            [draws, Sampling { top_p: 0.9, ..draws }, Sampling { top_k: 1, ..draws }, Sampling { min_p: 0.1, ..draws }]
+        {
             let all = Sampling { top_p: 0.9, min_p: 0.1, ..sampling };
             for sampling in [sampling, all] {
                 let least = sampling.least(&[f32::INFINITY, 1.0, f32::NEG_INFINITY]);

@@ -274,11 +274,7 @@ impl PreparedShaping {
     }
 
     /// Appends the penalties of the tokens of prompt and answer, by token.
-    fn penalties(
-        &self,
-        DrawHistory { prompt, counts, .. }: DrawHistory<'_>,
-        changes: &mut Vec<Edit>,
-    ) {
+    fn penalties(&self, DrawHistory { prompt, counts, .. }: DrawHistory<'_>, changes: &mut Vec<Edit>) {
         let Shaping { repetition, frequency, presence, .. } = self.rules;
         let penalty = |(token, count): (u32, u32)| {
             let after = if count > 0 { -(frequency * count as f32 + presence) } else { 0.0 };
@@ -342,19 +338,12 @@ mod tests {
     use crate::sample::splitmix;
 
     /// Applies a shaping field by field, as vLLM's documentation describes it.
-    fn naive(
-        shaping: &Shaping,
-        prompt: &[u32],
-        answer: &[u32],
-        stop: &[u32],
-        logits: &[f32],
-    ) -> Vec<f32> {
+    fn naive(shaping: &Shaping, prompt: &[u32], answer: &[u32], stop: &[u32], logits: &[f32]) -> Vec<f32> {
         let mut out = logits.to_vec();
         for token in 0..out.len() as u32 {
             let logit = &mut out[token as usize];
             let count = answer.iter().filter(|&&other| other == token).count();
-            let bad =
-                shaping.bad_words.iter().any(|word| [answer, &[token]].concat().ends_with(word));
+            let bad = shaping.bad_words.iter().any(|word| [answer, &[token]].concat().ends_with(word));
             let early = (answer.len() as u32) < shaping.min_tokens && stop.contains(&token);
             let outside = shaping.allowed.as_ref().is_some_and(|allowed| !allowed.contains(&token));
             if bad || early || outside {
@@ -363,11 +352,7 @@ mod tests {
             }
             *logit += shaping.bias.iter().find(|(t, _)| *t == token).map_or(0.0, |(_, bias)| *bias);
             if count > 0 || prompt.contains(&token) {
-                *logit = if *logit > 0.0 {
-                    *logit / shaping.repetition
-                } else {
-                    *logit * shaping.repetition
-                };
+                *logit = if *logit > 0.0 { *logit / shaping.repetition } else { *logit * shaping.repetition };
             }
             if count > 0 {
                 *logit += -(shaping.frequency * count as f32 + shaping.presence);
@@ -398,17 +383,12 @@ mod tests {
         let mut below = |n: u64| splitmix(&mut state) % n;
         for round in 0..3000 {
             let vocab = 24;
-            let words =
-                |count: u64, len: u64, below: &mut dyn FnMut(u64) -> u64| -> Vec<Vec<u32>> {
-                    (0..below(count + 1))
-                        .map(|_| (0..1 + below(len)).map(|_| below(vocab) as u32).collect())
-                        .collect()
-                };
+            let words = |count: u64, len: u64, below: &mut dyn FnMut(u64) -> u64| -> Vec<Vec<u32>> {
+                (0..below(count + 1)).map(|_| (0..1 + below(len)).map(|_| below(vocab) as u32).collect()).collect()
+            };
             let (bad_words, allowed) = (words(4, 3, &mut below), words(1, 9, &mut below).pop());
-            let (prompt, answer) =
-                (words(1, 9, &mut below).concat(), words(1, 12, &mut below).concat());
-            let mut bias: Vec<(u32, f32)> =
-                (0..vocab as u32).map(|t| (t, t as f32 - 7.5)).collect();
+            let (prompt, answer) = (words(1, 9, &mut below).concat(), words(1, 12, &mut below).concat());
+            let mut bias: Vec<(u32, f32)> = (0..vocab as u32).map(|t| (t, t as f32 - 7.5)).collect();
             bias.retain(|_| below(4) == 0);
             let of = |n: u64, values: [f32; 3]| values[n as usize];
             let shaping = Shaping {
@@ -431,17 +411,8 @@ mod tests {
             let most = prepared.edits_max(known.len(), stop.len(), vocab as usize);
             assert!(list.count as usize <= most, "round {round}: {} of {most}", list.count);
             let mut out = Vec::new();
-            apply(
-                &edits[list.start as usize..][..list.count as usize],
-                list.only,
-                &logits,
-                &mut out,
-            );
-            assert_eq!(
-                out,
-                naive(&shaping, &prompt, &answer, &stop, &logits),
-                "round {round}: {shaping:?}"
-            );
+            apply(&edits[list.start as usize..][..list.count as usize], list.only, &logits, &mut out);
+            assert_eq!(out, naive(&shaping, &prompt, &answer, &stop, &logits), "round {round}: {shaping:?}");
             if shaping.is_none() {
                 assert!(list.is_none());
             }

@@ -52,9 +52,9 @@ impl Random {
     /// Returns the initial state of a tensor's sequence.
     pub fn seed_of(&self, name: &str) -> u64 {
         // FNV-1a.
-        let hash = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-        });
+        let hash = name
+            .bytes()
+            .fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3));
         splitmix(&mut (hash ^ self.seed))
     }
 

@@ -65,11 +65,7 @@ pub struct Stream {
 
 impl Stream {
     /// Creates a stream of a request with this key and this number.
-    pub(crate) fn new(
-        (request_key, request): (RequestKey, usize),
-        sample: u32,
-        submitted: Instant,
-    ) -> Self {
+    pub(crate) fn new((request_key, request): (RequestKey, usize), sample: u32, submitted: Instant) -> Self {
         Self {
             request,
             request_key,

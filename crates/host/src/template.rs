@@ -49,8 +49,8 @@ impl Template {
     /// Does the work of [`Template::from_file`]; `fault` makes the error of the template's own file.
     fn of_file(file: &Path, dir: Option<&Path>, fault: fn(String) -> Error) -> Result<Self> {
         let own = |e: Error| fault(e.message);
-        let source = String::from_utf8(read_file(file).map_err(own)?)
-            .map_err(|e| fault(format!("{}: {e}", file.display())))?;
+        let source =
+            String::from_utf8(read_file(file).map_err(own)?).map_err(|e| fault(format!("{}: {e}", file.display())))?;
         let [config, map] = tokens_of(dir)?;
         Self::parse(file, source, &config, &map).map_err(own)
     }
@@ -65,8 +65,8 @@ impl Template {
     }
 
     fn parse(path: &Path, source: String, config: &Value, map: &Value) -> Result<Self> {
-        let environment = environment(source)
-            .map_err(|e| Error::model(format!("{}: chat template: {e}", path.display())))?;
+        let environment =
+            environment(source).map_err(|e| Error::model(format!("{}: chat template: {e}", path.display())))?;
         Ok(Self { environment, special: special_tokens(config, map) })
     }
 
@@ -112,8 +112,7 @@ fn tests_content(source: &str) -> bool {
         let operators = ["is not", "is", "==", "!="];
         let operand = operators.iter().find_map(|operator| rest.strip_prefix(operator));
         let operand = operand.map(str::trim_start).and_then(|operand| operand.get(..4));
-        operand.is_some_and(|operand| operand.eq_ignore_ascii_case("none"))
-            && !source[..at].ends_with(is_word)
+        operand.is_some_and(|operand| operand.eq_ignore_ascii_case("none")) && !source[..at].ends_with(is_word)
     })
 }
 
@@ -158,9 +157,8 @@ fn environment(source: String) -> Rendering<Environment<'static>> {
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_unknown_method_callback(|state, value, name, arguments| {
-        string_method(value, name, arguments).unwrap_or_else(|| {
-            minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
-        })
+        string_method(value, name, arguments)
+            .unwrap_or_else(|| minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments))
     });
     environment.add_function("raise_exception", |what: String| -> Rendering<Jinja> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, what))
@@ -169,10 +167,7 @@ fn environment(source: String) -> Rendering<Environment<'static>> {
         let mut text = String::new();
         let now = Local::now().format(&format);
         std::fmt::Write::write_fmt(&mut text, format_args!("{now}")).map_err(|_| {
-            minijinja::Error::new(
-                ErrorKind::InvalidOperation,
-                format!("{format:?} is not a date format"),
-            )
+            minijinja::Error::new(ErrorKind::InvalidOperation, format!("{format:?} is not a date format"))
         })?;
         Ok(text)
     });
@@ -235,23 +230,15 @@ fn tojson(value: &Jinja, kwargs: Kwargs) -> Rendering<Jinja> {
     let indent: Option<usize> = kwargs.get("indent")?;
     let separators: Option<(String, String)> = match kwargs.get::<Option<Jinja>>("separators")? {
         Some(pair) if !pair.is_none() => {
-            let part =
-                |at: usize| Ok::<_, minijinja::Error>(pair.get_item_by_index(at)?.to_string());
+            let part = |at: usize| Ok::<_, minijinja::Error>(pair.get_item_by_index(at)?.to_string());
             Some((part(0)?, part(1)?))
         }
         _ => None,
     };
     let between = if indent.is_some() { "," } else { ", " };
     let (between, colon) = separators.unwrap_or((between.to_owned(), ": ".to_owned()));
-    let flag =
-        |name: &str| Ok::<_, minijinja::Error>(kwargs.get::<Option<bool>>(name)? == Some(true));
-    let form = JsonForm {
-        indent,
-        between,
-        colon,
-        ascii: flag("ensure_ascii")?,
-        sorted: flag("sort_keys")?,
-    };
+    let flag = |name: &str| Ok::<_, minijinja::Error>(kwargs.get::<Option<bool>>(name)? == Some(true));
+    let form = JsonForm { indent, between, colon, ascii: flag("ensure_ascii")?, sorted: flag("sort_keys")? };
     kwargs.assert_all_used()?;
     let mut out = String::new();
     form.write(value, 0, &mut out)?;
@@ -285,9 +272,7 @@ impl JsonForm {
             }
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Jinja> = value.try_iter()?.collect();
-                self.items(('[', ']'), &items, depth, out, |item, out| {
-                    self.write(item, depth + 1, out)
-                })
+                self.items(('[', ']'), &items, depth, out, |item, out| self.write(item, depth + 1, out))
             }
             ValueKind::String => {
                 self.text(value.as_str().unwrap_or_default(), out);
@@ -298,9 +283,8 @@ impl JsonForm {
                 Ok(())
             }
             _ => {
-                let plain = serde_json::to_string(value).map_err(|e| {
-                    minijinja::Error::new(ErrorKind::BadSerialization, e.to_string())
-                })?;
+                let plain = serde_json::to_string(value)
+                    .map_err(|e| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string()))?;
                 out.push_str(&plain);
                 Ok(())
             }
@@ -315,9 +299,7 @@ impl JsonForm {
         out: &mut String,
         mut item: impl FnMut(&Jinja, &mut String) -> Rendering<()>,
     ) -> Rendering<()> {
-        let line = |depth: usize| {
-            self.indent.map_or(String::new(), |width| format!("\n{}", " ".repeat(width * depth)))
-        };
+        let line = |depth: usize| self.indent.map_or(String::new(), |width| format!("\n{}", " ".repeat(width * depth)));
         out.push(open);
         for (i, value) in items.iter().enumerate() {
             out.push_str(if i > 0 { &self.between } else { "" });
@@ -376,10 +358,7 @@ mod tests {
 
     fn render(source: &str, messages: Value, arguments: Value) -> String {
         let environment = environment(source.to_owned()).expect("a template");
-        let template = Template {
-            environment,
-            special: special_tokens(&json!({ "bos_token": "<s>" }), &Value::Null),
-        };
+        let template = Template { environment, special: special_tokens(&json!({ "bos_token": "<s>" }), &Value::Null) };
         let messages = messages.as_array().expect("messages");
         template.render(messages, arguments.as_object().expect("arguments")).expect("rendered")
     }
@@ -402,8 +381,7 @@ mod tests {
 
     #[test]
     fn json_is_written_as_python_writes_it() {
-        let tools =
-            json!({ "t": { "a": "<b> & 'c' \u{e9}", "d": [1, 2.5, null, true, []], "e": {} } });
+        let tools = json!({ "t": { "a": "<b> & 'c' \u{e9}", "d": [1, 2.5, null, true, []], "e": {} } });
         assert_eq!(
             render("{{ t | tojson }}", json!([]), tools.clone()),
             "{\"a\": \"<b> & 'c' \u{e9}\", \"d\": [1, 2.5, null, true, []], \"e\": {}}"

@@ -62,12 +62,7 @@ impl Text {
     /// # Errors
     /// The content is damaged, or a token other than an added one is beyond the model's vocabulary. Published folders
     /// have added tokens beyond it, for images; [`Limits::check`](crate::server::Limits::check) rejects their use.
-    pub fn parse(
-        path: &Path,
-        content: &[u8],
-        vocab: usize,
-        template: Option<Template>,
-    ) -> Result<Self> {
+    pub fn parse(path: &Path, content: &[u8], vocab: usize, template: Option<Template>) -> Result<Self> {
         let wrong = |what: String| Error::model(format!("{}: {what}", path.display()));
         let mut tokenizer = Tokenizer::from_bytes(content).map_err(|e| wrong(e.to_string()))?;
         tokenizer.with_padding(None).with_truncation(None).map_err(|e| wrong(e.to_string()))?;
@@ -76,9 +71,7 @@ impl Text {
         let mut own = tokenizer.get_vocab(false);
         own.retain(|_, id| *id as usize >= vocab && !added.contains_key(id));
         if let Some((token, id)) = own.into_iter().max_by_key(|(_, id)| *id) {
-            return Err(wrong(format!(
-                "token {token:?} has id {id}, but the model's vocabulary has {vocab} tokens"
-            )));
+            return Err(wrong(format!("token {token:?} has id {id}, but the model's vocabulary has {vocab} tokens")));
         }
         Ok(Self::new(tokenizer, template, longest))
     }
@@ -112,8 +105,7 @@ impl Text {
             None if self.has_tokenizer() => own,
             None => format!(" {own}"),
             Some(letter) => {
-                let (text, before) =
-                    (self.decode_shown(&[letter, token]), self.decode_shown(&[letter]));
+                let (text, before) = (self.decode_shown(&[letter, token]), self.decode_shown(&[letter]));
                 text.strip_prefix(&before).map_or(own, str::to_owned)
             }
         }
@@ -244,11 +236,8 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 
 fn parse_ids(text: &str) -> Result<Vec<u32>> {
     let id = |word: &str| {
-        word.parse().map_err(|_| {
-            Error::request(format!(
-                "the model has no tokenizer.json, and {word:?} is not a token id"
-            ))
-        })
+        word.parse()
+            .map_err(|_| Error::request(format!("the model has no tokenizer.json, and {word:?} is not a token id")))
     };
     words(text).map(id).collect()
 }
@@ -265,8 +254,7 @@ mod tests {
     #[test]
     fn added_tokens_past_the_vocabulary_are_accepted() {
         let path = Path::new("tokenizer.json");
-        let parse =
-            |tokenizer: &Value| Text::parse(path, tokenizer.to_string().as_bytes(), 256, None);
+        let parse = |tokenizer: &Value| Text::parse(path, tokenizer.to_string().as_bytes(), 256, None);
         let mut tokenizer = byte_tokenizer(256);
         let image = "<image_soft_token>";
         tokenizer["added_tokens"] = json!([{

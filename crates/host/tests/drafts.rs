@@ -8,9 +8,7 @@
 mod common;
 
 use common::MIXTURES;
-use common::serving::{
-    CollectedStreams, Ran, SCHEDULES, Schedule, Setting, requests, serve, serve_by, server,
-};
+use common::serving::{CollectedStreams, Ran, SCHEDULES, Schedule, Setting, requests, serve, serve_by, server};
 use kvarena::{KvDtype, PrefixMode, Scaling};
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::draft::Drafting;
@@ -66,17 +64,14 @@ fn golden(name: &str) {
     let cases = common::cases(name);
     let (mut accepted, mut branched) = (0, 0);
     for schedule in SCHEDULES {
-        for (page_size, prefix) in
-            [(1, PrefixMode::Radix), (16, PrefixMode::Radix), (16, PrefixMode::None)]
-        {
+        for (page_size, prefix) in [(1, PrefixMode::Radix), (16, PrefixMode::Radix), (16, PrefixMode::None)] {
             let setting = Setting { page_size, schedule, prefix, ..Setting::default() };
             let plain = serve(&model, &requests, setting);
             for (number, case) in cases.iter().enumerate() {
                 assert_eq!(plain.collected.tokens[&(number, 0)], case.tokens, "{name} {number}");
             }
             let all = schedule == Schedule::OneByOne && page_size == 16;
-            for rule in rules(name).into_iter().filter(|rule| all || [4, 5].contains(&rule.tokens))
-            {
+            for rule in rules(name).into_iter().filter(|rule| all || [4, 5].contains(&rule.tokens)) {
                 let setting = Setting { drafts: Some(rule), ..setting };
                 let ran = serve(&model, &requests, setting);
                 same(&format!("{name}, {setting:?}"), &ran, &plain);
@@ -84,10 +79,7 @@ fn golden(name: &str) {
                 assert!(tally.accepted <= tally.drafted && tally.checks <= tally.drafted);
                 if schedule == Schedule::OneByOne {
                     let saved = plain.tally.steps - tally.steps;
-                    assert_eq!(
-                        saved, tally.accepted,
-                        "each accepted draft saves the only stream a step"
-                    );
+                    assert_eq!(saved, tally.accepted, "each accepted draft saves the only stream a step");
                 }
                 accepted += tally.accepted;
                 branched += u64::from(rule.tree) * tally.accepted;
@@ -156,11 +148,7 @@ fn samples_and_draws_are_the_same_with_drafts() {
             request.sampling = Sampling { temperature, top_k, seed: 11, ..Sampling::default() };
         }
         let run = |schedule, drafts| {
-            serve(
-                &model,
-                &requests,
-                Setting { schedule, drafts, page_size: 4, ..Setting::default() },
-            )
+            serve(&model, &requests, Setting { schedule, drafts, page_size: 4, ..Setting::default() })
         };
         for schedule in SCHEDULES {
             let plain = run(schedule, None);
@@ -224,9 +212,8 @@ fn a_resumed_stream_has_no_drafts_before_its_last_token() {
     // The prompts are short, so that all streams have new tokens when the pool is full.
     let words = &requests.last().expect("prompts").prompt;
     let short = [3, 2, 2, 1].into_iter().zip(words.chunks(8));
-    let mut short: Vec<Request> = short
-        .map(|(len, words)| Request { prompt: words[..len].to_vec(), ..requests[0].clone() })
-        .collect();
+    let mut short: Vec<Request> =
+        short.map(|(len, words)| Request { prompt: words[..len].to_vec(), ..requests[0].clone() }).collect();
     for chunk in [1, 2] {
         // Without prefixes a resumed stream computes all its tokens again.
         let (schedule, prefix) = (Schedule::SmallPool, PrefixMode::None);
@@ -242,10 +229,7 @@ fn a_resumed_stream_has_no_drafts_before_its_last_token() {
             let ran = serve(&model, &short, Setting { drafts: Some(rule), ..setting });
             same(&format!("chunks of {chunk}, {rule:?}"), &ran, &plain);
             let Tally { preemptions, accepted, .. } = ran.tally;
-            assert!(
-                preemptions > 0 && accepted > 0,
-                "{chunk}, {rule:?}: {preemptions}, {accepted}"
-            );
+            assert!(preemptions > 0 && accepted > 0, "{chunk}, {rule:?}: {preemptions}, {accepted}");
         }
     }
 }
@@ -259,8 +243,7 @@ fn no_stream_is_preempted_for_drafts() {
     let mut whole = requests[7].clone();
     whole.prompt.truncate(two[0].prompt.len() + two[1].prompt.len() + 19);
     let run = |drafts| {
-        let setting =
-            Setting { page_size: 1, schedule: Schedule::SmallPool, drafts, ..Setting::default() };
+        let setting = Setting { page_size: 1, schedule: Schedule::SmallPool, drafts, ..Setting::default() };
         let runner = CpuRunner::new(&model);
         let mut server = server(runner, &[whole.clone()], setting, Scaling::Static, None);
         for request in &two {

@@ -40,9 +40,10 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 fn hash(numbers: &[f32]) -> u64 {
-    numbers.iter().flat_map(|x| x.to_le_bytes()).fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-    })
+    numbers
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
 }
 
 #[test]
@@ -51,8 +52,7 @@ fn dequantised_tensors_have_the_bits_of_the_reference() {
     for name in MODELS {
         let mut source = checkpoint::open(&file(name)).expect("the file opens");
         for (tensor, expected) in expected[name]["tensors"].as_object().expect("tensors") {
-            let shape: Vec<usize> =
-                ids(&expected["shape"]).into_iter().map(|n| n as usize).collect();
+            let shape: Vec<usize> = ids(&expected["shape"]).into_iter().map(|n| n as usize).collect();
             let numbers = source.numbers(tensor, &shape).expect("the tensor is read").to_f32();
             assert_eq!(hash(&numbers), expected["hash"], "{name}: {tensor}: {:?}", &numbers[..4]);
         }
@@ -93,8 +93,7 @@ fn logits_and_tokens_are_those_of_the_reference() {
 #[test]
 fn tokenizers_are_those_of_the_reference() {
     for (name, cases) in json("tokenizers.json").as_object().expect("tokenizers") {
-        let text =
-            Text::read(&file(&format!("tokenizer-{name}")), 1000, None).expect("a tokenizer");
+        let text = Text::read(&file(&format!("tokenizer-{name}")), 1000, None).expect("a tokenizer");
         for case in cases.as_array().expect("cases") {
             let source = case["text"].as_str().expect("a text");
             let ids = ids(&case["ids"]);
@@ -108,8 +107,7 @@ fn tokenizers_are_those_of_the_reference() {
 #[test]
 fn templates_and_stop_tokens_are_in_the_metadata() {
     let expected = json("models.json");
-    for (name, stop) in [("llama", vec![402, 403]), ("llama-tied", vec![2]), ("gemma3", vec![1, 5])]
-    {
+    for (name, stop) in [("llama", vec![402, 403]), ("llama-tied", vec![2]), ("gemma3", vec![1, 5])] {
         let config = ModelConfig::read(&file(name)).expect("a config");
         assert_eq!(config.eos, stop, "{name}");
         let text = Text::read(&file(name), config.vocab, None).expect("a tokenizer");
@@ -134,8 +132,7 @@ fn truncated_files_are_refused() {
     for len in data.chain((0..HEADER).rev()) {
         opened.set_len(len).expect("the file is cut");
         let error = Gguf::open(&path).err().unwrap_or_else(|| panic!("{len} bytes open"));
-        let known =
-            ["truncated", "not a GGUF file"].iter().any(|word| error.message.contains(word));
+        let known = ["truncated", "not a GGUF file"].iter().any(|word| error.message.contains(word));
         assert!(known, "{len} bytes: {error}");
     }
 }
@@ -180,34 +177,22 @@ fn damaged_and_other_files_are_refused_by_name() {
         (whole(3, 0, 1, &[most.to_le_bytes().to_vec()]), "18446744073709551615 bytes at 32 exceed"),
         (metadata(&[pair("a", 9, list(0, most))]), "lists of 18446744073709551615"),
         (metadata(&[pair("a", 9, list(0, 1 << 20))]), "truncated: 1 bytes at 49"),
-        (
-            metadata(&[pair("a", 9, list(9, 1))]),
-            "lists of lists are not implemented, in the metadata \"a\"",
-        ),
+        (metadata(&[pair("a", 9, list(9, 1))]), "lists of lists are not implemented, in the metadata \"a\""),
         (metadata(&[pair("a", 13, [])]), "unknown type 13, in the metadata \"a\""),
         (metadata(&[pair("a", 7, [2])]), "2 is neither true nor false"),
         (metadata(&[pair("a", 8, [1, 0, 0, 0, 0, 0, 0, 0, 0xFF])]), "not UTF-8"),
         (metadata(&[pair("a", 0, [1]), pair("a", 0, [1])]), "the metadata \"a\" occurs twice"),
         (metadata(&[pair("general.alignment", 4, number(0))]), "general.alignment 0"),
         (metadata(&[pair("general.alignment", 4, number(24))]), "general.alignment 24"),
-        (
-            tensors(&[tensor("t", &[0], 0, 0), tensor("t", &[0], 0, 0)]),
-            "the tensor \"t\" occurs twice",
-        ),
-        (
-            tensors(&[tensor("t", &[1; 5], 0, 0)]),
-            "5 dimensions are more than 4, in the tensor \"t\"",
-        ),
+        (tensors(&[tensor("t", &[0], 0, 0), tensor("t", &[0], 0, 0)]), "the tensor \"t\" occurs twice"),
+        (tensors(&[tensor("t", &[1; 5], 0, 0)]), "5 dimensions are more than 4, in the tensor \"t\""),
         (
             tensors(&[tensor("t", &[most, most], 0, 0)]),
             "tensor t of shape [18446744073709551615, 18446744073709551615]",
         ),
         (tensors(&[tensor("t", &[1], 0, most)]), "tensor t of shape [1] exceeds the file"),
         (tensors(&[tensor("t", &[1], 0, 0)]), "tensor t of shape [1] exceeds the file"),
-        (
-            tensors(&[tensor("t", &[31], 8, 0)]),
-            "tensor t has rows of 31 elements, but Q8_0 needs 32",
-        ),
+        (tensors(&[tensor("t", &[31], 8, 0)]), "tensor t has rows of 31 elements, but Q8_0 needs 32"),
         (tensors(&[tensor("t", &[256], 23, 0)]), "IQ4_XS is not implemented"),
         (tensors(&[tensor("t", &[256], 99, 0)]), "type 99 is not implemented, only F32, F16"),
         (metadata(&[]), "general.architecture is missing"),
@@ -215,15 +200,9 @@ fn damaged_and_other_files_are_refused_by_name() {
             metadata(&[pair("general.architecture", 8, string("qwen3"))]),
             "\"qwen3\" is not implemented, only llama and gemma3",
         ),
-        (
-            metadata(&[pair("general.architecture", 4, number(1))]),
-            "general.architecture: 1 is not a text",
-        ),
+        (metadata(&[pair("general.architecture", 4, number(1))]), "general.architecture: 1 is not a text"),
         (metadata(&[llama.clone(), pair("split.count", 2, [2, 0])]), "merge them"),
-        (
-            metadata(&[llama.clone(), pair("llama.expert_count", 4, number(8))]),
-            "experts are not implemented",
-        ),
+        (metadata(&[llama.clone(), pair("llama.expert_count", 4, number(8))]), "experts are not implemented"),
         (metadata(&[llama]), "llama.embedding_length is missing"),
     ];
     for (bytes, message) in cases {
@@ -308,12 +287,7 @@ fn merges_that_form_no_token_or_too_many_are_refused() {
 fn tokenizers_and_scalings_that_are_not_implemented_are_refused_by_name() {
     let dir = Dir::new();
     for (name, from, to, message) in [
-        (
-            "tokenizer-smollm",
-            "smollm",
-            "falcon",
-            "tokenizer.ggml.pre \"falcon\" is not implemented",
-        ),
+        ("tokenizer-smollm", "smollm", "falcon", "tokenizer.ggml.pre \"falcon\" is not implemented"),
         ("tokenizer-smollm", "gpt2", "bert", "tokenizer.ggml.model \"bert\" is not implemented"),
         ("tokenizer-smollm", "ggml.pre", "ggml.abc", "tokenizer.ggml.pre is missing"),
         ("tokenizer-smollm", "ggml.merges", "ggml.mergez", "tokenizer.ggml.merges is missing"),
@@ -334,7 +308,6 @@ fn tokenizers_and_scalings_that_are_not_implemented_are_refused_by_name() {
         let error = error.expect(message).message;
         assert!(error.contains(message), "{error}");
     }
-    let error =
-        Text::read(&file("tokenizer-smollm"), 400, None).err().expect("too many tokens").message;
+    let error = Text::read(&file("tokenizer-smollm"), 400, None).err().expect("too many tokens").message;
     assert!(error.contains("has id 400, but the model's vocabulary has 400 tokens"), "{error}");
 }

@@ -34,10 +34,7 @@ fn check(name: &str, cases: &[common::Case], setting: Setting, ran: &Ran) {
     assert_eq!(left, (0, 0, 0, 0, 0), "{name}, {setting:?}: all resources are released");
     if setting.prefix == PrefixMode::None {
         assert_eq!((ran.stats.hit_tokens, ran.stats.cached_pages), (0, 0), "{name}, {setting:?}");
-    } else if setting.schedule == Schedule::OneByOne
-        && setting.page_size < 64
-        && !common::GROUPED.contains(&name)
-    {
+    } else if setting.schedule == Schedule::OneByOne && setting.page_size < 64 && !common::GROUPED.contains(&name) {
         // With groups, the first shared prefix has no tails; `groups.rs` checks the hits.
         assert!(ran.stats.hit_tokens > 0, "{name}, {setting:?}: prompts share prefixes");
     }
@@ -129,12 +126,8 @@ fn changes_by_rounded_pools_are_reported() {
         for (number, case) in cases.iter().enumerate() {
             let request = requests(std::slice::from_ref(case));
             let run = |dtype, scaling| {
-                let setting = Setting {
-                    dtype,
-                    prefix: PrefixMode::None,
-                    schedule: Schedule::OneByOne,
-                    ..Setting::default()
-                };
+                let setting =
+                    Setting { dtype, prefix: PrefixMode::None, schedule: Schedule::OneByOne, ..Setting::default() };
                 let runner = CpuRunner::new(&model).keep_routes();
                 let (ran, server) = serve_by(runner, &request, setting, scaling, None);
                 (ran.collected.tokens[&(0, 0)].clone(), server.runner().routes().to_vec())
@@ -150,10 +143,7 @@ fn changes_by_rounded_pools_are_reported() {
                 let (rounded, routes) = run(dtype, scaling);
                 let at = rounded.iter().zip(&exact).position(|(x, y)| x != y);
                 let computed = at.map_or(usize::MAX, |at| case.prompt.len() + at);
-                let same = exact_routes
-                    .iter()
-                    .zip(&routes)
-                    .filter(|(x, _)| (x.position as usize) < computed);
+                let same = exact_routes.iter().zip(&routes).filter(|(x, _)| (x.position as usize) < computed);
                 let flips: Vec<_> = same.filter(|(x, y)| x != y).collect();
                 if let Some((was, is)) = flips.first() {
                     println!(
@@ -163,10 +153,7 @@ fn changes_by_rounded_pools_are_reported() {
                     );
                 }
                 if let Some(at) = at {
-                    println!(
-                        "{name}, case {number}, {dtype:?}: token {at} is {}, not {}",
-                        rounded[at], exact[at]
-                    );
+                    println!("{name}, case {number}, {dtype:?}: token {at} is {}, not {}", rounded[at], exact[at]);
                     changed.push((dtype, number));
                 }
             }
@@ -185,8 +172,7 @@ fn equal_prompts_are_computed_once() {
     let longest = longest.expect("there are cases");
     let request = requests(std::slice::from_ref(&longest)).remove(0);
     let requests = vec![request; 4];
-    for (schedule, overlap) in
-        [(Schedule::AllAtOnce, false), (Schedule::AllAtOnce, true), (Schedule::ChunksOf7, true)]
+    for (schedule, overlap) in [(Schedule::AllAtOnce, false), (Schedule::AllAtOnce, true), (Schedule::ChunksOf7, true)]
     {
         let setting = Setting { page_size: 1, schedule, overlap, ..Setting::default() };
         let ran = serve(&model, &requests, setting);
@@ -205,9 +191,8 @@ fn failed_steps_change_no_token() {
         let model = Model::read(&common::dir(name)).expect("the golden model loads");
         let cases = common::cases(name);
         let requests = requests(&cases);
-        for (schedule, (overlap, every)) in SCHEDULES
-            .iter()
-            .flat_map(|&schedule| [(false, 3), (true, 2), (true, 3)].map(|kind| (schedule, kind)))
+        for (schedule, (overlap, every)) in
+            SCHEDULES.iter().flat_map(|&schedule| [(false, 3), (true, 2), (true, 3)].map(|kind| (schedule, kind)))
         {
             let fail_every = Some(every);
             let setting = Setting { schedule, overlap, fail_every, ..Setting::default() };
@@ -256,10 +241,7 @@ fn fp8_changes_logits_no_more_than_its_rounding() {
             let same = pairs.clone().flat_map(|(x, y)| x.iter().zip(y)).filter(|(x, y)| x == y);
             let (tokens, texts) = (all - same.count(), pairs.filter(|(x, y)| x != y).count());
             let (change, size) = (rms(ran, &exact, |x, y| x - y), rms(ran, &exact, |_, y| y));
-            print!(
-                "{name}, {what}: {tokens} of {all} tokens, {texts} of {} texts differ; ",
-                cases.len()
-            );
+            print!("{name}, {what}: {tokens} of {all} tokens, {texts} of {} texts differ; ", cases.len());
             println!("first logits change by {change:.5} of {size:.5} (RMS)");
             change
         };
@@ -272,8 +254,7 @@ fn fp8_changes_logits_no_more_than_its_rounding() {
             // A number near the middle of two fp8 values may then round to the other value and change the text.
             for schedule in SCHEDULES {
                 let collected = fp8(schedule).collected.tokens;
-                let other =
-                    collected.iter().filter(|&(key, text)| ran.collected.tokens[key] != *text);
+                let other = collected.iter().filter(|&(key, text)| ran.collected.tokens[key] != *text);
                 assert!(other.count() <= 1, "{name} {scaling:?} {schedule:?}: {collected:?}");
             }
             let fp8 = change(&format!("fp8, {scaling:?}"), &ran);

@@ -16,14 +16,8 @@ fn biases_and_norms_of_outputs() {
         let rows = 5;
         let [x, y] = [0; 2].map(|_| numbers.vec(rows * width, 1.0));
         let [bias, weight] = [0; 2].map(|_| numbers.vec(width, 1.0));
-        let [d_x, d_y, d_bias, d_weight] =
-            [&x, &y, &bias, &weight].map(|numbers| buffer(&device, numbers));
-        let params = BiasParams {
-            y: d_y.address(),
-            bias: d_bias.address(),
-            width: width as u32,
-            reserved: 0,
-        };
+        let [d_x, d_y, d_bias, d_weight] = [&x, &y, &bias, &weight].map(|numbers| buffer(&device, numbers));
+        let params = BiasParams { y: d_y.address(), bias: d_bias.address(), width: width as u32, reserved: 0 };
         let grid = ((width / 8).div_ceil(128) as u32, rows as u32);
         // SAFETY: all buffers have the sizes in the kernel's source.
         unsafe { device.kernels.add_bias.launch(device.raw(), grid, 128, &params) }.unwrap();
@@ -39,11 +33,9 @@ fn biases_and_norms_of_outputs() {
         };
         let block = (width / 8).next_multiple_of(32) as u32;
         // SAFETY: as above.
-        unsafe { device.kernels.norm_add.launch(device.raw(), (rows as u32, 1), block, &params) }
-            .unwrap();
+        unsafe { device.kernels.norm_add.launch(device.raw(), (rows as u32, 1), block, &params) }.unwrap();
         let rows_of = x.chunks(width).zip(&sums);
-        let expected: Vec<bf16> =
-            rows_of.flat_map(|(x, y)| twin::norm_add(x, y, &weight, EPS)).collect();
+        let expected: Vec<bf16> = rows_of.flat_map(|(x, y)| twin::norm_add(x, y, &weight, EPS)).collect();
         close(&read(&d_x, rows * width), &expected, "norm_add");
     }
 }
@@ -52,9 +44,7 @@ fn biases_and_norms_of_outputs() {
 fn experts_of_each_token() {
     let Some(device) = device() else { return };
     let mut numbers = Numbers(12);
-    for (hidden, width, experts, per_token) in
-        [(8, 2, 1, 1), (64, 96, 4, 2), (128, 130, 32, 4), (96, 50, 256, 8)]
-    {
+    for (hidden, width, experts, per_token) in [(8, 2, 1, 1), (64, 96, 4, 2), (128, 130, 32, 4), (96, 50, 256, 8)] {
         let tokens = 7;
         let small = (hidden as f32).powf(-0.5);
         let x = numbers.vec(tokens * hidden, 1.0);
@@ -83,8 +73,7 @@ fn experts_of_each_token() {
             reserved: 0,
         };
         // SAFETY: all buffers have the sizes in the kernel's source.
-        unsafe { device.kernels.route.launch(device.raw(), (tokens as u32, 1), 128, &route) }
-            .unwrap();
+        unsafe { device.kernels.route.launch(device.raw(), (tokens as u32, 1), 128, &route) }.unwrap();
         let routes: Vec<Route> = read(&d_routes, chosen);
         for (row, routes) in x.chunks(hidden).zip(routes.chunks(per_token)) {
             let expected = twin::route(row, &router, &router_bias, per_token);
@@ -110,8 +99,7 @@ fn experts_of_each_token() {
         unsafe { device.kernels.experts_up.launch(device.raw(), grid, 128, &params) }.unwrap();
         let activated: Vec<bf16> = read(&d_activated, chosen * width);
         let one = |(number, route): (usize, &Route)| {
-            let (row, expert) =
-                (&x[number / per_token * hidden..][..hidden], route.expert as usize);
+            let (row, expert) = (&x[number / per_token * hidden..][..hidden], route.expert as usize);
             let weight = &up[expert * hidden * 2 * width..][..hidden * 2 * width];
             twin::expert_up(row, weight, &up_bias[expert * 2 * width..][..2 * width])
         };
@@ -132,8 +120,7 @@ fn experts_of_each_token() {
             let before: Vec<bf16> = read(&d_y, tokens * hidden);
             let grid = (tokens as u32, hidden.div_ceil(256) as u32);
             // SAFETY: as above.
-            unsafe { device.kernels.experts_down.launch(device.raw(), grid, 128, &params) }
-                .unwrap();
+            unsafe { device.kernels.experts_down.launch(device.raw(), grid, 128, &params) }.unwrap();
             let mut expected = twin::wide(&before);
             if add == 0 {
                 expected.fill(0.0);

@@ -8,8 +8,7 @@ use common::gpu::{EPS, Numbers, buffer, close, device, read};
 use half::bf16;
 use kvarena::backend::cuda::PinnedBuffer;
 use kvarena_host::gpu::kernels::{
-    DeviceDraw, DeviceShape, EmbedParams, FillParams, FoldParams, NormParams, SampleParams,
-    ShapedParams, SiluMulParams,
+    DeviceDraw, DeviceShape, EmbedParams, FillParams, FoldParams, NormParams, SampleParams, ShapedParams, SiluMulParams,
 };
 use kvarena_host::gpu::twin;
 use kvarena_host::sample::{Sampling, gumbel};
@@ -24,13 +23,11 @@ fn embed_and_norm() {
         let (vocab, rows) = (50, 9);
         let (table, weight) = (numbers.vec(vocab * hidden, 1.0), numbers.vec(hidden, 1.0));
         let sampled: Vec<u32> = (0..4).map(|_| numbers.below(vocab) as u32).collect();
-        let tokens: Vec<i32> = (0..rows)
-            .map(|i| if i % 3 == 1 { -1 - (i as i32 % 4) } else { numbers.below(vocab) as i32 })
-            .collect();
+        let tokens: Vec<i32> =
+            (0..rows).map(|i| if i % 3 == 1 { -1 - (i as i32 % 4) } else { numbers.below(vocab) as i32 }).collect();
         let (d_table, d_weight) = (buffer(&device, &table), buffer(&device, &weight));
         let (d_tokens, d_sampled) = (buffer(&device, &tokens), buffer(&device, &sampled));
-        let (x, normed) =
-            (device.zeros(2 * rows * hidden).unwrap(), device.zeros(2 * rows * hidden).unwrap());
+        let (x, normed) = (device.zeros(2 * rows * hidden).unwrap(), device.zeros(2 * rows * hidden).unwrap());
         let params = EmbedParams {
             table: d_table.address(),
             tokens: d_tokens.address(),
@@ -45,24 +42,20 @@ fn embed_and_norm() {
         };
         let block = (hidden / 8).next_multiple_of(32) as u32;
         // SAFETY: all buffers have the sizes in the kernel's source.
-        unsafe { device.kernels.embed.launch(device.raw(), (rows as u32, 1), block, &params) }
-            .unwrap();
-        let scaled = |row: &[bf16]| -> Vec<bf16> {
-            row.iter().map(|x| bf16::from_f32(x.to_f32() * params.scale)).collect()
-        };
+        unsafe { device.kernels.embed.launch(device.raw(), (rows as u32, 1), block, &params) }.unwrap();
+        let scaled =
+            |row: &[bf16]| -> Vec<bf16> { row.iter().map(|x| bf16::from_f32(x.to_f32() * params.scale)).collect() };
         let picked: Vec<Vec<bf16>> = tokens
             .iter()
             .map(|&t| if t < 0 { sampled[(-1 - t) as usize] as usize } else { t as usize })
             .map(|t| scaled(&table[t * hidden..][..hidden]))
             .collect();
         assert_eq!(read::<bf16>(&x, rows * hidden), picked.concat());
-        let expected: Vec<bf16> =
-            picked.iter().flat_map(|row| twin::rms_norm(row, &weight, EPS)).collect();
+        let expected: Vec<bf16> = picked.iter().flat_map(|row| twin::rms_norm(row, &weight, EPS)).collect();
         close(&read(&normed, rows * hidden), &expected, "embed");
 
-        let draws: Vec<DeviceDraw> = (0..5)
-            .map(|_| DeviceDraw { row: numbers.below(rows) as u32, ..Default::default() })
-            .collect();
+        let draws: Vec<DeviceDraw> =
+            (0..5).map(|_| DeviceDraw { row: numbers.below(rows) as u32, ..Default::default() }).collect();
         let d_draws = buffer(&device, &draws);
         let params = NormParams {
             x: x.address(),
@@ -74,10 +67,8 @@ fn embed_and_norm() {
         };
         // SAFETY: as above.
         unsafe { device.kernels.rms_norm.launch(device.raw(), (5, 1), block, &params) }.unwrap();
-        let expected: Vec<bf16> = draws
-            .iter()
-            .flat_map(|draw| twin::rms_norm(&picked[draw.row as usize], &weight, EPS))
-            .collect();
+        let expected: Vec<bf16> =
+            draws.iter().flat_map(|draw| twin::rms_norm(&picked[draw.row as usize], &weight, EPS)).collect();
         close(&read(&normed, 5 * hidden), &expected, "rms_norm");
     }
 }
@@ -90,12 +81,8 @@ fn activation() {
         let rows = 5;
         let gate_up = numbers.vec(rows * 2 * width, 4.0);
         let (d_gate_up, out) = (buffer(&device, &gate_up), device.zeros(2 * rows * width).unwrap());
-        let params = SiluMulParams {
-            gate_up: d_gate_up.address(),
-            out: out.address(),
-            width: width as u32,
-            reserved: 0,
-        };
+        let params =
+            SiluMulParams { gate_up: d_gate_up.address(), out: out.address(), width: width as u32, reserved: 0 };
         let grid = ((width / 8).div_ceil(128) as u32, rows as u32);
         // SAFETY: the buffers have the sizes in the kernel's source.
         unsafe { device.kernels.silu_mul.launch(device.raw(), grid, 128, &params) }.unwrap();
@@ -161,8 +148,7 @@ fn draws() {
         let host = PinnedBuffer::new(&device.gpu, 4 * (rows + 2)).unwrap();
         let answers = buffer(&device, &[host.as_slice().as_ptr() as u64]);
         let (d_logits, d_draws) = (buffer(&device, &logits), buffer(&device, &draws));
-        let [thresholds, best, counters, sampled] =
-            [4, 8, 4, 4].map(|bytes| device.zeros(bytes * rows).unwrap());
+        let [thresholds, best, counters, sampled] = [4, 8, 4, 4].map(|bytes| device.zeros(bytes * rows).unwrap());
         let params = SampleParams {
             logits: d_logits.address(),
             draws: d_draws.address(),
@@ -178,16 +164,8 @@ fn draws() {
         for _ in 0..2 {
             // SAFETY: all buffers have the sizes in the kernels' source.
             unsafe {
-                device
-                    .kernels
-                    .sample_filter
-                    .launch(device.raw(), (rows as u32, 1), 1024, &params)
-                    .unwrap();
-                device
-                    .kernels
-                    .sample
-                    .launch(device.raw(), (blocks, rows as u32), 256, &params)
-                    .unwrap();
+                device.kernels.sample_filter.launch(device.raw(), (rows as u32, 1), 1024, &params).unwrap();
+                device.kernels.sample.launch(device.raw(), (blocks, rows as u32), 256, &params).unwrap();
             }
         }
         let tokens: Vec<u32> = read(&sampled, rows);
@@ -203,11 +181,7 @@ fn draws() {
             // The device's logarithms are slightly less accurate, so it may choose the other of two nearly equal
             // tokens.
             let (actual, wanted) = (score(tokens[i]), score(expected));
-            assert!(
-                (actual - wanted).abs() < 1e-4,
-                "{vocab}, {sampling:?}: {} is not {expected}",
-                tokens[i]
-            );
+            assert!((actual - wanted).abs() < 1e-4, "{vocab}, {sampling:?}: {} is not {expected}", tokens[i]);
         }
     }
 }

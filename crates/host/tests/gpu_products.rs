@@ -28,12 +28,10 @@ fn skinny_products() {
                 let (x, norm) = (numbers.vec(16 * ins, 1.0), numbers.vec(ins, 1.0));
                 let y = numbers.vec(tokens * outs, 1.0);
                 let normed = number % 2 == 0;
-                let draws: Vec<DeviceDraw> = (0..tokens)
-                    .map(|_| DeviceDraw { row: numbers.below(16) as u32, ..Default::default() })
-                    .collect();
+                let draws: Vec<DeviceDraw> =
+                    (0..tokens).map(|_| DeviceDraw { row: numbers.below(16) as u32, ..Default::default() }).collect();
                 let gathered = number % 3 == 0;
-                let (d_weight, d_x, d_norm) =
-                    (buffer(&device, &weight), buffer(&device, &x), buffer(&device, &norm));
+                let (d_weight, d_x, d_norm) = (buffer(&device, &weight), buffer(&device, &x), buffer(&device, &norm));
                 let (d_y, d_draws) = (buffer(&device, &y), buffer(&device, &draws));
                 let params = SkinnyParams {
                     weight: d_weight.address(),
@@ -51,25 +49,12 @@ fn skinny_products() {
                 };
                 let taken = if mode == ProductMode::Silu { 4 * tiles } else { 8 * tiles };
                 // SAFETY: all buffers have the sizes in the kernel's source.
-                unsafe {
-                    device.kernels.skinny[kernel].launch(
-                        device.raw(),
-                        ((outs / taken) as u32, 1),
-                        256,
-                        &params,
-                    )
-                }
-                .unwrap();
+                unsafe { device.kernels.skinny[kernel].launch(device.raw(), ((outs / taken) as u32, 1), 256, &params) }
+                    .unwrap();
                 let mut expected = y.clone();
                 for (token, y) in expected.chunks_exact_mut(outs).enumerate() {
                     let row = if gathered { draws[token].row as usize } else { token };
-                    twin::skinny(
-                        &x[row * ins..][..ins],
-                        &weight,
-                        normed.then_some((&norm[..], EPS)),
-                        mode,
-                        y,
-                    );
+                    twin::skinny(&x[row * ins..][..ins], &weight, normed.then_some((&norm[..], EPS)), mode, y);
                 }
                 close(
                     &read(&d_y, tokens * outs),
@@ -125,10 +110,7 @@ fn gemm_products() {
                 let gemm = Gemm { weight, x, y, outs, ins, tokens, mode, norm };
                 // SAFETY: all buffers have the sizes in the kernel's source.
                 unsafe { method.launch(&device, &gemm) }.unwrap();
-                let what = format!(
-                    "{}, {outs} of {ins}, {tokens} rows, {mode:?}, {norm:?}",
-                    method.name()
-                );
+                let what = format!("{}, {outs} of {ins}, {tokens} rows, {mode:?}, {norm:?}", method.name());
                 let after: Vec<bf16> = read(&d_y, guarded.len());
                 close(&after[..tokens * outs], &expected, &what);
                 assert_eq!(after[tokens * outs..], before[..8], "{what}");

@@ -11,8 +11,8 @@ use std::thread::yield_now;
 use common::files::Dir;
 use common::gpu::device;
 use kvarena::{
-    Backend, Capacity, CpuOptions, Engine, EngineConfig, HostMemory, HostPageId, KvDtype, MoveId,
-    OpenBackend, PageId, PageMove, PoolConfig,
+    Backend, Capacity, CpuOptions, Engine, EngineConfig, HostMemory, HostPageId, KvDtype, MoveId, OpenBackend, PageId,
+    PageMove, PoolConfig,
 };
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::gpu::device::Device;
@@ -28,14 +28,8 @@ use kvarena_host::server::{Policy, Server, Sink};
 use kvarena_host::stream::Stream;
 use serde_json::json;
 
-const POLICY: Policy = Policy {
-    chunk: 512,
-    concurrency: 16,
-    overlap: true,
-    fail_every: None,
-    wait_for_leaders: false,
-    drafts: None,
-};
+const POLICY: Policy =
+    Policy { chunk: 512, concurrency: 16, overlap: true, fail_every: None, wait_for_leaders: false, drafts: None };
 
 const OPTIONS: GpuOptions = GpuOptions {
     chunk: POLICY.chunk,
@@ -108,8 +102,7 @@ fn compare(device: &Rc<Device>, dir: &Path, requests: &[Request]) {
     let runner = GpuRunner::new(device.clone(), model.config.clone(), weights, OPTIONS);
     let runner = runner.expect("the GPU can serve");
     let options = runner.backend();
-    let warm =
-        |runner: &mut GpuRunner, backend: &mut _| runner.warm(backend, &[1]).expect("kernels");
+    let warm = |runner: &mut GpuRunner, backend: &mut _| runner.warm(backend, &[1]).expect("kernels");
     let found = serve(runner, options, warm, requests);
     assert!(found.0.keys().eq(expected.0.keys()));
     for (place, expected) in &expected.0 {
@@ -124,8 +117,7 @@ fn compare(device: &Rc<Device>, dir: &Path, requests: &[Request]) {
 
 fn request(prompt: impl Iterator<Item = u32>) -> Request {
     let sampling = Sampling::default();
-    Defaults { max_new_tokens: Some(2), samples: 1, sampling, stop: Vec::new() }
-        .request(prompt.collect())
+    Defaults { max_new_tokens: Some(2), samples: 1, sampling, stop: Vec::new() }.request(prompt.collect())
 }
 
 /// The prompts have more tokens than a step has draws, so each prompt takes several steps. Several steps use each
@@ -133,8 +125,7 @@ fn request(prompt: impl Iterator<Item = u32>) -> Request {
 #[test]
 fn long_prompts_are_scored_whole() {
     let Some(device) = device() else { return };
-    let scored =
-        |i: u32| Request { scores_prompt: true, ..request((0..300).map(|j| (7 * j + i) % 500)) };
+    let scored = |i: u32| Request { scores_prompt: true, ..request((0..300).map(|j| (7 * j + i) % 500)) };
     let requests: Vec<Request> = (0..3_u32).map(scored).collect();
     compare(&device, &common::dir("qwen3-tiny"), &requests);
 }
@@ -147,8 +138,7 @@ fn layers_have_the_amplitude_of_their_rope() {
         config["rope_parameters"]["full_attention"] = json!({ "rope_type": "yarn",
             "rope_theta": 1e6, "factor": 64.0, "original_max_position_embeddings": 32 });
     });
-    let requests: Vec<Request> =
-        (0..4).map(|i| request((0..60).map(|j| (7 * j + i) % 500))).collect();
+    let requests: Vec<Request> = (0..4).map(|i| request((0..60).map(|j| (7 * j + i) % 500))).collect();
     compare(&device, dir.path(), &requests);
 }
 
@@ -194,7 +184,6 @@ fn a_lease_over_ranks_has_the_part_of_each_rank() {
     while ranks.moved().expect("nothing failed").saved < save {
         yield_now();
     }
-    let parts: Vec<Vec<u8>> =
-        ranks.lease(second).iter().map(|lease| lease.as_ref().to_vec()).collect();
+    let parts: Vec<Vec<u8>> = ranks.lease(second).iter().map(|lease| lease.as_ref().to_vec()).collect();
     assert_eq!(parts, [vec![1; bytes], vec![2; bytes]]);
 }

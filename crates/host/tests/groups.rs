@@ -20,11 +20,7 @@ use kvarena_host::server::Server;
 const NEW: usize = 20;
 
 /// Serves requests. After each step, verifies the engine and fills every free page with NaN.
-fn run(
-    server: &mut Server<CpuRunner<'_>>,
-    requests: &[Request],
-    setting: Setting,
-) -> CollectedStreams {
+fn run(server: &mut Server<CpuRunner<'_>>, requests: &[Request], setting: Setting) -> CollectedStreams {
     let mut collected = CollectedStreams::default();
     for request in requests {
         server.submit(request.clone()).expect("the request fits");
@@ -74,10 +70,8 @@ fn rounds(name: &str, overlap: bool) {
 
             let collected = run(&mut server, &first, setting);
             assert_eq!(tokens_of(&collected), expected, "{name}, {setting:?}, again");
-            let hits: Vec<_> = first
-                .iter()
-                .map(|request| (request.prompt.len() as u32 - 1) / page_size * page_size)
-                .collect();
+            let hits: Vec<_> =
+                first.iter().map(|request| (request.prompt.len() as u32 - 1) / page_size * page_size).collect();
             assert_eq!(sorted(&collected.cached), sorted(&hits), "{name}, {setting:?}, again");
 
             let turns = second_turns(&first, &collected);
@@ -85,16 +79,10 @@ fn rounds(name: &str, overlap: bool) {
                 second = turns.iter().map(|turn| tokens_without_pages(&model, turn)).collect();
             }
             let collected = run(&mut server, &turns, setting);
-            assert_eq!(
-                tokens_of(&collected),
-                second.iter().collect::<Vec<_>>(),
-                "{name}, {setting:?}, turn"
-            );
+            assert_eq!(tokens_of(&collected), second.iter().collect::<Vec<_>>(), "{name}, {setting:?}, turn");
             // The last token of an answer has no K and V.
-            let hits: Vec<_> = first
-                .iter()
-                .map(|request| ((request.prompt.len() + NEW - 1) as u32) / page_size * page_size)
-                .collect();
+            let hits: Vec<_> =
+                first.iter().map(|request| ((request.prompt.len() + NEW - 1) as u32) / page_size * page_size).collect();
             assert_eq!(sorted(&collected.cached), sorted(&hits), "{name}, {setting:?}, turn");
         }
     }

@@ -74,11 +74,7 @@ fn run<R: Runner>(server: &mut Server<R>, requests: &[Request]) -> CollectedStre
 
 /// Serves prompts, the same prompts again, and second turns, in a pool with memory for one request. Returns the tokens
 /// of the second turns, and the number of pages that were loaded.
-fn rounds<R: Runner>(
-    server: &mut Server<R>,
-    first: &[Request],
-    expected: &[&Vec<u32>],
-) -> (Vec<Vec<u32>>, u64) {
+fn rounds<R: Runner>(server: &mut Server<R>, first: &[Request], expected: &[&Vec<u32>]) -> (Vec<Vec<u32>>, u64) {
     let collected = run(server, first);
     assert_eq!(tokens_of(&collected), expected);
     let collected = run(server, first);
@@ -101,9 +97,7 @@ fn same_tokens(name: &str) {
     let longest = first.iter().map(|request| request.prompt.len()).max().expect("a request");
     let largest = [Request { prompt: vec![Default::default(); longest + 60], ..first[0].clone() }];
     let schedule = common::serving::Schedule::SmallPool;
-    for (page_size, overlap, fail_every) in
-        [(4, false, None), (4, true, None), (16, true, Some(5)), (1, true, None)]
-    {
+    for (page_size, overlap, fail_every) in [(4, false, None), (4, true, None), (16, true, Some(5)), (1, true, None)] {
         let plain = Setting { page_size, overlap, fail_every, schedule, ..Setting::default() };
         let runner = CpuRunner::new(&model);
         let mut without = server(runner, &largest, plain, Scaling::Static, None);

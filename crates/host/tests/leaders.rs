@@ -21,12 +21,8 @@ impl Sink for Ended {
 }
 
 fn request(prompt: impl Iterator<Item = u32>, new_tokens: u32) -> Request {
-    let defaults = Defaults {
-        max_new_tokens: Some(new_tokens),
-        samples: 1,
-        sampling: Sampling::default(),
-        stop: Vec::new(),
-    };
+    let defaults =
+        Defaults { max_new_tokens: Some(new_tokens), samples: 1, sampling: Sampling::default(), stop: Vec::new() };
     defaults.request(prompt.collect())
 }
 
@@ -43,14 +39,8 @@ fn serve(requests: &[Request], max_sequences: u32) -> Vec<(usize, Vec<u32>, u32)
     };
     let config = EngineConfig { max_sequences, max_sequence_len: 256, ..EngineConfig::from(pool) };
     let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is sound");
-    let policy = Policy {
-        chunk: 64,
-        concurrency: 8,
-        overlap: false,
-        fail_every: None,
-        wait_for_leaders: true,
-        drafts: None,
-    };
+    let policy =
+        Policy { chunk: 64, concurrency: 8, overlap: false, fail_every: None, wait_for_leaders: true, drafts: None };
     let mut server = Server::new(CpuRunner::new(&model), engine, policy);
     for request in requests {
         server.submit(request.clone()).expect("the request fits");

@@ -120,8 +120,7 @@ fn write_gguf(dir: &Dir) -> PathBuf {
     ];
     let (pairs, mut bytes) = (body.len(), 0);
     let mut add = |name: &str, dims: &[u64]| {
-        let (kind, size) =
-            if dims.len() == 1 { (0, dims[0] * 4) } else { (2, dims[0] * dims[1] / 32 * 18) };
+        let (kind, size) = if dims.len() == 1 { (0, dims[0] * 4) } else { (2, dims[0] * dims[1] / 32 * 18) };
         body.push(tensor(name, dims, kind, bytes));
         bytes += size;
     };

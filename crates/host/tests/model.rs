@@ -28,10 +28,7 @@ fn the_model_without_pages_generates_the_golden_tokens() {
                 assert_eq!(tokens, case.tokens, "{name}, case {number}, chunk {chunk}");
                 for (actual, expected) in first.iter().zip(&case.first_logits_head) {
                     let actual = f64::from(*actual);
-                    assert!(
-                        common::agree(actual, *expected),
-                        "{name}, case {number}: {actual} is not {expected}"
-                    );
+                    assert!(common::agree(actual, *expected), "{name}, case {number}: {actual} is not {expected}");
                 }
             }
         }

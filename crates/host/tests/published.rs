@@ -48,16 +48,14 @@ fn fp8_is_read_in_every_family() {
     let name = "model.layers.1.mlp.up_proj.weight";
     let (rows, cols) = (256, 128);
     let codes: Vec<u8> = (0..rows * cols).map(|i| codes[i * 7 % 5]).collect();
-    let factors: Vec<u8> =
-        [0.5, 3.0].iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect();
+    let factors: Vec<u8> = [0.5, 3.0].iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect();
     rewrite(&dir, str::to_owned, |name_of| {
         vec![
             (name_of(name), Dtype::F8_E4M3, vec![rows, cols], codes.clone()),
             (name_of(&format!("{name}_scale_inv")), Dtype::BF16, vec![2, 1], factors.clone()),
         ]
     });
-    let numbers =
-        Checkpoint::open(dir.path()).and_then(|mut read| read.numbers(name, &[rows, cols]));
+    let numbers = Checkpoint::open(dir.path()).and_then(|mut read| read.numbers(name, &[rows, cols]));
     let numbers = numbers.expect("the matrix is read").to_f32();
     let wanted = (0..rows * cols).map(|i| values(i) * if i < 128 * cols { 0.5 } else { 3.0 });
     assert!(numbers.iter().copied().eq(wanted));
@@ -74,11 +72,7 @@ fn fp8_is_read_in_every_family() {
 type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);
 
 /// Rewrites a folder's file with other names, and with further tensors, which replace those of the same name.
-fn rewrite(
-    dir: &Dir,
-    rename: impl Fn(&str) -> String,
-    more: impl FnOnce(&dyn Fn(&str) -> String) -> Vec<Tensor>,
-) {
+fn rewrite(dir: &Dir, rename: impl Fn(&str) -> String, more: impl FnOnce(&dyn Fn(&str) -> String) -> Vec<Tensor>) {
     let bytes = fs::read(dir.path().join("model.safetensors")).expect("a file");
     let old = SafeTensors::deserialize(&bytes).expect("tensors");
     let more = more(&rename);
@@ -162,8 +156,7 @@ fn a_short_config_of_gemma_3_has_the_defaults() {
 
 #[test]
 fn other_quantised_weights_are_refused_by_name() {
-    let golden =
-        |model: &str| read_json(&common::dir(model).join("config.json")).expect("a config");
+    let golden = |model: &str| read_json(&common::dir(model).join("config.json")).expect("a config");
     for (model, quantised, word) in [
         ("llama-tiny", json!({}), "quant_method null"),
         ("llama-tiny", json!({ "quant_method": "awq", "bits": 4 }), "\"awq\""),
@@ -172,11 +165,7 @@ fn other_quantised_weights_are_refused_by_name() {
         ("llama-tiny", json!({ "quant_method": "compressed-tensors" }), "\"compressed-tensors\""),
         ("llama-tiny", json!({ "quant_method": "mxfp4" }), "\"mxfp4\""),
         ("llama-tiny", json!({ "quant_method": "fp8" }), "weight_block_size null"),
-        (
-            "deepseek-tiny",
-            json!({ "quant_method": "fp8", "weight_block_size": [64, 128] }),
-            "[64,128]",
-        ),
+        ("deepseek-tiny", json!({ "quant_method": "fp8", "weight_block_size": [64, 128] }), "[64,128]"),
         (
             "deepseek-tiny",
             json!({ "quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128] }),
@@ -221,11 +210,9 @@ fn damaged_quantised_weights_are_refused() {
 #[test]
 fn llama_4_has_experts_in_evenly_spaced_layers() {
     let config = |layers: Value| {
-        let mut config =
-            read_json(&common::dir("llama4-published").join("config.json")).expect("a config");
+        let mut config = read_json(&common::dir("llama4-published").join("config.json")).expect("a config");
         config["text_config"]["moe_layers"] = layers;
-        parse(&config)
-            .map(|config| (0..4).map(|i| config.experts.is_some_and(|e| e.is_in(i))).collect())
+        parse(&config).map(|config| (0..4).map(|i| config.experts.is_some_and(|e| e.is_in(i))).collect())
     };
     let has = |layers: [bool; 4]| Ok(layers.to_vec());
     assert_eq!(config(json!(null)), has([false, true, false, true]));
@@ -233,15 +220,7 @@ fn llama_4_has_experts_in_evenly_spaced_layers() {
     assert_eq!(config(json!([0, 1, 2, 3])), has([true; 4]));
     assert_eq!(config(json!([1])), has([false, true, false, false]));
     assert_eq!(config(json!([0, 3])), has([true, false, false, true]));
-    for uneven in [
-        json!([0, 1, 3]),
-        json!([1, 2]),
-        json!([3, 1]),
-        json!([4]),
-        json!([1, 1]),
-        json!(["1"]),
-        json!(3),
-    ] {
+    for uneven in [json!([0, 1, 3]), json!([1, 2]), json!([3, 1]), json!([4]), json!([1, 1]), json!(["1"]), json!(3)] {
         let error = config(uneven.clone()).expect_err("the layers are refused");
         assert!(error.contains("moe_layers"), "{uneven}: {error}");
     }

@@ -23,8 +23,7 @@ fn model() -> Model {
 /// Returns requests with each kind of shaping, and requests without shaping.
 fn shaped() -> Vec<Request> {
     let mut requests = requests(&common::cases("qwen3-tiny"));
-    let repeating =
-        Shaping { repetition: 1.7, frequency: 0.8, presence: 0.5, ..Shaping::default() };
+    let repeating = Shaping { repetition: 1.7, frequency: 0.8, presence: 0.5, ..Shaping::default() };
     let bounded = Shaping {
         allowed: Some((0..60).map(|i| 7 * i).collect()),
         bias: vec![(7, 3.0), (14, -2.0)],
@@ -41,8 +40,7 @@ fn shaped() -> Vec<Request> {
             _ => None,
         };
         if i % 3 == 0 {
-            request.sampling =
-                Sampling { temperature: 0.9, min_p: 0.05, seed: i as u64, ..Sampling::default() };
+            request.sampling = Sampling { temperature: 0.9, min_p: 0.05, seed: i as u64, ..Sampling::default() };
             request.samples = 3;
         }
     }
@@ -128,8 +126,7 @@ fn server_over<R: Runner<Backend = Cpu>>(runner: R, policy: Policy) -> Server<R>
 
 fn request(prompt: Vec<u32>, new_tokens: u32) -> Request {
     let sampling = Sampling::default();
-    Defaults { max_new_tokens: Some(new_tokens), samples: 1, sampling, stop: Vec::new() }
-        .request(prompt)
+    Defaults { max_new_tokens: Some(new_tokens), samples: 1, sampling, stop: Vec::new() }.request(prompt)
 }
 
 /// The logits from which a prompt token would be chosen equal the first logits of a request whose prompt ends before
@@ -149,17 +146,13 @@ fn prompts_are_scored_whole() {
         let mut server = server(&model, chunk, 4, overlap);
         let mut scores = Scores::default();
         for scores_prompt in [false, true] {
-            server
-                .submit(Request { scores_prompt, ..request(prompt.clone(), 3) })
-                .expect("it fits");
+            server.submit(Request { scores_prompt, ..request(prompt.clone(), 3) }).expect("it fits");
             server.run(&mut scores).expect("it serves");
         }
         let places: Vec<u32> = scores.prompt.iter().map(|(_, position, _)| *position).collect();
         assert_eq!(places, (1..40).collect::<Vec<_>>(), "each position once, in order");
         assert!(scores.prompt.iter().all(|(request, ..)| *request == 1));
-        for (_, position, logits) in
-            scores.prompt.iter().filter(|(_, position, _)| position % 6 == 1)
-        {
+        for (_, position, logits) in scores.prompt.iter().filter(|(_, position, _)| position % 6 == 1) {
             let expected = alone(*position as usize);
             let far = logits.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(far < 1e-3, "chunk {chunk}, place {position}: {far}");
@@ -210,8 +203,7 @@ fn scored_prompts_fit_the_draws_of_a_step() {
     let model = model();
     let prompt: Vec<u32> = (0..60).map(|i| 7 * i % 500).collect();
     let warm = Sampling { temperature: 1.0, seed: 3, ..Sampling::default() };
-    let scored =
-        Request { scores_prompt: true, samples: 5, sampling: warm, ..request(prompt.clone(), 4) };
+    let scored = Request { scores_prompt: true, samples: 5, sampling: warm, ..request(prompt.clone(), 4) };
     let plain = || request((100..110).collect(), 40);
     let mut wide = server(&model, 64, 8, false);
     wide.submit(scored.clone()).expect("it fits");
@@ -373,10 +365,7 @@ fn no_stream_gets_a_forbidden_token() {
     let none = [
         shaped(&Shaping { bad_words: vec![vec![100]], ..only(100) }, &[]),
         shaped(&Shaping { min_tokens: 2, ..only(100) }, &[100, 100]),
-        shaped(
-            &Shaping { bad_words: (0..512).map(|t| vec![t]).collect(), ..Shaping::default() },
-            &[],
-        ),
+        shaped(&Shaping { bad_words: (0..512).map(|t| vec![t]).collect(), ..Shaping::default() }, &[]),
     ];
     for (overlap, size) in [(false, 64), (true, 64), (true, 1)] {
         let mut server = server(&model, size, 4, overlap);
@@ -400,8 +389,7 @@ fn no_stream_gets_a_forbidden_token() {
         server.engine().verify().expect("the state is sound");
         for ((request, sample), end) in &ends.0 {
             let (len, finish) =
-                [(2, Finish::Stop), (1, Finish::Stop), (6, Finish::Length), (1, Finish::Stop)]
-                    [request / 2];
+                [(2, Finish::Stop), (1, Finish::Stop), (6, Finish::Length), (1, Finish::Stop)][request / 2];
             assert_eq!(*end, (vec![100; len], Some(finish)), "{overlap}: {request}.{sample}");
         }
         assert_eq!(ends.0.len(), 16);
@@ -423,8 +411,7 @@ impl Sink for Ends {
 #[test]
 fn a_forbidden_choice_of_the_runner_ends_the_stream() {
     let model = model();
-    let mut server =
-        server_over(Wrapped { forced: Some(0), ..Wrapped::new(&model) }, policy(64, 4, true));
+    let mut server = server_over(Wrapped { forced: Some(0), ..Wrapped::new(&model) }, policy(64, 4, true));
     let shaping = Shaping { allowed: Some(vec![100, 7]), ..Shaping::default() }.prepare();
     server.submit(Request { shaping: Some(shaping), ..request(vec![1, 2], 5) }).expect("it fits");
     server.submit(request(vec![1, 2], 5)).expect("it fits");

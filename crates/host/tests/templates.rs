@@ -23,8 +23,7 @@ fn render(dir: &Dir, source: &str, talk: &Value) -> Option<String> {
 
 #[test]
 fn templates_are_rendered_as_the_reference_renders_them() {
-    let cases: Vec<Value> =
-        serde_json::from_str(include_str!("templates/cases.json")).expect("JSON");
+    let cases: Vec<Value> = serde_json::from_str(include_str!("templates/cases.json")).expect("JSON");
     let dir = Dir::new();
     let mut wrong = Vec::new();
     for case in &cases {
@@ -39,8 +38,7 @@ fn templates_are_rendered_as_the_reference_renders_them() {
 
 #[test]
 fn published_templates_are_rendered_as_the_reference_renders_them() {
-    let published: Value =
-        serde_json::from_str(include_str!("templates/published.json")).expect("JSON");
+    let published: Value = serde_json::from_str(include_str!("templates/published.json")).expect("JSON");
     let prefix = published["prefix"].as_str().expect("a text");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/templates/published");
     let dir = Dir::new();

@@ -4,8 +4,8 @@ mod common;
 
 use common::files::Dir;
 use common::tokenizers::{
-    byte_level, byte_level_with, sentence_piece, sentence_piece_decoder, sentence_piece_with,
-    word_piece, word_piece_with,
+    byte_level, byte_level_with, sentence_piece, sentence_piece_decoder, sentence_piece_with, word_piece,
+    word_piece_with,
 };
 use kvarena_host::decoder::Decoder;
 use kvarena_host::sample::splitmix;
@@ -65,17 +65,13 @@ fn streams_as_decoded_at_once(tokenizer: &Value, sequences: u32) {
             if let Some(&token) = answer.first() {
                 before += &begun.push_shown(&text, token);
             }
-            let (own, alone) =
-                (whole(prompt), streamed(&text, Decoder::after(&text, prompt), answer));
+            let (own, alone) = (whole(prompt), streamed(&text, Decoder::after(&text, prompt), answer));
             if expected.starts_with(&own) && !own.ends_with('\u{FFFD}') {
                 joined += 1;
                 assert_eq!(own + &alone, expected, "{prompt:?} then {answer:?}");
             } else {
                 // The cut is inside a character, or bytes of the answer make bytes of the prompt invalid.
-                assert!(
-                    expected.ends_with(&alone),
-                    "{prompt:?} then {answer:?}: {alone:?}, {expected:?}"
-                );
+                assert!(expected.ends_with(&alone), "{prompt:?} then {answer:?}: {alone:?}, {expected:?}");
             }
             if cut == 0 {
                 assert_eq!(text.decode(&tokens), expected);
@@ -134,10 +130,7 @@ fn characters_are_emitted_whole_and_at_once() {
     let mut decoder = Decoder::default();
     let ids = |bytes: &[u8]| bytes.iter().map(|&byte| 2 + u32::from(byte)).collect::<Vec<_>>();
     let mut push = |token: u32| decoder.push(&text, token);
-    assert_eq!(
-        ids("\u{20ac}!".as_bytes()).into_iter().map(&mut push).collect::<Vec<_>>(),
-        ["", "", "\u{20ac}", "!"]
-    );
+    assert_eq!(ids("\u{20ac}!".as_bytes()).into_iter().map(&mut push).collect::<Vec<_>>(), ["", "", "\u{20ac}", "!"]);
     // A replacement character may be valid text, and special tokens have none.
     let replacements = ids("\u{FFFD}".as_bytes()).repeat(9).into_iter().map(&mut push);
     assert_eq!(replacements.collect::<Vec<_>>(), ["", "", "\u{FFFD}"].repeat(9));

@@ -85,10 +85,7 @@ pub fn chat<R: Runner>(
 }
 
 /// Prints the sign and returns the next line, or `None` at the end of the input.
-fn read_turn(
-    console: &mut Console<impl BufRead, impl Write>,
-    interrupt: &Interrupt,
-) -> Result<Option<String>> {
+fn read_turn(console: &mut Console<impl BufRead, impl Write>, interrupt: &Interrupt) -> Result<Option<String>> {
     let Console { input, out, sign } = console;
     let wrote = write!(out, "{sign}").and_then(|()| out.flush());
     wrote.map_err(|e| Error::run(format!("cannot write the output: {e}")))?;

@@ -47,8 +47,7 @@ pub fn show<R: Runner>(
     mut out: impl Write,
     interrupt: &AtomicBool,
 ) -> Result<()> {
-    let (mut prompts, mut collector) =
-        (Vec::new(), AnswerCollector { interrupt, answers: BTreeMap::new() });
+    let (mut prompts, mut collector) = (Vec::new(), AnswerCollector { interrupt, answers: BTreeMap::new() });
     for questions in [&QUESTIONS[..1], &QUESTIONS[1..]] {
         for question in questions {
             let request = request(question, defaults, text)?;
@@ -58,9 +57,7 @@ pub fn show<R: Runner>(
         server.run(&mut collector)?;
     }
     let failed = |e| Error::run(format!("cannot write the output: {e}"));
-    for ((question, prompt), (tokens, found)) in
-        QUESTIONS.iter().zip(prompts).zip(collector.answers.into_values())
-    {
+    for ((question, prompt), (tokens, found)) in QUESTIONS.iter().zip(prompts).zip(collector.answers.into_values()) {
         let answer = text.decode(&tokens);
         let saved = format!("{found} of {} were in the cache", tokens_of(prompt, "prompt"));
         writeln!(out, "> {question}\n  {answer}\n  ({saved})\n").map_err(failed)?;

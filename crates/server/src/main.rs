@@ -44,10 +44,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     if args.chat && args.n > 1 {
-        return Err(Error::request(format!(
-            "--n {} is not for --chat: a turn has one answer",
-            args.n
-        )));
+        return Err(Error::request(format!("--n {} is not for --chat: a turn has one answer", args.n)));
     }
     let threads = args.threads.map_or(0, usize::from); // 0: all cores
     rayon::ThreadPoolBuilder::new()
@@ -60,8 +57,7 @@ fn run(args: &Args) -> Result<()> {
                 std::process::exit(130);
             }
         };
-        ctrlc::set_handler(interrupt)
-            .map_err(|e| Error::run(format!("cannot catch Ctrl-C: {e}")))?;
+        ctrlc::set_handler(interrupt).map_err(|e| Error::run(format!("cannot catch Ctrl-C: {e}")))?;
     }
     match args.backend {
         BackendName::Cpu if args.tp > 1 => Err(Error::request("--tp is for GPUs")),
@@ -69,9 +65,7 @@ fn run(args: &Args) -> Result<()> {
             Err(Error::request("--bench and --check are for GPUs"))
         }
         BackendName::Cpu => on_cpu(args),
-        BackendName::Cuda if args.calibrate.is_some() => {
-            Err(Error::request("--calibrate is for the CPU"))
-        }
+        BackendName::Cuda if args.calibrate.is_some() => Err(Error::request("--calibrate is for the CPU")),
         BackendName::Cuda => on_gpu(args),
     }
 }
@@ -114,9 +108,7 @@ fn sparsely(
     if given.is_none() && (args.chat || args.serve.is_some()) {
         return Err(Error::request("--sparse with --chat or --serve needs --labels"));
     }
-    let open = |config, labels| {
-        Engine::new(config, CpuOptions { labels, ..cpu.clone() }).map_err(setup::no_engine)
-    };
+    let open = |config, labels| Engine::new(config, CpuOptions { labels, ..cpu.clone() }).map_err(setup::no_engine);
     let model = &setup::model(args, &shape)?;
     let reader = Reader::new(sparse.top, args.recall.then(|| Recall::new(table)));
     let runner = CpuRunner::new(model).read_sparsely(reader);
@@ -135,8 +127,7 @@ fn sparsely(
         Some(labels) if !args.recall => labels,
         given => {
             // The first pass reads all positions, to choose the channels and to record the tokens.
-            let mut server =
-                Server::new(CpuRunner::new(model).measure(), open(config, None)?, policy);
+            let mut server = Server::new(CpuRunner::new(model).measure(), open(config, None)?, policy);
             submit(&mut server, &requests)?;
             server.run(&mut recorded)?;
             let measured = server.runner().measured().expect("the runner measures");
@@ -287,11 +278,7 @@ fn submit<R: Runner>(server: &mut Server<R>, requests: &[Request]) -> Result<()>
     requests.iter().try_for_each(|request| server.submit(request.clone()).map(drop))
 }
 
-fn printer<'a>(
-    args: &Args,
-    text: &'a Text,
-    requests: &[Request],
-) -> Printer<'a, StdoutLock<'static>> {
+fn printer<'a>(args: &Args, text: &'a Text, requests: &[Request]) -> Printer<'a, StdoutLock<'static>> {
     let form = match (args.json, requests) {
         (true, _) => Form::Json,
         (false, [only]) if only.samples == 1 => Form::Live,

@@ -101,8 +101,7 @@ impl<'a, W: Write> Printer<'a, W> {
 
     fn line(&mut self, stream: &Stream) -> String {
         if self.form == Form::Blocks {
-            let mark =
-                if stream.sample > 0 { format!(".{}", stream.sample) } else { String::new() };
+            let mark = if stream.sample > 0 { format!(".{}", stream.sample) } else { String::new() };
             return format!("[{}{mark}] {}\n", stream.request, self.text.decode(&stream.tokens));
         }
         let mut line = json!({

@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use kvarena::{
-    Capacity, CpuOptions, EngineConfig, EngineError, Groups, KvDtype, KvScales, PoolConfig,
-    PrefixMode, Scaling,
+    Capacity, CpuOptions, EngineConfig, EngineError, Groups, KvDtype, KvScales, PoolConfig, PrefixMode, Scaling,
 };
 use serde_json::{Value, json};
 
@@ -82,15 +81,11 @@ fn check_dir(path: &Path) -> Result<()> {
     let inside = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let what = if let Some(file) = inside.filter(|file| is_gguf(file)).min() {
         let file = file.display();
-        format!(
-            "{shown} has GGUF files but no config.json: give one of them, such as --model {file}"
-        )
+        format!("{shown} has GGUF files but no config.json: give one of them, such as --model {file}")
     } else if is_gguf(path) && !path.exists() {
         format!("there is no file {shown}: give the path of a GGUF file or of a model folder")
     } else if path.join("snapshots").is_dir() {
-        format!(
-            "{shown} is a cache folder of the Hugging Face Hub: give a folder inside {shown}/snapshots"
-        )
+        format!("{shown} is a cache folder of the Hugging Face Hub: give a folder inside {shown}/snapshots")
     } else if path.is_dir() {
         format!("cannot read {shown}/config.json: give a model folder in the Hugging Face format")
     } else if path.exists() {
@@ -260,9 +255,7 @@ fn host_pages(args: &Args, page_bytes: u64, prefix_off: bool) -> Result<u32> {
         return Err(Error::request(format!("--host-cache {gib} is not above 0")));
     }
     if prefix_off {
-        return Err(Error::request(
-            "--host-cache needs --prefix on: without it, nothing is cached",
-        ));
+        return Err(Error::request("--host-cache needs --prefix on: without it, nothing is cached"));
     }
     let pages = gib * (1_u64 << 30) as f64 / page_bytes as f64;
     if pages < 1.0 {
@@ -279,22 +272,15 @@ fn host_pages(args: &Args, page_bytes: u64, prefix_off: bool) -> Result<u32> {
 /// `--groups on` with `--sparse`, or an option that needs layers of one shape for a model with layers of two shapes.
 fn groups(args: &Args, model: &ModelConfig) -> Result<Groups> {
     let off = args.groups == Some(Switch::Off);
-    let needs_one = [
-        ("--groups off", off),
-        ("--sparse", args.sparse.is_some()),
-        ("--calibrate", args.calibrate.is_some()),
-    ];
+    let needs_one =
+        [("--groups off", off), ("--sparse", args.sparse.is_some()), ("--calibrate", args.calibrate.is_some())];
     if let Some((option, _)) = needs_one.into_iter().find(|&(_, is_given)| is_given)
         && model.window_heads.is_some()
     {
-        return Err(Error::request(format!(
-            "{option} is not for models with layers of two shapes"
-        )));
+        return Err(Error::request(format!("{option} is not for models with layers of two shapes")));
     }
     match args.groups {
-        Some(Switch::On) if args.sparse.is_some() => {
-            Err(Error::request("--groups on is not for --sparse"))
-        }
+        Some(Switch::On) if args.sparse.is_some() => Err(Error::request("--groups on is not for --sparse")),
         Some(Switch::Off) => Ok(Groups::ONE),
         _ if args.sparse.is_some() => Ok(Groups::ONE),
         _ => Ok(model.groups()),

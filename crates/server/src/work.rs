@@ -56,8 +56,7 @@ impl Work {
 
 /// Returns whether the demo's questions are the requests: the command line gives no requests, model or `--chat`.
 pub fn is_demo(args: &Args) -> bool {
-    let has_requests =
-        !args.prompt.is_empty() || args.requests.is_some() || args.random_requests.is_some();
+    let has_requests = !args.prompt.is_empty() || args.requests.is_some() || args.random_requests.is_some();
     let has_model = args.model.is_some() || args.random_model.is_some();
     !has_requests && !has_model && !args.chat
 }
@@ -88,15 +87,9 @@ fn requests(args: &Args, model: &ModelConfig, text: &Text) -> Result<Vec<Request
     demo::QUESTIONS.iter().map(|question| demo::request(question, &defaults, text)).collect()
 }
 
-fn random_requests(
-    counts: &str,
-    seed: u64,
-    model: &ModelConfig,
-    defaults: &Defaults,
-) -> Result<Vec<Request>> {
-    let parts = counts
-        .split_once(':')
-        .and_then(|(count, len)| Some((count.parse::<u32>().ok()?, len.parse::<u32>().ok()?)));
+fn random_requests(counts: &str, seed: u64, model: &ModelConfig, defaults: &Defaults) -> Result<Vec<Request>> {
+    let parts =
+        counts.split_once(':').and_then(|(count, len)| Some((count.parse::<u32>().ok()?, len.parse::<u32>().ok()?)));
     let Some((count, len)) = parts else {
         return Err(Error::request(format!("--random-requests {counts:?} is not COUNT:LEN")));
     };

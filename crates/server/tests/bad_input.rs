@@ -15,11 +15,7 @@ const MODEL: i32 = 3;
 /// Runs `kvarena-server` on a model directory and expects an error.
 #[track_caller]
 fn refuses(dir: &Dir, code: i32, words: &[&str]) {
-    refuses_arguments(
-        &["--model", dir.path().to_str().expect("UTF-8"), "--prompt", "1 2"],
-        code,
-        words,
-    );
+    refuses_arguments(&["--model", dir.path().to_str().expect("UTF-8"), "--prompt", "1 2"], code, words);
 }
 
 #[track_caller]
@@ -42,11 +38,7 @@ fn refuses_config(model: &str, change: impl FnOnce(&mut Value), words: &[&str]) 
 
 #[test]
 fn missing_files_are_named() {
-    refuses_arguments(
-        &["--model", "/nowhere/at/all", "--prompt", "1"],
-        MODEL,
-        &["/nowhere/at/all"],
-    );
+    refuses_arguments(&["--model", "/nowhere/at/all", "--prompt", "1"], MODEL, &["/nowhere/at/all"]);
     let dir = Dir::new();
     refuses(&dir, MODEL, &["cannot read", "config.json"]);
     let dir = Dir::copy_of("llama-tiny");
@@ -58,16 +50,8 @@ fn missing_files_are_named() {
 
 #[test]
 fn unsupported_configs_are_refused() {
-    refuses_config(
-        "llama-tiny",
-        |c| c["architectures"] = json!(["MambaForCausalLM"]),
-        &["MambaForCausalLM"],
-    );
-    refuses_config(
-        "llama-tiny",
-        |c| c["rope_parameters"]["rope_type"] = json!("dynamic"),
-        &["dynamic", "rope"],
-    );
+    refuses_config("llama-tiny", |c| c["architectures"] = json!(["MambaForCausalLM"]), &["MambaForCausalLM"]);
+    refuses_config("llama-tiny", |c| c["rope_parameters"]["rope_type"] = json!("dynamic"), &["dynamic", "rope"]);
     refuses_config("llama-tiny", |c| c["rope_parameters"] = json!("x"), &["rope_parameters"]);
     refuses_config(
         "llama-tiny",
@@ -79,10 +63,7 @@ fn unsupported_configs_are_refused() {
     );
     refuses_config(
         "llama-tiny",
-        |c| {
-            c["rope_parameters"] =
-                json!({ "rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5 })
-        },
+        |c| c["rope_parameters"] = json!({ "rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5 }),
         &["low_freq_factor is missing"],
     );
     refuses_config("llama-tiny", |c| c["hidden_act"] = json!("gelu"), &["gelu"]);
@@ -91,16 +72,8 @@ fn unsupported_configs_are_refused() {
     refuses_config("llama-tiny", |c| c["hidden_size"] = json!("big"), &["hidden_size", "big"]);
     refuses_config("llama-tiny", |c| c["head_dim"] = json!(31), &["head_dim 31"]);
     refuses_config("llama-tiny", |c| c["vocab_size"] = Value::Null, &["vocab_size is missing"]);
-    refuses_config(
-        "llama-tiny",
-        |c| c["num_hidden_layers"] = json!(1_u64 << 60),
-        &["num_hidden_layers"],
-    );
-    refuses_config(
-        "qwen3-tiny",
-        |c| c["quantization_config"] = json!({}),
-        &["quantization_config"],
-    );
+    refuses_config("llama-tiny", |c| c["num_hidden_layers"] = json!(1_u64 << 60), &["num_hidden_layers"]);
+    refuses_config("qwen3-tiny", |c| c["quantization_config"] = json!({}), &["quantization_config"]);
     let dir = Dir::copy_of("llama-tiny");
     dir.write("config.json", "{ \"hidden_size\": ");
     refuses(&dir, MODEL, &["config.json", "not valid JSON"]);
@@ -145,9 +118,7 @@ fn an_index_of_missing_shards_is_refused() {
     let dir = Dir::copy_of("llama-tiny");
     let whole = dir.path().join("model.safetensors");
     fs::rename(&whole, dir.path().join("a.safetensors")).expect("renamed");
-    let index = |map: Value| {
-        dir.write("model.safetensors.index.json", json!({ "weight_map": map }).to_string())
-    };
+    let index = |map: Value| dir.write("model.safetensors.index.json", json!({ "weight_map": map }).to_string());
     index(json!({ "model.norm.weight": "b.safetensors" }));
     refuses(&dir, MODEL, &["cannot read", "b.safetensors"]);
     index(json!({ "model.nothing": "a.safetensors" }));
@@ -180,11 +151,7 @@ fn requests_that_never_fit_are_refused() {
     refuse(r#"{"prompt": [1], "stop_token_ids": 5.5}"#, &[], &[":2: stop_token_ids: 5.5 is not"]);
     refuse(r#"{"max_new_tokens": 3}"#, &[], &[":2:", "prompt is missing"]);
     refuse(r#"{"prompt": [1]"#, &[], &[":2:", "not valid JSON"]);
-    refuse(
-        r#"{"prompt": [1], "max_new_tokens": 2049}"#,
-        &[],
-        &["request 1", "2049", "2048 positions"],
-    );
+    refuse(r#"{"prompt": [1], "max_new_tokens": 2049}"#, &[], &["request 1", "2049", "2048 positions"]);
     refuse(r#"{"prompt": [1], "temperature": -1}"#, &[], &["temperature -1"]);
     refuse(r#"{"prompt": [1], "top_p": 0}"#, &[], &["top_p 0"]);
     refuse(r#"{"prompt": [1], "n": 0}"#, &[], &["n is 0"]);
@@ -192,11 +159,7 @@ fn requests_that_never_fit_are_refused() {
     refuse(&json!({ "prompt": long }).to_string(), &[], &["2049 tokens", "2048 positions"]);
     let long: Vec<u32> = vec![1; 65];
     let pool = ["--pages", "4", "--page-size", "16"];
-    refuse(
-        &json!({ "prompt": long }).to_string(),
-        &pool,
-        &["65 tokens", "holds 64 (4 pages of 16)"],
-    );
+    refuse(&json!({ "prompt": long }).to_string(), &pool, &["65 tokens", "holds 64 (4 pages of 16)"]);
     refuse(r#"{"prompt": [1, 2], "max_new_tokens": 64}"#, &pool, &["65 tokens", "holds 64"]);
 }
 
@@ -229,10 +192,7 @@ fn invalid_options_are_refused() {
     }
     refuse(&["--backend", "cuda", "--calibrate", "none.json"], &["--calibrate"]);
     refuse(&["--backend", "cpu", "--check"], &["--check"]);
-    refuse(
-        &["--backend", "cpu", "--bench", "decode", "--random-model", "qwen3-0.6b"],
-        &["--bench"],
-    );
+    refuse(&["--backend", "cpu", "--bench", "decode", "--random-model", "qwen3-0.6b"], &["--bench"]);
     refuse(&["--sparse", "0"], &["--sparse", "\"0\""]);
     refuse(&["--sparse", "8,0"], &["--sparse", "\"0\""]);
     refuse(&["--sparse", "8,x"], &["--sparse", "\"x\""]);
@@ -249,8 +209,7 @@ fn invalid_options_are_refused() {
     refuse(&["--recall"], &["--sparse"]);
     refuse(&["--sparse", "8", "--draft", "3"], &["--sparse", "--draft"]);
     refuse(&["--sparse", "8", "--check"], &["--sparse", "--check"]);
-    let labels = files
-        .write("labels.json", r#"{"layers": 1, "kv_heads": 1, "channels": 2, "values": [3, 1]}"#);
+    let labels = files.write("labels.json", r#"{"layers": 1, "kv_heads": 1, "channels": 2, "values": [3, 1]}"#);
     let labels = labels.to_str().expect("UTF-8");
     refuse(&[&tiny[..], &["--sparse", "8", "--labels", labels]].concat(), &["channel 1"]);
     refuses_arguments(&["--chat", "--sparse", "8"], REQUEST, &["--labels"]);
@@ -258,11 +217,7 @@ fn invalid_options_are_refused() {
     if !cfg!(feature = "cuda") {
         refuse(&["--backend", "cuda"], &["--features cuda"]);
     }
-    refuses_arguments(
-        &["--model", common::dir("llama-tiny").to_str().expect("UTF-8")],
-        REQUEST,
-        &["--requests"],
-    );
+    refuses_arguments(&["--model", common::dir("llama-tiny").to_str().expect("UTF-8")], REQUEST, &["--requests"]);
 }
 
 #[test]

@@ -17,10 +17,7 @@ fn the_command_of_the_readme_explains_words() {
     let ran = run_server(&[], "");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     for (question, answer) in [
-        (
-            "> What is a page?",
-            "a page is room for the keys and values of a few tokens in all layers.",
-        ),
+        ("> What is a page?", "a page is room for the keys and values of a few tokens in all layers."),
         ("> What is the fence?", "the fence keeps pages that were given up until no kernel can"),
         ("> Explain eviction.", "eviction drops the prefixes that nobody has used for the longest"),
     ] {
@@ -122,15 +119,13 @@ fn requests_and_answers_are_json_lines() {
     for model in common::MODELS {
         let (dir, files) = (common::dir(model), Dir::new());
         let cases = common::cases(model);
-        let request = |case: &common::Case| {
-            json!({ "prompt": case.prompt, "max_new_tokens": case.tokens.len() }).to_string()
-        };
+        let request =
+            |case: &common::Case| json!({ "prompt": case.prompt, "max_new_tokens": case.tokens.len() }).to_string();
         let text: Vec<String> = cases.iter().map(request).collect();
         let file = files.write("requests.jsonl", text.join("\n"));
         let paths = [dir.to_str().expect("UTF-8"), file.to_str().expect("UTF-8")];
         for options in options {
-            let arguments =
-                [&["--model", paths[0], "--requests", paths[1], "--json"], options].concat();
+            let arguments = [&["--model", paths[0], "--requests", paths[1], "--json"], options].concat();
             let ran = run_server(&arguments, "");
             assert_eq!(ran.code, Some(0), "{}", ran.err);
             let lines = lines(&ran.out);
@@ -158,8 +153,7 @@ fn scales_are_measured_and_given() {
     let files = Dir::new();
     let file = files.write("scales.json", "");
     let path = file.to_str().expect("UTF-8");
-    let requests =
-        ["--prompt", "5 6 7 8 9", "--prompt", "9 8 7", "--max-new-tokens", "12", "--json"];
+    let requests = ["--prompt", "5 6 7 8 9", "--prompt", "9 8 7", "--max-new-tokens", "12", "--json"];
     let run = |options: &[&str]| {
         let ran = tiny(&[&requests[..], options].concat(), "");
         assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -202,10 +196,8 @@ fn first_logits_are_printed_on_request() {
 #[test]
 fn host_memory_keeps_the_pages_of_all_groups() {
     let prompt = |n: usize| (0..96).map(|i| (7 * n + i * i) % 500).collect::<Vec<_>>();
-    let requests: String = (0..4)
-        .chain(0..4)
-        .map(|n| json!({ "prompt": prompt(n), "max_new_tokens": 4 }).to_string() + "\n")
-        .collect();
+    let requests: String =
+        (0..4).chain(0..4).map(|n| json!({ "prompt": prompt(n), "max_new_tokens": 4 }).to_string() + "\n").collect();
     let serve = |cache: &[&str]| {
         let model = common::dir("gemma3-tiny");
         let path = model.to_str().expect("a path");
@@ -231,8 +223,7 @@ fn samples_share_the_prompt() {
     let input = format!("{}\n{}\n", request(0.0), request(1.0));
     let mut sampled = Vec::new();
     let small = ["--page-size", "16", "--pages", "6"];
-    let options: [&[&str]; 5] =
-        [&[], &["--overlap"], &["--concurrency", "1"], &small, &["--no-prefix"]];
+    let options: [&[&str]; 5] = [&[], &["--overlap"], &["--concurrency", "1"], &small, &["--no-prefix"]];
     for options in options {
         let fixed = ["--requests", "-", "--json", "--kv-dtype", "f32"];
         let ran = tiny(&[&fixed[..], options].concat(), &input);
@@ -292,15 +283,13 @@ fn stop_tokens_and_cancelled_clients_end_a_stream() {
 #[test]
 fn namespaces_are_served_with_hashed_pages() {
     let prompt: Vec<u32> = (0..20).collect();
-    let request =
-        |namespace| json!({ "prompt": prompt, "max_new_tokens": 1, "namespace": namespace });
+    let request = |namespace| json!({ "prompt": prompt, "max_new_tokens": 1, "namespace": namespace });
     let input = [0, 1, 2, 1].map(|namespace| request(namespace).to_string()).join("\n");
     let fixed = ["--requests", "-", "--json", "--concurrency", "1"];
     for options in [&[][..], &["--kv-events", "tcp://127.0.0.1:0"]] {
         let ran = tiny(&[&fixed[..], options].concat(), &input);
         assert_eq!(ran.code, Some(0), "{}", ran.err);
-        let cached: Vec<Value> =
-            lines(&ran.out).iter().map(|line| line["cached_tokens"].clone()).collect();
+        let cached: Vec<Value> = lines(&ran.out).iter().map(|line| line["cached_tokens"].clone()).collect();
         assert_eq!(cached, [0, 0, 0, 16], "{options:?}");
     }
 }
@@ -346,9 +335,7 @@ fn a_chat_reuses_its_last_turn() {
 
 #[test]
 fn equal_lines_draw_different_tokens() {
-    let line = |seed: &str| {
-        format!("{{\"prompt\": [344, 506], \"max_new_tokens\": 20, \"temperature\": 2{seed}}}\n")
-    };
+    let line = |seed: &str| format!("{{\"prompt\": [344, 506], \"max_new_tokens\": 20, \"temperature\": 2{seed}}}\n");
     let plain = tiny(&["--requests", "-", "--json"], &line("").repeat(3)).out;
     let tokens: Vec<Value> = lines(&plain).iter().map(|line| line["tokens"].clone()).collect();
     assert!(tokens[0] != tokens[1] && tokens[1] != tokens[2] && tokens[0] != tokens[2], "{plain}");
@@ -445,9 +432,7 @@ fn the_readme_lists_the_options_of_the_server() {
         let given = given.split([']', ',']).next().expect("a value");
         let listed = default.replace(',', "");
         assert!(
-            listed
-                .strip_prefix(given)
-                .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit())),
+            listed.strip_prefix(given).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit())),
             "{name}: {given} is {default}"
         );
         names_its_tests(tests);
@@ -457,8 +442,7 @@ fn the_readme_lists_the_options_of_the_server() {
 
 /// Checks that a cell names tests as `PATH::NAME`, and that they exist.
 fn names_its_tests(cell: &str) {
-    let tests: Vec<(&str, &str)> =
-        cell.split('`').filter_map(|part| part.split_once("::")).collect();
+    let tests: Vec<(&str, &str)> = cell.split('`').filter_map(|part| part.split_once("::")).collect();
     assert!(!tests.is_empty(), "{cell}");
     for (path, name) in tests {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);

@@ -247,9 +247,7 @@ fn the_program_contains_no_build_path() {
     let program = fs::read(env!("CARGO_BIN_EXE_kvarena-server")).expect("the program");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("a root");
     let root = root.to_str().expect("UTF-8").as_bytes();
-    let is_source = |rest: &[u8]| {
-        rest.starts_with(b"/src/") && rest[..80].windows(3).any(|bytes| bytes == b".rs")
-    };
+    let is_source = |rest: &[u8]| rest.starts_with(b"/src/") && rest[..80].windows(3).any(|bytes| bytes == b".rs");
     let is_folder = |rest: &[u8]| rest[0] == 0 || rest.starts_with(b"/crates\0");
     let mut found = 0;
     for at in 0..program.len() - root.len() - 80 {

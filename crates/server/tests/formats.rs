@@ -26,9 +26,7 @@ use serde_json::{Value, json};
 #[track_caller]
 fn generates_the_golden_tokens(dir: &Dir, model: &str) {
     let cases = common::cases(model);
-    let request = |case: &common::Case| {
-        json!({ "prompt": case.prompt, "max_new_tokens": 20 }).to_string() + "\n"
-    };
+    let request = |case: &common::Case| json!({ "prompt": case.prompt, "max_new_tokens": 20 }).to_string() + "\n";
     let input: String = cases.iter().map(request).collect();
     let path = dir.path().to_str().expect("UTF-8");
     let ran = run_server(&["--model", path, "--requests", "-", "--json"], &input);
@@ -53,10 +51,7 @@ fn write_tensors(dir: &Dir, file: &str, model: &str, dtype: Dtype, keep: impl Fn
             let wide = wide.iter().map(|x| x.to_f32());
             match dtype {
                 Dtype::Bf16 => (safetensors::Dtype::BF16, view.data().to_vec()),
-                Dtype::F16 => (
-                    safetensors::Dtype::F16,
-                    wide.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
-                ),
+                Dtype::F16 => (safetensors::Dtype::F16, wide.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect()),
                 Dtype::F32 => (safetensors::Dtype::F32, wide.flat_map(f32::to_le_bytes).collect()),
                 other => panic!("{other:?}"),
             }
@@ -90,11 +85,8 @@ fn shards_with_an_index() {
         write_tensors(&dir, shards[1], model, Dtype::Bf16, |name| !first(name));
         let bytes = fs::read(common::dir(model).join("model.safetensors")).expect("a model");
         let whole = SafeTensors::deserialize(&bytes).expect("tensors");
-        let map: serde_json::Map<String, Value> = whole
-            .names()
-            .iter()
-            .map(|name| (name.to_string(), json!(shards[usize::from(!first(name))])))
-            .collect();
+        let map: serde_json::Map<String, Value> =
+            whole.names().iter().map(|name| (name.to_string(), json!(shards[usize::from(!first(name))]))).collect();
         let index = json!({ "metadata": {}, "weight_map": map });
         dir.write("model.safetensors.index.json", index.to_string());
         generates_the_golden_tokens(&dir, model);
@@ -110,8 +102,7 @@ fn configs_of_the_old_style() {
             config["rope_scaling"] = Value::Null;
             config["torch_dtype"] = config["dtype"].take();
             let fields = config.as_object_mut().expect("an object");
-            for name in ["rope_parameters", "dtype", "attention_bias", "hidden_act", "rms_norm_eps"]
-            {
+            for name in ["rope_parameters", "dtype", "attention_bias", "hidden_act", "rms_norm_eps"] {
                 fields.remove(name);
             }
         });
@@ -136,8 +127,7 @@ fn llama3_rope_in_both_styles() {
     old["rope_scaling"] = scaling.clone();
     new["rope_parameters"] = scaling;
     new["rope_parameters"]["rope_theta"] = new["rope_theta"].take();
-    let parse =
-        |config: &Value| ModelConfig::parse("config.json".as_ref(), config).expect("a config");
+    let parse = |config: &Value| ModelConfig::parse("config.json".as_ref(), config).expect("a config");
     let (old, new) = (parse(&old).rope, parse(&new).rope);
     assert_eq!(old, new);
     let mut cases = [0; 3];
@@ -155,10 +145,7 @@ fn llama3_rope_in_both_styles() {
             let smooth = (8192.0 / wavelength - 1.0) / (4.0 - 1.0);
             (1.0 - smooth) * plain / 8.0 + smooth * plain
         };
-        assert!(
-            (f64::from(actual) / expected - 1.0).abs() < 1e-6,
-            "{i}: {actual} is not {expected}"
-        );
+        assert!((f64::from(actual) / expected - 1.0).abs() < 1e-6, "{i}: {actual} is not {expected}");
     }
     assert!(cases.iter().all(|&n| n > 0), "all three cases are seen: {cases:?}");
     let mut linear = shape("LlamaForCausalLM", [4, 2, 128]);
@@ -207,10 +194,8 @@ fn models_of_other_shapes_are_served() {
         }
         let config = ModelConfig::parse("config.json".as_ref(), &value).expect("a config");
         let model = Model::build(config, &mut Random { seed: number as u64 }).expect("a model");
-        let prompts: Vec<Vec<u32>> = [1, 8, 40]
-            .iter()
-            .map(|&len| (0..len).map(|i| (i * i * 7 + len) % 300).collect())
-            .collect();
+        let prompts: Vec<Vec<u32>> =
+            [1, 8, 40].iter().map(|&len| (0..len).map(|i| (i * i * 7 + len) % 300).collect()).collect();
         let served = serve(&model, &prompts);
         for (prompt, served) in prompts.iter().zip(&served) {
             let (expected, _) = contiguous::greedy(&model, prompt, 24, usize::MAX);
@@ -228,23 +213,11 @@ fn serve(model: &Model, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
         capacity: Capacity::Pages(64),
         ..PoolConfig::default()
     };
-    let engine =
-        Engine::new(EngineConfig::from(pool), CpuOptions::with_threads(1)).expect("an engine");
-    let policy = Policy {
-        chunk: 11,
-        concurrency: 8,
-        overlap: true,
-        fail_every: None,
-        wait_for_leaders: true,
-        drafts: None,
-    };
+    let engine = Engine::new(EngineConfig::from(pool), CpuOptions::with_threads(1)).expect("an engine");
+    let policy =
+        Policy { chunk: 11, concurrency: 8, overlap: true, fail_every: None, wait_for_leaders: true, drafts: None };
     let mut server = Server::new(CpuRunner::new(model), engine, policy);
-    let defaults = Defaults {
-        max_new_tokens: Some(24),
-        samples: 1,
-        sampling: Sampling::default(),
-        stop: Vec::new(),
-    };
+    let defaults = Defaults { max_new_tokens: Some(24), samples: 1, sampling: Sampling::default(), stop: Vec::new() };
     for prompt in prompts {
         server.submit(defaults.request(prompt.clone())).expect("a request");
     }

@@ -75,8 +75,7 @@ fn a_given_model_is_checked() {
     let windows = Case::folder(&device, &common::dir("gemma3-tiny")).expect("a served model");
     let settings = windows.settings();
     assert!(settings.iter().all(|setting| setting.sparse.is_none()) && settings.len() > 64);
-    let few =
-        Dir::with_config("qwen3-tiny", |config| config["max_position_embeddings"] = 146.into());
+    let few = Dir::with_config("qwen3-tiny", |config| config["max_position_embeddings"] = 146.into());
     let error = Case::folder(&device, few.path()).err().expect("too few positions");
     assert!(error.message.contains("147 positions"), "{error}");
 }
@@ -141,8 +140,7 @@ fn shares_make_a_whole() {
     let _lock = lock_gpus();
     let Some(device) = device() else { return };
     let config = setup::config_of(Shape::LlamaTiny64).expect("a shape");
-    let random =
-        |share| Weights::random(&device, &config, share, Random { seed: 3 }).expect("weights");
+    let random = |share| Weights::random(&device, &config, share, Random { seed: 3 }).expect("weights");
     let whole = random(Share::WHOLE);
     let ModelConfig { hidden, head_dim, q_heads, kv_heads, intermediate, .. } = config;
     let ranks = 2;
@@ -154,8 +152,7 @@ fn shares_make_a_whole() {
                 let (mut at, mut from) = (0, 0);
                 for height in heights {
                     let count = height / ranks * hidden;
-                    let expected =
-                        weights_at(&device, all + 2 * (from + rank * count) as u64, count);
+                    let expected = weights_at(&device, all + 2 * (from + rank * count) as u64, count);
                     assert!(weights_at(&device, own + 2 * at as u64, count) == expected);
                     (at, from) = (at + count, from + height * hidden);
                 }
@@ -218,9 +215,7 @@ fn several_gpus_are_refused_by_name() {
     let (code, words) = match Comm::version() {
         Err(_) => (3, "libnccl.so.2"),
         // crates/host/tests/fake_cublaslt/nccl.cc
-        Ok(_) if std::env::var_os("FAKE_NCCL_REFUSES").is_some() => {
-            (1, "ncclCommInitAll failed: it is a fake")
-        }
+        Ok(_) if std::env::var_os("FAKE_NCCL_REFUSES").is_some() => (1, "ncclCommInitAll failed: it is a fake"),
         Ok(_) => return,
     };
     let shape = ["--random-model", "llama-tiny-64", "--random-requests", "1:9"];
@@ -253,9 +248,7 @@ fn failed_steps_change_nothing() {
     let _lock = lock_gpus();
     let Some(device) = device() else { return };
     let mut case = Case::golden(&device).expect("the golden model");
-    for (setting, fail_every) in
-        check::settings().into_iter().step_by(7).zip([3, 5, 7].iter().cycle())
-    {
+    for (setting, fail_every) in check::settings().into_iter().step_by(7).zip([3, 5, 7].iter().cycle()) {
         let setting = Setting { fail_every: Some(*fail_every), ..setting };
         let distance = case.distance(setting).expect("served");
         assert!(distance.is_close(), "{setting:?}: {distance:?}");
@@ -400,10 +393,7 @@ fn the_program_names_why_it_cannot_run() {
         Err(GpuError::NoCublasLt { .. }) => refuse(&["--backend", "cuda"], &["cublasLt"]),
         Ok(device) if device.gpu.free_memory().expect("a number") < 16 << 30 => {
             let large = ["--backend", "cuda", "--random-model", "qwen3-8b"];
-            refuse(
-                &[&large[..], &["--random-requests", "1:4"]].concat(),
-                &["does not fit", "free"],
-            );
+            refuse(&[&large[..], &["--random-requests", "1:4"]].concat(), &["does not fit", "free"]);
         }
         _ => {}
     }

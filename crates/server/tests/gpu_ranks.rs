@@ -38,16 +38,8 @@ fn fails(arguments: &[&str], fault: (&str, &str), code: i32, words: &[&str]) {
 }
 
 /// One prompt of 9 tokens. No step has more rows than are tuned.
-const SERVE: [&str; 8] = [
-    "--random-model",
-    "llama-tiny-64",
-    "--random-requests",
-    "1:9",
-    "--max-new-tokens",
-    "4",
-    "--chunk",
-    "64",
-];
+const SERVE: [&str; 8] =
+    ["--random-model", "llama-tiny-64", "--random-requests", "1:9", "--max-new-tokens", "4", "--chunk", "64"];
 
 /// The fault is in the first or the last kernel of a step, in a sum, or in the load of the step's plan. It occurs on
 /// either rank; only rank 0 runs the last kernel.
@@ -56,9 +48,7 @@ fn a_rank_that_cannot_launch_ends_the_program() {
     if !has_stand_in() {
         return;
     }
-    for (device, kernel) in
-        [(0, "embed"), (1, "embed"), (0, "sum_ranks"), (1, "sum_ranks"), (0, "sample")]
-    {
+    for (device, kernel) in [(0, "embed"), (1, "embed"), (0, "sum_ranks"), (1, "sum_ranks"), (0, "sample")] {
         let words = format!("rank {device}: cuLaunchKernelEx failed with CUDA error 719");
         fails(&SERVE, ("FAKE_DRIVER_REFUSES", &format!("{device}:{kernel}")), 1, &[&words]);
     }
@@ -85,21 +75,16 @@ fn a_rank_that_panics_ends_the_program() {
 fn hosted(host_cache: Option<&str>, faults: &[(&str, &str)]) -> (String, String) {
     // Four prompts of four pages each; each prompt occurs twice.
     let prompt = |n: usize| (0..64).map(|i| (7 * n + i * i) % 512).collect::<Vec<_>>();
-    let requests: String = (0..4)
-        .chain(0..4)
-        .map(|n| format!("{{\"prompt\": {:?}, \"max_new_tokens\": 4}}\n", prompt(n)))
-        .collect();
+    let requests: String =
+        (0..4).chain(0..4).map(|n| format!("{{\"prompt\": {:?}, \"max_new_tokens\": 4}}\n", prompt(n))).collect();
     let mut arguments = vec!["--backend", "cuda", "--tp", "2", "--concurrency", "1", "--json"];
     arguments.extend(["--random-model", "llama-tiny-64", "--chunk", "64", "--pages", "6"]);
     arguments.extend(["--requests", "-"]);
     arguments.extend(host_cache.iter().flat_map(|gib| ["--host-cache", gib]));
     let ran = run_server_with(faults, &arguments, &requests);
     assert_eq!(ran.code, Some(0), "{faults:?}: {}", ran.err);
-    let words: Vec<_> = ran
-        .out
-        .lines()
-        .filter_map(|line| line.split("\"tokens\":").nth(1)?.split(']').next())
-        .collect();
+    let words: Vec<_> =
+        ran.out.lines().filter_map(|line| line.split("\"tokens\":").nth(1)?.split(']').next()).collect();
     assert_eq!(words.len(), 8, "{}", ran.out);
     let line = ran.err.lines().find(|line| line.starts_with("host memory"));
     (words.join("\n"), line.unwrap_or_default().to_owned())

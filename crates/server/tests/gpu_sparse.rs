@@ -16,8 +16,7 @@ use serde_json::{Value, json};
 fn served(options: &[&str]) -> (Vec<Value>, Value) {
     let files = Dir::new();
     let request = |case: &common::Case| json!({"prompt": case.prompt, "max_new_tokens": 20});
-    let lines: Vec<String> =
-        common::cases("qwen3-tiny").iter().map(|case| request(case).to_string()).collect();
+    let lines: Vec<String> = common::cases("qwen3-tiny").iter().map(|case| request(case).to_string()).collect();
     let requests = files.write("requests.jsonl", lines.join("\n"));
     let dir = common::dir("qwen3-tiny");
     let paths = [dir.to_str().expect("UTF-8"), requests.to_str().expect("UTF-8")];
@@ -63,8 +62,7 @@ fn channels_are_measured_and_changes_counted() {
     let [(shape, own_values), (shape_of_cpu, values)] = [own, of_cpu].map(channels);
     assert_eq!(shape, shape_of_cpu);
     let heads = own_values.chunks(8).zip(values.chunks(8));
-    let same: usize =
-        heads.map(|(own, other)| own.iter().filter(|at| other.contains(at)).count()).sum();
+    let same: usize = heads.map(|(own, other)| own.iter().filter(|at| other.contains(at)).count()).sum();
     assert!(10 * same >= 9 * values.len(), "{same} of {} channels", values.len());
     // With a file of channels, requests are served once.
     assert_eq!(cuda(&["--sparse", "24", "--labels", own]).0, streams);
@@ -118,8 +116,7 @@ fn unsupported_sparse_reads_on_a_gpu_are_refused() {
     let tiny = common::dir("qwen3-tiny");
     let tiny = tiny.to_str().expect("UTF-8");
     let files = Dir::new();
-    let labels = files
-        .write("labels.json", r#"{"layers": 1, "kv_heads": 1, "channels": 2, "values": [1, 3]}"#);
+    let labels = files.write("labels.json", r#"{"layers": 1, "kv_heads": 1, "channels": 2, "values": [1, 3]}"#);
     let labels = labels.to_str().expect("UTF-8");
     let fixed = ["--backend", "cuda", "--model", tiny];
     let refuse = |options: &[&str], words: &str| {

@@ -103,12 +103,7 @@ impl Sums {
 
     /// Computes the sums on all ranks, and compares them with the specification. `pause` receives the rank and the
     /// number of its earlier pauses.
-    fn agree(
-        &self,
-        gpus: &[u32],
-        (eager, replays): (usize, usize),
-        pause: impl Fn(usize, usize) + Sync,
-    ) {
+    fn agree(&self, gpus: &[u32], (eager, replays): (usize, usize), pause: impl Fn(usize, usize) + Sync) {
         let links = Peers::connect(gpus).expect("GPUs that reach each other");
         let (expected, ready) = (&self.expected(eager + replays), &Barrier::new(gpus.len()));
         thread::scope(|scope| {
@@ -148,8 +143,7 @@ fn sums_are_their_specification_bit_by_bit() {
     let _lock = lock_gpus();
     for ranks in [2, 3, 4] {
         let Some(gpus) = gpus(ranks) else { continue };
-        let counts =
-            [8, 4096, 0, 24, 4104, 8, 16 * 4096, 1000, 8 * 511, 8 * 512, 8 * 513, 0, 40_000, 8];
+        let counts = [8, 4096, 0, 24, 4104, 8, 16 * 4096, 1000, 8 * 511, 8 * 512, 8 * 513, 0, 40_000, 8];
         Sums::new(ranks, &counts, 1).agree(&gpus, (3, 4), paces(2));
     }
 }
@@ -224,8 +218,7 @@ fn nan_and_infinity_are_summed() {
 fn the_bench_names_the_transport_of_sums() {
     let _lock = lock_gpus();
     let bench = |more: &[&str]| {
-        let all =
-            ["--bench", "sums", "--random-model", "llama-tiny-64", "--batch", "1,16", "--json"];
+        let all = ["--bench", "sums", "--random-model", "llama-tiny-64", "--batch", "1,16", "--json"];
         run_server(&[&all[..], more].concat(), "")
     };
     if device().is_none() {
@@ -238,9 +231,7 @@ fn the_bench_names_the_transport_of_sums() {
         return;
     }
     let reached = Peers::connect(&[0, 1]).is_ok();
-    for (more, way) in
-        [(&[][..], "peer"), (&["--sums", "peer"], "peer"), (&["--sums", "nccl"], "nccl")]
-    {
+    for (more, way) in [(&[][..], "peer"), (&["--sums", "peer"], "peer"), (&["--sums", "nccl"], "nccl")] {
         let ran = bench(&[&["--tp", "2"], more].concat());
         if !reached && more == ["--sums", "peer"] {
             assert_eq!(ran.code, Some(3), "{}", ran.err);

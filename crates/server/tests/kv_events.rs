@@ -8,9 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use common::listening::Listening;
-use kvarena::{
-    Capacity, CpuOptions, Engine, EngineConfig, Namespace, NamespaceNames, PoolConfig, TokenId,
-};
+use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, Namespace, NamespaceNames, PoolConfig, TokenId};
 use kvarena_events::decode::{StoredPages, WireEvent, decode};
 use kvarena_events::subscriber::{Received, Subscriber};
 use kvarena_host::cpu::CpuRunner;
@@ -23,8 +21,7 @@ use serde_json::{Value, json};
 
 /// Completes a prompt. Returns the number of its cached tokens.
 fn complete(address: &str, prompt: &[u32], salt: Option<&str>) -> u64 {
-    let body =
-        json!({ "model": "glossary", "max_tokens": 1, "prompt": prompt, "cache_salt": salt });
+    let body = json!({ "model": "glossary", "max_tokens": 1, "prompt": prompt, "cache_salt": salt });
     post(address, &body)
 }
 
@@ -33,9 +30,8 @@ fn post(address: &str, body: &Value) -> u64 {
     let body = body.to_string();
     let mut stream = TcpStream::connect(address).expect("it listens");
     let length = body.len();
-    let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
-    );
+    let head =
+        format!("POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
     stream.write_all((head + &body).as_bytes()).expect("it reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it answers");
@@ -82,8 +78,7 @@ fn block_on(test: impl Future<Output = ()>) {
 /// Collects the stored pages since the last clear, until they contain `count` tokens.
 async fn receive(subscriber: &mut Subscriber, pages: &mut Vec<StoredPages>, count: usize) {
     while tokens(pages).len() < count {
-        let Received::Payload(payload) = subscriber.receive().await.expect("a message arrives")
-        else {
+        let Received::Payload(payload) = subscriber.receive().await.expect("a message arrives") else {
             continue;
         };
         for event in decode(&payload).expect("the wire's form").events {
@@ -178,28 +173,13 @@ fn salts_are_forgotten_with_their_last_page() {
         capacity: Capacity::Pages(PAGES),
         ..PoolConfig::default()
     };
-    let config = EngineConfig {
-        hashing: Some(HASHING),
-        max_sequences: 3,
-        max_sequence_len: 16,
-        ..EngineConfig::from(pool)
-    };
+    let config =
+        EngineConfig { hashing: Some(HASHING), max_sequences: 3, max_sequence_len: 16, ..EngineConfig::from(pool) };
     let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is sound");
-    let policy = Policy {
-        chunk: 64,
-        concurrency: 3,
-        overlap: false,
-        fail_every: None,
-        wait_for_leaders: true,
-        drafts: None,
-    };
+    let policy =
+        Policy { chunk: 64, concurrency: 3, overlap: false, fail_every: None, wait_for_leaders: true, drafts: None };
     let mut server = Server::new(CpuRunner::new(&model), engine, policy);
-    let defaults = Defaults {
-        max_new_tokens: Some(2),
-        samples: 1,
-        sampling: Sampling::default(),
-        stop: Vec::new(),
-    };
+    let defaults = Defaults { max_new_tokens: Some(2), samples: 1, sampling: Sampling::default(), stop: Vec::new() };
     let salt = |i: u64| format!("salt {i}");
     for i in (0..SALTS).flat_map(|i| [i, i]) {
         let mut request = defaults.request((0..9).collect());

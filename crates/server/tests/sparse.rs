@@ -13,8 +13,7 @@ const MODELS: [&str; 3] = ["qwen3-tiny", "llama-tiny", "gpt-oss-tiny"];
 fn run(model: &str, options: &[&str]) -> Ran {
     let requests = Dir::new();
     let request = |case: &common::Case| json!({"prompt": case.prompt, "max_new_tokens": 20});
-    let lines: Vec<String> =
-        common::cases(model).iter().map(|case| request(case).to_string()).collect();
+    let lines: Vec<String> = common::cases(model).iter().map(|case| request(case).to_string()).collect();
     let file = requests.write("requests.jsonl", lines.join("\n"));
     let dir = common::dir(model);
     let paths = [dir.to_str().expect("UTF-8"), file.to_str().expect("UTF-8")];
@@ -26,8 +25,7 @@ fn run(model: &str, options: &[&str]) -> Ran {
 fn served(model: &str, options: &[&str]) -> (Vec<Value>, Value) {
     let ran = run(model, options);
     assert_eq!(ran.code, Some(0), "{model} {options:?}: {}", ran.err);
-    let mut lines: Vec<Value> =
-        ran.out.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
+    let mut lines: Vec<Value> = ran.out.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
     let report = lines.pop().expect("a report")["report"].take();
     (lines.into_iter().map(|mut line| line["tokens"].take()).collect(), report)
 }
@@ -87,9 +85,7 @@ fn channels_are_kept_in_a_file() {
     assert!(report["change"]["tokens"].is_number() && report["recall"].is_null(), "{report}");
     let written = std::fs::read_to_string(&file).expect("it was written");
     assert!(written.starts_with(r#"{"layers":3,"kv_heads":2,"channels":8,"#), "{written}");
-    for options in
-        [&["--sparse", "24", "--labels", path][..], &["--sparse", "24,8", "--labels", path]]
-    {
+    for options in [&["--sparse", "24", "--labels", path][..], &["--sparse", "24,8", "--labels", path]] {
         let (given, report) = served("qwen3-tiny", options);
         assert_eq!(given, chosen);
         assert!(report["change"].is_null(), "no pass reads all positions: {report}");

@@ -47,12 +47,7 @@ struct Queue<'a, U> {
 
 /// Computes all units, and writes their results to `out` and `softmax` in the order of units. Each thread has its own
 /// scratch.
-pub(super) fn run<T: Number>(
-    job: &Job<'_, T>,
-    scratch: &mut [Scratch],
-    out: &mut [Line],
-    softmax: &mut [Softmax],
-) {
+pub(super) fn run<T: Number>(job: &Job<'_, T>, scratch: &mut [Scratch], out: &mut [Line], softmax: &mut [Softmax]) {
     let queue = Mutex::new(Queue { units: job.units(), out, softmax });
     threads::share(scratch, |scratch| {
         let mut rest = queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,23 +92,15 @@ pub(super) struct Scratch {
 impl Scratch {
     /// Returns the number of allocated bytes.
     pub fn bytes(&self) -> usize {
-        [&self.q, &self.k, &self.v, &self.part].map(Vec::capacity).iter().sum::<usize>()
-            * size_of::<Line>()
+        [&self.q, &self.k, &self.v, &self.part].map(Vec::capacity).iter().sum::<usize>() * size_of::<Line>()
             + (self.logits.capacity() + self.factors.capacity()) * size_of::<f32>()
             + self.part_softmax.capacity() * size_of::<Softmax>()
-            + (self.places.scales.capacity() + self.ahead.scales.capacity())
-                * size_of::<[[f32; TILE]; 2]>()
+            + (self.places.scales.capacity() + self.ahead.scales.capacity()) * size_of::<[[f32; TILE]; 2]>()
             + self.listed.capacity() * size_of::<u32>()
             + self.seen.capacity() * size_of::<Range<usize>>()
     }
 
-    fn compute<T: Number>(
-        &mut self,
-        job: &Job<'_, T>,
-        unit: Unit,
-        out: &mut [Line],
-        softmax: &mut [Softmax],
-    ) {
+    fn compute<T: Number>(&mut self, job: &Job<'_, T>, unit: Unit, out: &mut [Line], softmax: &mut [Softmax]) {
         self.load_queries(job, unit);
         out.fill(Line::default());
         softmax.fill(NOTHING);

@@ -109,8 +109,7 @@ mod tests {
                 }
             }
         }
-        for x in [f32::INFINITY, f32::MAX, f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(1)]
-        {
+        for x in [f32::INFINITY, f32::MAX, f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(1)] {
             check(x);
             check(-x);
         }

@@ -149,19 +149,12 @@ impl<T: Number> Fold<'_, T> {
 
     /// Computes products of `R` queries with `P` keys.
     #[inline(always)]
-    fn multiply<S: Lanes, const R: usize, const P: usize>(
-        &mut self,
-        s: S,
-        head: usize,
-        row: usize,
-        first: usize,
-    ) {
+    fn multiply<S: Lanes, const R: usize, const P: usize>(&mut self, s: S, head: usize, row: usize, first: usize) {
         let (lanes, width, last) = (S::F32_LANES, self.rows.widths[0], self.tile.keys.len() - 1);
         let row = head * self.rows.count + row;
         // Positions after the last one repeat its key; `weigh` masks their products.
-        let keys: [&[T]; P] = array::from_fn(|p| {
-            &self.tile.keys[(first + p).min(last)][head * self.tile.apart..][..width]
-        });
+        let keys: [&[T]; P] =
+            array::from_fn(|p| &self.tile.keys[(first + p).min(last)][head * self.tile.apart..][..width]);
         let queries: [&[f32]; R] = array::from_fn(|r| &self.rows.q[(row + r) * width..][..width]);
         let zero = s.splat_f32s(0.0);
         let mut sums = [[zero; P]; R];
@@ -199,8 +192,7 @@ impl<T: Number> Fold<'_, T> {
             let products = s.sums(four);
             for j in 0..4 {
                 if i + j < R * P {
-                    self.rows.logits[(row + (i + j) / P) * TILE + first + (i + j) % P] =
-                        products[j];
+                    self.rows.logits[(row + (i + j) / P) * TILE + first + (i + j) % P] = products[j];
                 }
             }
         }
@@ -256,13 +248,7 @@ impl<T: Number> Fold<'_, T> {
 
     /// Computes `out = factor * out + weights * values` for `R` rows that see the same positions.
     #[inline(always)]
-    fn accumulate<S: Lanes, const R: usize>(
-        &mut self,
-        s: S,
-        head: usize,
-        row: usize,
-        seen: Range<usize>,
-    ) {
+    fn accumulate<S: Lanes, const R: usize>(&mut self, s: S, head: usize, row: usize, seen: Range<usize>) {
         if seen.is_empty() {
             return;
         }
@@ -300,9 +286,8 @@ impl<T: Number> Fold<'_, T> {
                 sums[r][v] = s.mul_f32s(s.splat_f32s(self.rows.factors[row + r]), x);
             }
         }
-        let weights: [&[f32]; R] = array::from_fn(|r| {
-            &self.rows.logits[(row + r) * TILE..(row + r + 1) * TILE][seen.clone()]
-        });
+        let weights: [&[f32]; R] =
+            array::from_fn(|r| &self.rows.logits[(row + r) * TILE..(row + r + 1) * TILE][seen.clone()]);
         let start = head * self.tile.apart + at;
         for (p, values) in self.tile.values[seen].iter().enumerate() {
             let values = &values[start..][..V * lanes];

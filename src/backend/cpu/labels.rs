@@ -103,14 +103,7 @@ impl SelectScratch {
     }
 
     /// Writes the list of one row and kv head to `list`. `q` contains the queries of the row, `[q_heads, head_dim]`.
-    pub fn list(
-        &mut self,
-        of: &Scorer<'_>,
-        row: &BatchRow,
-        kv_head: u32,
-        q: Elements<'_>,
-        list: &mut [u32],
-    ) {
+    pub fn list(&mut self, of: &Scorer<'_>, row: &BatchRow, kv_head: u32, q: Elements<'_>, list: &mut [u32]) {
         self.sum_queries(of, kv_head, q);
         let own = row.kv_len - 1;
         let first = row.kv_len.saturating_sub(of.select.window.unwrap_or(row.kv_len));
@@ -152,8 +145,7 @@ impl SelectScratch {
     fn score(&mut self, of: &Scorer<'_>, row: &BatchRow, kv_head: u32, position: u32) -> f32 {
         let page_size = of.layout.page_size();
         let page = of.table.page(of.words, row.row, position / page_size);
-        let slot =
-            Row { side: 0, layer: of.layer, lane: of.lane, page, offset: position % page_size };
+        let slot = Row { side: 0, layer: of.layer, lane: of.lane, page, offset: position % page_size };
         of.labels.read(of.pool, slot, kv_head, &mut self.labels);
         let products = self.query.iter().zip(&self.labels);
         products.fold(0.0, |score, (&query, &label)| f32::mul_add(query, label, score))
@@ -176,8 +168,7 @@ mod tests {
 
     #[test]
     fn scores_are_ordered_as_numbers() {
-        let rising =
-            [f32::NAN, f32::NEG_INFINITY, -2.0, -f32::MIN_POSITIVE, 0.0, 1e-45, 3.0, f32::INFINITY];
+        let rising = [f32::NAN, f32::NEG_INFINITY, -2.0, -f32::MIN_POSITIVE, 0.0, 1e-45, 3.0, f32::INFINITY];
         assert!(rising.windows(2).all(|pair| order(pair[0]) < order(pair[1])));
         assert_eq!(order(0.0), order(-0.0));
         assert_eq!(order(f32::NAN), order(-f32::NAN));

@@ -36,10 +36,7 @@ fn multiply_add(sum: f32, a: f32, b: f32) -> f32 {
 
 /// Computes dot products of each of `A` rows with each of `B` rows. Blocks of rows share their loads.
 #[inline(always)]
-pub(super) fn dots<const A: usize, const B: usize>(
-    a: [&[F32x8]; A],
-    b: [&[F32x8]; B],
-) -> [[f32; B]; A] {
+pub(super) fn dots<const A: usize, const B: usize>(a: [&[F32x8]; A], b: [&[F32x8]; B]) -> [[f32; B]; A] {
     let len = a[0].len();
     let (a, b) = (a.map(|row| &row[..len]), b.map(|row| &row[..len]));
     let mut sums = [[[0.0; LANES]; B]; A];
@@ -47,8 +44,7 @@ pub(super) fn dots<const A: usize, const B: usize>(
         for i in 0..A {
             for j in 0..B {
                 for lane in 0..LANES {
-                    sums[i][j][lane] =
-                        multiply_add(sums[i][j][lane], a[i][at][lane], b[j][at][lane]);
+                    sums[i][j][lane] = multiply_add(sums[i][j][lane], a[i][at][lane], b[j][at][lane]);
                 }
             }
         }
@@ -81,13 +77,7 @@ fn across<const A: usize, const B: usize>(sums: &[[F32x8; B]; A]) -> [[f32; B]; 
 /// Computes `out = factor * out + weights * rows`. `rows` has the shape `[weights.len(), apart]`; only the first
 /// `out.len()` vectors of each row are used.
 #[inline(always)]
-pub(super) fn accumulate(
-    out: &mut [F32x8],
-    factor: f32,
-    weights: &[f32],
-    rows: &[F32x8],
-    apart: usize,
-) {
+pub(super) fn accumulate(out: &mut [F32x8], factor: f32, weights: &[f32], rows: &[F32x8], apart: usize) {
     let len = out.len();
     let whole = len - len % 4;
     for at in (0..whole).step_by(4) {
@@ -182,8 +172,7 @@ pub(super) const EXP_ROUND: f32 = 12_582_912.0;
 /// ln 2 in two parts; the first is short enough that its product with n is exact.
 pub(super) const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 /// Coefficients of the Taylor series up to `r^7 / 7!`, highest power first.
-pub(super) const EXP_TERMS: [f32; 8] =
-    [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+pub(super) const EXP_TERMS: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
 /// Returns `e^x` for `x <= 0`, with a relative error below `2^-22`; 0 below -87.
 ///
@@ -244,9 +233,7 @@ mod tests {
         };
         let (a, b, c, d) = (row(1), row(2), row(3), row(4));
         let flat = |x: &[F32x8]| x.as_flattened().to_vec();
-        let dot = |x: &[F32x8], y: &[F32x8]| -> f32 {
-            flat(x).iter().zip(flat(y)).map(|(x, y)| x * y).sum()
-        };
+        let dot = |x: &[F32x8], y: &[F32x8]| -> f32 { flat(x).iter().zip(flat(y)).map(|(x, y)| x * y).sum() };
         let sums = dots([&a, &b], [&c, &d]);
         assert_eq!(sums, [[dot(&a, &c), dot(&a, &d)], [dot(&b, &c), dot(&b, &d)]]);
 

@@ -133,12 +133,7 @@ impl Cpu {
     }
 
     /// Stores rows of K and V in a quantised pool, each with its stride. Rotary parts of latent rows are not quantised.
-    fn store_quantised(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        rows: [(CpuRows<'_>, usize); 2],
-    ) {
+    fn store_quantised(&mut self, plan: &BatchPlan<'_>, layer: LayerId, rows: [(CpuRows<'_>, usize); 2]) {
         let LayerPlace { group, track, lane } = self.layout.place(layer);
         let Planes { layout, kv, rope, scales, .. } = self.planes.of(group);
         let count = side_count(layout);

@@ -61,12 +61,7 @@ impl OpenBackend for CpuOptions {
     /// [`CpuError::OutOfMemory`]. [`CpuError::Scales`] or [`CpuError::Labels`] if the scales or channels do not fit the
     /// pool, or if a pool with labels has no channels. [`CpuError::PathName`] if the path comes from the environment
     /// variable and its value is not a path. [`CpuError::Path`] if the machine lacks the path's instructions.
-    fn open(
-        self,
-        layout: &PoolLayout,
-        table: &TableShape,
-        bounds: impl Into<StepBounds>,
-    ) -> Result<Cpu, CpuError> {
+    fn open(self, layout: &PoolLayout, table: &TableShape, bounds: impl Into<StepBounds>) -> Result<Cpu, CpuError> {
         let StepBounds { steps, tokens } = bounds.into();
         let refused = |error: OutOfMemory| CpuError::OutOfMemory { bytes: error.bytes };
         if let Some(scales) = &self.scales {
@@ -76,8 +71,7 @@ impl OpenBackend for CpuOptions {
         let planes = ByShape::new(layout, |layout| {
             Ok::<_, CpuError>(Planes::new(layout, self.scales.as_ref(), self.labels.as_ref()))
         })?;
-        let converts =
-            |layout: &&PoolLayout| layout.dtype().is_quantised() || layout.label_channels() > 0;
+        let converts = |layout: &&PoolLayout| layout.dtype().is_quantised() || layout.label_channels() > 0;
         let layouts = planes.all().map(|planes| &planes.layout);
         let wide = layouts.filter(converts).map(PoolLayout::head_dim).max().unwrap_or(0);
         Ok(Cpu {

@@ -21,12 +21,7 @@ impl Cpu {
     /// [`CpuError::Plan`] for a layer or slot that does not exist. [`CpuError::Plane`] if the pool does not have the
     /// plane, if the plane is quantised, or if its order is not [`PlaneOrder::BySlot`](crate::PlaneOrder::BySlot).
     /// [`Cpu::read_slot`] also reads quantised planes and planes of another order.
-    pub fn slot(
-        &self,
-        plane: PlaneName,
-        layer: LayerId,
-        slot: SlotId,
-    ) -> Result<Elements<'_>, CpuError> {
+    pub fn slot(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Result<Elements<'_>, CpuError> {
         let of = self.check_slot(plane, layer, slot)?;
         let row = self.planes_of(layer).layout.row(plane, layer, slot);
         row.and_then(|row| self.pool.elements(of.dtype, row.start as usize..row.end as usize))
@@ -39,12 +34,7 @@ impl Cpu {
     /// # Errors
     /// [`CpuError::Plan`] for a layer or slot that does not exist. [`CpuError::Plane`] if the pool does not have the
     /// plane.
-    pub fn read_slot(
-        &self,
-        plane: PlaneName,
-        layer: LayerId,
-        slot: SlotId,
-    ) -> Result<Vec<f32>, CpuError> {
+    pub fn read_slot(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Result<Vec<f32>, CpuError> {
         let of = self.check_slot(plane, layer, slot)?;
         let (page, offset) = self.layout.page_of(slot);
         let Planes { layout, scales, .. } = self.planes_of(layer);
@@ -71,12 +61,7 @@ impl Cpu {
     }
 
     /// Returns a plane, if the layer and the slot exist.
-    fn check_slot(
-        &self,
-        plane: PlaneName,
-        layer: LayerId,
-        slot: SlotId,
-    ) -> Result<Plane, CpuError> {
+    fn check_slot(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Result<Plane, CpuError> {
         check::layer(layer, &self.layout)?;
         let slot_count = self.layout.slot_count();
         if slot.raw() >= slot_count {
@@ -180,9 +165,8 @@ impl Cpu {
             let strides = layout.strides(plane.name).expect("the plane is the pool's");
             let len = plane.elements as usize * plane.dtype.size() as usize;
             for lane in 0..layout.lanes() {
-                let at = |(page, offset), head| {
-                    (strides.row(lane, page, offset) + strides.head * u64::from(head)) as usize
-                };
+                let at =
+                    |(page, offset), head| (strides.row(lane, page, offset) + strides.head * u64::from(head)) as usize;
                 for head in 0..plane.heads {
                     let (source, target) = (at(source, head), at(target, head));
                     self.pool.bytes_mut().copy_within(source..source + len, target);

@@ -19,11 +19,7 @@ pub(super) struct Planes {
 
 impl Planes {
     /// Creates the planes of a pool; scales and channels have been checked.
-    pub fn new(
-        layout: &PoolLayout,
-        scales: Option<&KvScales>,
-        labels: Option<&LabelChannels>,
-    ) -> Self {
+    pub fn new(layout: &PoolLayout, scales: Option<&KvScales>, labels: Option<&LabelChannels>) -> Self {
         let names = match layout.is_latent() {
             true => [PlaneName::Latent; 2],
             false => [PlaneName::K, PlaneName::V],

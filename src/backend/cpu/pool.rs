@@ -52,8 +52,8 @@ impl Pool {
     pub fn new(layout: &PoolLayout) -> Result<Self, CpuError> {
         let bytes = layout.total_bytes();
         let units = bytes.div_ceil(size_of::<Unit>() as u64);
-        let memory: Box<[Unit]> = zeroed(units.saturating_add(LINE_UNITS as u64))
-            .map_err(|_| CpuError::OutOfMemory { bytes })?;
+        let memory: Box<[Unit]> =
+            zeroed(units.saturating_add(LINE_UNITS as u64)).map_err(|_| CpuError::OutOfMemory { bytes })?;
         let start = (memory.as_ptr().addr() / size_of::<Unit>()).wrapping_neg() % LINE_UNITS;
         // Cached pages are read in random order, so with small system pages each read would miss the TLB.
         memory::advise_huge_pages(memory.as_ptr().addr(), size_of_val(&*memory));

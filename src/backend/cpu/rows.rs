@@ -159,12 +159,7 @@ impl CpuRows<'_> {
     }
 
     /// Checks that there are `rows` rows of `width` elements, and returns the stride.
-    pub(super) fn check(
-        &self,
-        operand: Operand,
-        rows: usize,
-        width: usize,
-    ) -> Result<usize, PlanError> {
+    pub(super) fn check(&self, operand: Operand, rows: usize, width: usize) -> Result<usize, PlanError> {
         check_rows(operand, self.elements.len(), self.stride, rows, width)
     }
 }
@@ -176,12 +171,7 @@ impl CpuRowsMut<'_> {
     }
 
     /// Does the same as [`CpuRows::check`].
-    pub(super) fn check(
-        &self,
-        operand: Operand,
-        rows: usize,
-        width: usize,
-    ) -> Result<usize, PlanError> {
+    pub(super) fn check(&self, operand: Operand, rows: usize, width: usize) -> Result<usize, PlanError> {
         check_rows(operand, self.elements.as_elements().len(), self.stride, rows, width)
     }
 }
@@ -204,9 +194,7 @@ fn check_rows(
 /// Checks the exact number of elements of a log-sum-exp.
 pub(super) fn check_lse(lse: Option<&[f32]>, wanted: usize) -> Result<(), PlanError> {
     match lse.map(<[f32]>::len) {
-        Some(actual) if actual != wanted => {
-            Err(PlanError::Length { operand: Operand::Lse, actual, wanted })
-        }
+        Some(actual) if actual != wanted => Err(PlanError::Length { operand: Operand::Lse, actual, wanted }),
         _ => Ok(()),
     }
 }

@@ -82,14 +82,7 @@ impl Scales {
     }
 
     /// Stores one row; `strides` are those of K or V, and `wide` has space for one head.
-    pub fn store(
-        &self,
-        pool: &mut Pool,
-        strides: &Strides,
-        row: Row,
-        numbers: Elements<'_>,
-        wide: &mut [f32],
-    ) {
+    pub fn store(&self, pool: &mut Pool, strides: &Strides, row: Row, numbers: Elements<'_>, wide: &mut [f32]) {
         let head_dim = wide.len();
         for (head, start) in (0..numbers.len()).step_by(head_dim).enumerate() {
             let head = head as u32;

@@ -68,13 +68,9 @@ impl Isa {
             CpuPath::Portable => Some(Self::Portable),
             _ if cfg!(miri) => None, // Miri does not support these instructions.
             #[cfg(target_arch = "x86_64")]
-            CpuPath::Avx2 if is_x86_feature_detected!("f16c") => {
-                pulp::x86::V3::try_new().map(Self::Avx2)
-            }
+            CpuPath::Avx2 if is_x86_feature_detected!("f16c") => pulp::x86::V3::try_new().map(Self::Avx2),
             #[cfg(target_arch = "x86_64")]
-            CpuPath::Avx512 if is_x86_feature_detected!("avx512vbmi") => {
-                pulp::x86::V4::try_new().map(Self::Avx512)
-            }
+            CpuPath::Avx512 if is_x86_feature_detected!("avx512vbmi") => pulp::x86::V4::try_new().map(Self::Avx512),
             #[cfg(target_arch = "aarch64")]
             CpuPath::Neon => pulp::aarch64::Neon::try_new().map(Self::Neon),
             #[allow(unreachable_patterns)] // An architecture may support every path.

@@ -163,8 +163,7 @@ mod tests {
             let long = scope.spawn(|| {
                 share(&mut [(); 4], |()| {
                     thread::sleep(Duration::from_millis(1));
-                    steps.fetch_add(1, Ordering::Relaxed) < 5_000
-                        && !is_done.load(Ordering::Relaxed)
+                    steps.fetch_add(1, Ordering::Relaxed) < 5_000 && !is_done.load(Ordering::Relaxed)
                 });
             });
             while steps.load(Ordering::Relaxed) < 10 {
@@ -188,9 +187,8 @@ mod tests {
         let computed = || -> u64 {
             let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads");
             let tasks = tasks.map(|task| task.expect("a thread").path());
-            let own = tasks.filter(|task| {
-                fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("kvarena-"))
-            });
+            let own = tasks
+                .filter(|task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("kvarena-")));
             own.map(|task| {
                 let text = fs::read_to_string(task.join("schedstat")).expect("the thread lives");
                 let first = text.split(' ').next().expect("a number");

@@ -141,9 +141,9 @@ impl Unit {
         let tokens = self.first_row()..self.first_row() + self.tokens as usize;
         let heads = self.first_head as usize..(self.first_head + self.heads) as usize;
         heads.flat_map(move |kv_head| {
-            tokens.clone().flat_map(move |token| {
-                (kv_head * group..(kv_head + 1) * group).map(move |head| (token, head))
-            })
+            tokens
+                .clone()
+                .flat_map(move |token| (kv_head * group..(kv_head + 1) * group).map(move |head| (token, head)))
         })
     }
 }
@@ -189,11 +189,8 @@ impl<T> Job<'_, T> {
             let masks = plan.tree(row);
             (index, row, masks.unwrap_or_default(), if masks.is_some() { 1 } else { block })
         });
-        let pairs = move |row: &BatchRow| {
-            u64::from(row.extend_len) * u64::from(row.kv_len.min(attend.reach()))
-        };
-        let all_pairs =
-            rows.clone().fold(0_u64, |sum, (_, row, ..)| sum.saturating_add(pairs(row)));
+        let pairs = move |row: &BatchRow| u64::from(row.extend_len) * u64::from(row.kv_len.min(attend.reach()));
+        let all_pairs = rows.clone().fold(0_u64, |sum, (_, row, ..)| sum.saturating_add(pairs(row)));
         let shares = 2 * self.threads() as u64;
         let is_cut = move |row: &BatchRow| {
             let is_large = pairs(row).saturating_mul(2 * shares) > all_pairs;
@@ -223,18 +220,7 @@ impl<T> Job<'_, T> {
                     let list = index * kv_heads as usize + first_head as usize;
                     let list = selects.then_some(list);
                     let (reads, continues, goes_on) = ([0; 2], false, false);
-                    let whole = Unit {
-                        row,
-                        first,
-                        tokens,
-                        first_head,
-                        heads,
-                        reads,
-                        continues,
-                        goes_on,
-                        mask,
-                        list,
-                    };
+                    let whole = Unit { row, first, tokens, first_head, heads, reads, continues, goes_on, mask, list };
                     let all = whole.sees_in_all(attend);
                     let is_cut = !selects && is_cut(&row);
                     let parts = segments(if is_cut { all.clone() } else { 0..0 });

@@ -104,11 +104,7 @@ fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
 }
 
 /// Returns the kernels for stores into one shape of the pool, and the attention kernels over latent or f32 rows.
-fn pool_kernels(
-    pool: &Pool,
-    work: &Prepare<'_>,
-    tokens: u32,
-) -> Result<Vec<&'static Kernel>, CudaError> {
+fn pool_kernels(pool: &Pool, work: &Prepare<'_>, tokens: u32) -> Result<Vec<&'static Kernel>, CudaError> {
     let (of, layout) = (pool.selection(), pool.layout());
     let mut kernels = match layout.dtype().is_quantised() {
         true => fp8::kernels(layout, of.rows),

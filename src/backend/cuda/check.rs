@@ -33,9 +33,7 @@ fn check_element(operand: Operand, rows: &Extent, wanted: Element) -> Result<(),
     match rows.element {
         Element::Bytes => Ok(()),
         actual if actual == wanted => Ok(()),
-        actual => {
-            Err(CudaError::Element { operand, actual: number(actual), wanted: number(wanted) })
-        }
+        actual => Err(CudaError::Element { operand, actual: number(actual), wanted: number(wanted) }),
     }
 }
 
@@ -77,11 +75,7 @@ pub(super) fn attend_strides(
 }
 
 /// Rejects sinks or frequencies that are not f32, not packed, not exactly `count` or not aligned.
-pub(super) fn check_vector(
-    operand: Operand,
-    vector: &DeviceRows<'_>,
-    count: usize,
-) -> Result<(), CudaError> {
+pub(super) fn check_vector(operand: Operand, vector: &DeviceRows<'_>, count: usize) -> Result<(), CudaError> {
     let of = &vector.extent;
     check_packed(operand, of, (1, count), Element::Number(Dtype::F32))?;
     Ok(check::length(operand, (of.bytes / 4) as usize, count)?)
@@ -99,11 +93,7 @@ pub(super) fn check_packed(
     if let Some(stride) = words.stride.filter(|&stride| stride != width) {
         return Err(PlanError::Stride { operand, stride, width }.into());
     }
-    if words.address.is_multiple_of(4) {
-        Ok(())
-    } else {
-        Err(CudaError::RowsAlignment { align: 4 })
-    }
+    if words.address.is_multiple_of(4) { Ok(()) } else { Err(CudaError::RowsAlignment { align: 4 }) }
 }
 
 /// Rejects lists that are empty or longer than a sequence, and pools that attention over lists does not support.
@@ -118,21 +108,12 @@ pub(super) fn check_pool(top: u32, layout: &PoolLayout, longest_row: u64) -> Res
 
 /// Checks that the kernels support this attention, and returns it with the window that kernels take. A window of at
 /// least `longest_row` tokens becomes `None`, so that kernels can add windows to positions without overflow.
-pub(super) fn check_attend(
-    attend: &Attend,
-    pool: &Pool,
-    longest_row: u64,
-) -> Result<Attend, CudaError> {
+pub(super) fn check_attend(attend: &Attend, pool: &Pool, longest_row: u64) -> Result<Attend, CudaError> {
     served(attend, pool.layout(), pool.rows(), longest_row)
 }
 
 /// Performs [`check_attend`] for a pool's layout and type of rows.
-fn served(
-    attend: &Attend,
-    layout: &PoolLayout,
-    rows: Dtype,
-    longest_row: u64,
-) -> Result<Attend, CudaError> {
+fn served(attend: &Attend, layout: &PoolLayout, rows: Dtype, longest_row: u64) -> Result<Attend, CudaError> {
     check::attend(attend, layout)?;
     let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
     let most = if layout.is_latent() { LATENT_HEADS_MAX } else { 16 };
@@ -153,10 +134,7 @@ fn served(
     if attend.scale == 0.0 {
         return Err(CudaError::ZeroScale);
     }
-    Ok(Attend {
-        window: attend.window.filter(|&window| u64::from(window) < longest_row),
-        ..*attend
-    })
+    Ok(Attend { window: attend.window.filter(|&window| u64::from(window) < longest_row), ..*attend })
 }
 
 #[cfg(test)]
@@ -164,11 +142,7 @@ mod tests {
     use super::*;
     use crate::layout::{Capacity, KvDtype, KvShape, PoolConfig};
 
-    fn check_attend(
-        attend: &Attend,
-        layout: &PoolLayout,
-        longest_row: u64,
-    ) -> Result<Attend, CudaError> {
+    fn check_attend(attend: &Attend, layout: &PoolLayout, longest_row: u64) -> Result<Attend, CudaError> {
         served(attend, layout, layout.dtype().rows(), longest_row)
     }
 
@@ -179,8 +153,7 @@ mod tests {
 
     #[test]
     fn rows_are_measured_in_bytes() {
-        let rows =
-            |stride, bytes| row_stride(Operand::Q, &extent(4096, stride, bytes), 3, 8, Dtype::F16);
+        let rows = |stride, bytes| row_stride(Operand::Q, &extent(4096, stride, bytes), 3, 8, Dtype::F16);
         let length = PlanError::Length { operand: Operand::Q, actual: 27, wanted: 28 };
         assert_eq!(rows(None, 48), Ok(16));
         assert_eq!(rows(Some(10), 56), Ok(20));
@@ -211,9 +184,8 @@ mod tests {
         // SAFETY: nothing is launched.
         let lists = unsafe { DeviceRows::positions_from_raw(4096, 24) };
         assert_eq!(check(lists), element(None));
-        let selection = |rows: DeviceRows<'_>| {
-            check_packed(Operand::Selection, &rows.extent, (3, 8), Element::Position)
-        };
+        let selection =
+            |rows: DeviceRows<'_>| check_packed(Operand::Selection, &rows.extent, (3, 8), Element::Position);
         assert_eq!(selection(lists), Ok(()));
         let (operand, actual) = (Operand::Selection, Some(Dtype::F32));
         let floats = Err(CudaError::Element { operand, actual, wanted: None });
@@ -222,8 +194,7 @@ mod tests {
 
     #[test]
     fn sums_and_lists_are_packed_and_aligned() {
-        let packed =
-            |operand, extent| check_packed(operand, &extent, (3, 8), Element::Number(Dtype::F32));
+        let packed = |operand, extent| check_packed(operand, &extent, (3, 8), Element::Number(Dtype::F32));
         let sums = |address, stride| packed(Operand::Lse, extent(address, stride, 96));
         assert_eq!(sums(4096, None), Ok(()));
         assert_eq!(sums(4096, Some(8)), Ok(()));

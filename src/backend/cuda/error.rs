@@ -275,10 +275,7 @@ impl fmt::Display for CudaError {
             Self::Ptx { kernel, capability, code, ref log } => {
                 let colon = if log.is_empty() { "" } else { ": " };
                 let of = Capability(capability);
-                write!(
-                    f,
-                    "the driver refused the PTX of {kernel} {of} with code {code}{colon}{log}"
-                )
+                write!(f, "the driver refused the PTX of {kernel} {of} with code {code}{colon}{log}")
             }
             Self::Archive { kernel, capability } => {
                 let of = Capability(capability);
@@ -336,10 +333,7 @@ impl fmt::Display for CudaError {
                 write!(f, "host pages of {bytes} bytes are above the {available} available bytes")
             }
             Self::Pinning { code, bytes, pinned, limit } => {
-                write!(
-                    f,
-                    "the driver pinned {pinned} of {bytes} bytes, then failed with code {code}"
-                )?;
+                write!(f, "the driver pinned {pinned} of {bytes} bytes, then failed with code {code}")?;
                 limit.map_or(Ok(()), |limit| write!(f, "; RLIMIT_MEMLOCK is {limit} bytes"))
             }
             Self::RowTokens { tokens, max } => {

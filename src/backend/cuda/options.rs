@@ -106,12 +106,7 @@ impl OpenBackend for CudaOptions {
     /// [`CudaError::Labels`] if they do not fit the pool.
     /// [`CudaError::RowsDtype`]. [`CudaError::OtherDevice`] for the stream. [`CudaError::RowTokens`].
     /// [`CudaError::OutOfMemory`], [`CudaError::HostMemory`]. The driver's errors.
-    fn open(
-        self,
-        layout: &PoolLayout,
-        table: &TableShape,
-        bounds: impl Into<StepBounds>,
-    ) -> Result<Cuda, CudaError> {
+    fn open(self, layout: &PoolLayout, table: &TableShape, bounds: impl Into<StepBounds>) -> Result<Cuda, CudaError> {
         self.check(layout)?;
         let Self { gpu, stream, max_step_rows, all_spans, .. } = self;
         let StepBounds { steps, tokens } = bounds.into();
@@ -157,8 +152,7 @@ impl OpenBackend for CudaOptions {
             limits,
             host,
             fewer_host_pages: self.fewer_host_pages,
-            steps: OpenSteps::try_new(steps)
-                .map_err(|error| CudaError::OutOfMemory { bytes: error.bytes })?,
+            steps: OpenSteps::try_new(steps).map_err(|error| CudaError::OutOfMemory { bytes: error.bytes })?,
             limited: None,
             prepared: None,
             gpu,

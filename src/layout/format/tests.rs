@@ -3,8 +3,8 @@
 use crate::error::ConfigError;
 use crate::id::{LayerId, PageId};
 use crate::layout::{
-    Capacity, Groups, KvDtype, KvScales, KvShape, Layout, Plane, PlaneOrder, PoolConfig,
-    PoolLayout, Reach, ScaleError, Scaling,
+    Capacity, Groups, KvDtype, KvScales, KvShape, Layout, Plane, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError,
+    Scaling,
 };
 use crate::testkit::rng::Rng;
 
@@ -21,8 +21,7 @@ fn random(rng: &mut Rng) -> PoolConfig {
         let dtype = rng.pick(&dtypes);
         let latent = rng.one_in(4) && (scaling == Scaling::ByToken || !dtype.is_quantised());
         let [a, b] = [rng.within(1, 3) as u32, rng.within(1, 9) as u32];
-        let shape =
-            if latent { KvShape::Latent { rank: a, rope: b } } else { KvShape::heads(a, b) };
+        let shape = if latent { KvShape::Latent { rank: a, rope: b } } else { KvShape::heads(a, b) };
         (shape, dtype)
     };
     for group in 1..count as u32 {
@@ -69,9 +68,7 @@ fn heads(pool: &PoolLayout, lane: u32, page: PageId) -> Vec<(u64, u64)> {
     let mut all = Vec::new();
     for plane in pool.planes() {
         let strides = pool.strides(plane.name).expect("the pool has it");
-        for (slot, head) in
-            (0..pool.page_size()).flat_map(|slot| (0..plane.heads).map(move |head| (slot, head)))
-        {
+        for (slot, head) in (0..pool.page_size()).flat_map(|slot| (0..plane.heads).map(move |head| (slot, head))) {
             let at = strides.row(lane, page, slot) + strides.head * u64::from(head);
             assert!(at.is_multiple_of(plane.dtype.size().into()), "{pool:?} {plane:?}");
             assert!(plane.order == PlaneOrder::BySlot || strides.slot == 4, "{plane:?}");
@@ -205,8 +202,7 @@ fn a_group_that_is_given_the_pools_shape_has_none_of_its_own() {
 
 #[test]
 fn a_rank_has_its_heads_of_every_group() {
-    let pool =
-        PoolConfig { tp_size: 4, tp_rank: 3, ..two(KvShape::heads(8, 32), KvDtype::Fp8E4M3) };
+    let pool = PoolConfig { tp_size: 4, tp_rank: 3, ..two(KvShape::heads(8, 32), KvDtype::Fp8E4M3) };
     let layout = pool.layout().expect("a small pool");
     assert_eq!([0, 1].map(|group| layout.of_group(group).kv_heads()), [1, 2]);
     assert_eq!((layout.groups().shape(1).map(|own| own.shape)), Some(KvShape::heads(2, 32)));
@@ -227,8 +223,7 @@ fn a_rank_has_its_heads_of_every_group() {
 
 #[test]
 fn the_fingerprint_covers_the_shape_of_every_group() {
-    let of =
-        |config: PoolConfig| config.layout().expect("a small pool").page_fingerprint(None, None);
+    let of = |config: PoolConfig| config.layout().expect("a small pool").page_fingerprint(None, None);
     let mut all = vec![
         of(two(KvShape::heads(2, 64), KvDtype::Bf16)),
         of(two(KvShape::heads(2, 64), KvDtype::F16)),

@@ -168,10 +168,7 @@ fn freed_cells_are_used_again() {
     assert_eq!((freed, all.count), (vec![PageId::new(10)], 4));
     assert_eq!(all.at(0, entry), CellId::NONE);
     assert_eq!(all.create(0, entry, once(PageId::new(20))), sound.cells[0]);
-    assert_eq!(
-        (all.pages(sound.cells[0]), all.at(0, entry)),
-        (&[PageId::new(20)][..], sound.cells[0])
-    );
+    assert_eq!((all.pages(sound.cells[0]), all.at(0, entry)), (&[PageId::new(20)][..], sound.cells[0]));
 }
 
 #[test]

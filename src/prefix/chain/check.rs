@@ -17,10 +17,7 @@ impl PrefixTree {
 
     /// Checks T9, given the scope of each node. The error is a node that breaks it, or any node if the table has wrong
     /// entries.
-    pub(in crate::prefix) fn check_hashes(
-        &self,
-        scopes: &HashMap<NodeKey, Scope>,
-    ) -> Result<(), NodeKey> {
+    pub(in crate::prefix) fn check_hashes(&self, scopes: &HashMap<NodeKey, Scope>) -> Result<(), NodeKey> {
         let Some(chain) = &self.chain else { return Ok(()) };
         let mut listed = 0;
         for (node, link) in &self.link {

@@ -13,19 +13,14 @@ impl PrefixTree {
     /// Returns every cell that an entry names, with the node that has this entry; `None` if no node has it.
     pub(crate) fn cells_by_node(&self) -> Vec<(Option<NodeKey>, CellId)> {
         let Some(cells) = &self.cells else { return Vec::new() };
-        let of_node =
-            |node| self.spans.entries(&self.link[node].span).map(move |entry| (entry, node));
+        let of_node = |node| self.spans.entries(&self.link[node].span).map(move |entry| (entry, node));
         let nodes: HashMap<u32, NodeKey> = self.link.keys().flat_map(of_node).collect();
         cells.named().map(|(_, entry, cell)| (nodes.get(&entry).copied(), cell)).collect()
     }
 
     /// Checks G1 to G3 and G5, except the states of pages and the fence's counts, which other audits check. `named`
     /// contains, for each cell, the number of held places that name it and of sequences that wait for its load.
-    pub(crate) fn check_cells(
-        &self,
-        named: &HashMap<CellId, u32>,
-        fence: &Fence,
-    ) -> Result<(), Broken> {
+    pub(crate) fn check_cells(&self, named: &HashMap<CellId, u32>, fence: &Fence) -> Result<(), Broken> {
         let Some(cells) = &self.cells else { return Ok(()) };
         let [mut idle, mut deferred] = [HashSet::new(), HashSet::new()];
         let mut stamp = 0;

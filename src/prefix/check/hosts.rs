@@ -31,9 +31,8 @@ impl PrefixTree {
                 let what = "H2: entries below `device` have device pages";
                 self.ensure(on_device == (place < device), what, node)?;
             }
-            let parent = link.parent.is_none_or(|parent| {
-                hosts.residency[parent].device == self.link[parent].span.pages()
-            });
+            let parent =
+                link.parent.is_none_or(|parent| hosts.residency[parent].device == self.link[parent].span.pages());
             let what = "H2: a node has device pages only if its parent is entirely on the device";
             self.ensure(device == 0 || parent, what, node)?;
             if self.usage[node].lock_count > 0 {

@@ -63,10 +63,7 @@ impl Sound {
         // The span grows, but the next entries belong to other spans, so it gets a second extent.
         let mut other = other;
         let page = &mut [PageId::new(9)];
-        assert_eq!(
-            tree.insert(&mut other, &tokens(&[9]), page, &mut Vec::new(), &mut fence).duplicates,
-            0
-        );
+        assert_eq!(tree.insert(&mut other, &tokens(&[9]), page, &mut Vec::new(), &mut fence).duplicates, 0);
         let [trunk, deferred_node, idle, child_node, other_node] =
             [&held, &deferred, &parent, &child, &other].map(|lock| lock.node().expect("not empty"));
         for lock in [parent, child, other] {
@@ -259,8 +256,7 @@ fn t8_idle_nodes_are_of_the_present_generation() {
 #[test]
 #[cfg(any(feature = "sha256", feature = "xxhash"))]
 fn t9_pages_have_the_hashes_of_their_prefixes() {
-    let found =
-        "T9: each matchable page has its hash; the hash of a node's first page finds the node";
+    let found = "T9: each matchable page has its hash; the hash of a node's first page finds the node";
     let chain = |s: &mut Sound| s.tree.chain.take().expect("it keeps hashes");
     for node in [|s: &Sound| s.trunk, |s: &Sound| s.child, |s: &Sound| s.other] {
         let spoil = |s: &mut Sound| {

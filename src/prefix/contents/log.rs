@@ -70,8 +70,7 @@ impl PrefixTree {
         let mut cached = Vec::new();
         for (tokens, pages) in self.node_pages(node) {
             for (tokens, &page) in tokens.chunks(self.page_size as usize).zip(pages) {
-                cached
-                    .push((page, CachedPage { scope, position, tokens: tokens.to_vec(), parent }));
+                cached.push((page, CachedPage { scope, position, tokens: tokens.to_vec(), parent }));
                 (position, parent) = (position + 1, Some(page));
             }
         }

@@ -56,17 +56,11 @@ fn common_pages_end_at_the_changed_token() {
 }
 
 /// Returns a tree, and a span in it whose extents have at most `run` entries.
-fn scattered(
-    page_size: u32,
-    run: usize,
-    tokens: &[TokenId],
-    pages: &[PageId],
-) -> (PrefixTree, Span) {
+fn scattered(page_size: u32, run: usize, tokens: &[TokenId], pages: &[PageId]) -> (PrefixTree, Span) {
     let mut tree = PrefixTree::new(1000, page_size, HASH_BITS).expect("memory");
     let page = vec![TokenId::default(); page_size as usize];
     // Take every entry. Then repeatedly free `run` entries and keep the next one.
-    let mut singles: Vec<Span> =
-        (0..1000 + 1000 / 8).map(|_| tree.spans.create(&page, &[PageId::default()])).collect();
+    let mut singles: Vec<Span> = (0..1000 + 1000 / 8).map(|_| tree.spans.create(&page, &[PageId::default()])).collect();
     singles.sort_by_key(|span| tree.spans.entries(span).next());
     for gap in singles.chunks_exact_mut(run + 1) {
         for single in &mut gap[..run] {
@@ -94,11 +88,7 @@ fn spans_of_any_runs_match_up_to_the_changed_token() {
                     let matched = tree.compare(&span, other, &mut each) as usize;
                     let expected = at / page_size as usize;
                     assert_eq!(matched, expected, "page_size {page_size}, runs of {run}, {at}");
-                    assert_eq!(
-                        found,
-                        pages[..expected],
-                        "page_size {page_size}, runs of {run}, {at}"
-                    );
+                    assert_eq!(found, pages[..expected], "page_size {page_size}, runs of {run}, {at}");
                 }
             }
         }
@@ -111,11 +101,7 @@ fn fence() -> Fence {
 }
 
 /// Returns a tree with one text, the lock on that text and its pages.
-fn tree_with(
-    page_size: u32,
-    tokens: &[TokenId],
-    room: u32,
-) -> (PrefixTree, PrefixLock, Vec<PageId>) {
+fn tree_with(page_size: u32, tokens: &[TokenId], room: u32) -> (PrefixTree, PrefixLock, Vec<PageId>) {
     let count = tokens.len() as u32 / page_size;
     let mut tree = PrefixTree::new(count + room, page_size, HASH_BITS).expect("memory");
     let found = tree.match_prefix(NAMESPACE, tokens);
@@ -159,12 +145,10 @@ fn inserted_texts_share_the_pages_before_the_changed_token() {
             let (mut tree, _lock, first) = tree_with(page_size, &tokens, count);
             let other = changed(&tokens, at);
             let nothing = tree.match_prefix(NAMESPACE, &[]);
-            let mut lock =
-                tree.lock(&nothing, &mut fence()).expect("nothing changed since the match");
+            let mut lock = tree.lock(&nothing, &mut fence()).expect("nothing changed since the match");
             let (own, mut duplicates) = (page_ids(count, count), Vec::new());
             let mut table = own.clone();
-            let inserted =
-                tree.insert(&mut lock, &other, &mut table, &mut duplicates, &mut fence());
+            let inserted = tree.insert(&mut lock, &other, &mut table, &mut duplicates, &mut fence());
             let expected = at / page_size as usize;
             assert_eq!(inserted.duplicates as usize, expected, "page_size {page_size}, {at}");
             assert_eq!(duplicates, own[..expected], "page_size {page_size}, {at}");

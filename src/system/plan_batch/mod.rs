@@ -136,11 +136,8 @@ fn check<const ONE: bool>(
             (new_pages, row.lacking(row.sequence.page_len + new_pages))
         };
         needs.pages += u64::from(new_pages);
-        needs.promised += u64::from(if ONE {
-            row.sequence.outstanding().min(new_pages)
-        } else {
-            row.promised_of(new_pages)
-        });
+        needs.promised +=
+            u64::from(if ONE { row.sequence.outstanding().min(new_pages) } else { row.promised_of(new_pages) });
         needs.chunks += lacking.chunks;
         needs.table_writes += lacking.table_writes as usize;
     }

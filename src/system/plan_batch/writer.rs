@@ -5,9 +5,7 @@ use bytemuck::Zeroable;
 
 use crate::config::EngineShape;
 use crate::id::{PageId, RowId, StepId, TokenId};
-use crate::plan::{
-    BatchPlan, BatchRow, Draft, Extend, PlanSize, SharedSpans, SlotMapping, TableWrite,
-};
+use crate::plan::{BatchPlan, BatchRow, Draft, Extend, PlanSize, SharedSpans, SlotMapping, TableWrite};
 use crate::sequence::{RowMut, Sequence, SequenceTable};
 use crate::step::{StepItem, StepLog};
 use crate::system::plan_drafts::begin_drafts;
@@ -92,20 +90,12 @@ pub(super) fn fill<'step, T: SlotNumber>(
 }
 
 fn record(sequence: &mut Sequence, item: Extend, step: StepId, steps: &mut StepLog) {
-    let Sequence { preemption_epoch, planned_len: start, dirty_from, last_item: previous, .. } =
-        *sequence;
+    let Sequence { preemption_epoch, planned_len: start, dirty_from, last_item: previous, .. } = *sequence;
     let end = start + item.len;
     sequence.last_step = step;
     sequence.planned_len = end;
-    sequence.last_item = steps.push(StepItem {
-        seq: item.seq,
-        preemption_epoch,
-        start,
-        end,
-        dirty_from,
-        previous,
-        cut: false,
-    });
+    sequence.last_item =
+        steps.push(StepItem { seq: item.seq, preemption_epoch, start, end, dirty_from, previous, cut: false });
 }
 
 /// The unwritten rest of a plan's arrays, and the new pages that no row has taken.
@@ -144,8 +134,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
         record(row.sequence, *item, self.step, steps);
         let Sequence { row: id, planned_len: end, token_len, page_len, .. } = *row.sequence;
         let start = end - item.len;
-        self.rows[0] =
-            BatchRow { row: id, qo_start: self.qo_start, extend_len: item.len, kv_len: end };
+        self.rows[0] = BatchRow { row: id, qo_start: self.qo_start, extend_len: item.len, kv_len: end };
         let count = (end.div_ceil(self.page_size) - page_len) as usize;
         let new = self.new_pages.split_off(..count * self.tracks).expect("counted");
         row.append_pages(count as u32, new);
@@ -245,13 +234,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
 }
 
 /// Writes the slots of a row in a track, from position `start` on.
-fn write_slots<T: SlotNumber>(
-    row: &RowMut<'_>,
-    track: u32,
-    start: u32,
-    page_size: u32,
-    mut slots: &mut [T],
-) {
+fn write_slots<T: SlotNumber>(row: &RowMut<'_>, track: u32, start: u32, page_size: u32, mut slots: &mut [T]) {
     let mut offset = start % page_size;
     for page in row.page_pieces(track, start / page_size, row.sequence.page_len).flatten() {
         let count = slots.len().min((page_size - offset) as usize);

@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use crate::backend::Attend;
 use crate::id::LayerId;
 use crate::layout::{
-    Capacity, Dtype, Groups, KvDtype, KvScales, KvShape, LabelChannels, Layout, Plane, PlaneName,
-    PlaneOrder, PoolConfig, PoolLayout, Reach, Scaling, TableShape,
+    Capacity, Dtype, Groups, KvDtype, KvScales, KvShape, LabelChannels, Layout, Plane, PlaneName, PlaneOrder,
+    PoolConfig, PoolLayout, Reach, Scaling, TableShape,
 };
 use crate::testkit::quantised;
 use crate::testkit::rng::Rng;
@@ -100,9 +100,7 @@ impl Case {
     pub fn attend(&self) -> Attend {
         match self.layout.shape() {
             // The rows compress heads of another length.
-            KvShape::Latent { rank, rope } => {
-                Attend::latent(self.q_heads(), 1.0 / ((rank / 4 + rope) as f32).sqrt())
-            }
+            KvShape::Latent { rank, rope } => Attend::latent(self.q_heads(), 1.0 / ((rank / 4 + rope) as f32).sqrt()),
             _ => Attend::new(self.q_heads(), self.layout.head_dim()),
         }
     }
@@ -182,11 +180,7 @@ impl Case {
             shape: KvShape::heads(kv_heads, head_dim),
             dtype: dtype.into(),
             scaling: Scaling::Static,
-            label_channels: if rng.one_in(3) {
-                rng.pick(&[1, 2, 5, 8, 8, 16]).min(head_dim)
-            } else {
-                0
-            },
+            label_channels: if rng.one_in(3) { rng.pick(&[1, 2, 5, 8, 8, 16]).min(head_dim) } else { 0 },
             page_size,
             capacity: Capacity::Pages(pages),
             layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
@@ -196,8 +190,7 @@ impl Case {
         };
         let config = if in_groups { with_groups(&config, rng) } else { config };
         let config = if rng.one_in(4) { with_fp8(&config, rng) } else { config };
-        let (config, group_size) =
-            if rng.one_in(6) { latent(&config, rng) } else { (config, group_size) };
+        let (config, group_size) = if rng.one_in(6) { latent(&config, rng) } else { (config, group_size) };
         let own = in_groups && rng.one_in(2);
         let config = if own { with_shapes(&config, rows, rng) } else { config };
         let plain = config.layout().expect("a valid pool");
@@ -262,9 +255,7 @@ pub(super) fn with_shapes(config: &PoolConfig, rows: Dtype, rng: &mut Rng) -> Po
     }
     let mut own = PoolConfig { groups, layout: Layout::PageFirst, ..*config };
     let mut shapes = (1..groups.count()).filter_map(|group| groups.shape(group));
-    if !config.dtype.is_quantised()
-        && shapes.any(|own| own.dtype.is_some_and(KvDtype::is_quantised))
-    {
+    if !config.dtype.is_quantised() && shapes.any(|own| own.dtype.is_some_and(KvDtype::is_quantised)) {
         own.scaling = rng.pick(&[Scaling::Static, Scaling::ByToken]);
     }
     let [before, after] = [config, &own].map(|config| config.layout().expect("a valid pool"));

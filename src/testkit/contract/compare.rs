@@ -24,19 +24,16 @@ impl<B: TestBackend> World<'_, B> {
         let stride = out.len() / plan.token_count();
         let case = self.case.of(LayerId::new(call.layer as u32));
         let (width, q_heads) = (case.out_width(), case.q_heads() as usize);
-        let location =
-            format!("seed {} {:?} {:?} {:?}", self.seed, self.case, plan.rows, call.attend);
+        let location = format!("seed {} {:?} {:?} {:?}", self.seed, self.case, plan.rows, call.attend);
         for row in out.chunks_exact(stride) {
             assert!(row[width..].iter().all(|x| x.is_nan()), "{location}: written between rows");
         }
         let value_dim = case.layout.value_dim() as usize;
-        let pairs: u64 =
-            plan.rows.iter().map(|r| u64::from(r.extend_len) * u64::from(r.kv_len)).sum();
+        let pairs: u64 = plan.rows.iter().map(|r| u64::from(r.extend_len) * u64::from(r.kv_len)).sum();
         let work = pairs * (width + case.q_width()) as u64;
         let mut compared = Vec::new();
         for (i, row) in plan.rows.iter().enumerate() {
-            for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h)))
-            {
+            for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h))) {
                 let at = (row.qo_start + token) as usize;
                 let start = at * stride + head * value_dim;
                 let got = &out[start..start + value_dim];
@@ -56,9 +53,8 @@ impl<B: TestBackend> World<'_, B> {
         }
         let history = &self.history;
         let inputs = (&call.attend, &call.q, call.sinks.as_ref(), call.layer);
-        let exacts = parallel::map(&compared, |&(i, token, head)| {
-            exact_of(&case, history, step, inputs, (i, token, head))
-        });
+        let exacts =
+            parallel::map(&compared, |&(i, token, head)| exact_of(&case, history, step, inputs, (i, token, head)));
         for (&(i, token, head), exact) in compared.iter().zip(&exacts) {
             let at = (plan.rows[i].qo_start + token) as usize;
             let start = at * stride + head * value_dim;

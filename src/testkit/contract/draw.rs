@@ -35,11 +35,7 @@ impl<B: TestBackend> World<'_, B> {
             let (rows, tokens) = (self.rng.within(1, 2) as usize, self.rng.within(2, 5) as usize);
             let plain = plan.plan();
             let (rows, tokens) = (plain.rows.len() + rows, plain.token_count() + tokens);
-            plan = OwnedPlan::from(&padded(
-                &plain,
-                &mut StepScratch::new(),
-                PlanSize { rows, tokens },
-            ));
+            plan = OwnedPlan::from(&padded(&plain, &mut StepScratch::new(), PlanSize { rows, tokens }));
         }
         if self.rng.one_in(2) {
             plan = OwnedPlan::from_bytes(plan.as_bytes()).expect("the bytes of a plan");

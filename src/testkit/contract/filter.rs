@@ -31,34 +31,24 @@ use Extends::{QueryRows, Tokens};
 
 impl Filter {
     /// All cases with one group of layers.
-    pub const ALL: Self = Self {
-        kv_heads: None,
-        in_groups: false,
-        head_dims: None,
-        groups: &[],
-        extends: &[],
-        conditions: &[],
-    };
+    pub const ALL: Self =
+        Self { kv_heads: None, in_groups: false, head_dims: None, groups: &[], extends: &[], conditions: &[] };
 
     /// Quantised pools.
     pub const FP8: Self = Self { conditions: &[is_fp8], ..Self::ALL };
 
     /// Pools with heads of an even number of elements.
-    pub const HEADS: Self = Self {
-        conditions: &[|case| !case.layout.is_latent() && case.layout.head_dim() % 2 == 0],
-        ..Self::ALL
-    };
+    pub const HEADS: Self =
+        Self { conditions: &[|case| !case.layout.is_latent() && case.layout.head_dim() % 2 == 0], ..Self::ALL };
 
     /// Pools with heads that kernels can rotate.
     pub const KERNEL_HEADS: Self = Self { conditions: &[has_heads_for_spans], ..Self::ALL };
 
     /// Pools with labels.
-    pub const LABELS: Self =
-        Self { conditions: &[|case| case.layout.label_channels() > 0], ..Self::ALL };
+    pub const LABELS: Self = Self { conditions: &[|case| case.layout.label_channels() > 0], ..Self::ALL };
 
     /// 16-bit pools with families of sequences, whose shared spans kernels read once.
-    pub const SPANS: Self =
-        Self { conditions: &[is_16_bits, has_heads_for_spans, has_families], ..Self::ALL };
+    pub const SPANS: Self = Self { conditions: &[is_16_bits, has_heads_for_spans, has_families], ..Self::ALL };
 
     /// [`Filter::SPANS`] with 9 to 16 query heads for a kv head, which random cases seldom have.
     pub const WIDE_SPANS: Self = Self {
@@ -80,27 +70,20 @@ impl Filter {
     pub const FP8_SPANS: Self = Self {
         groups: &[1, 2, 3, 4, 4, 8, 8, 12, 16],
         extends: &[Tokens(1), QueryRows(8), QueryRows(16), Tokens(8), Tokens(u32::MAX)],
-        conditions: &[is_fp8, has_rows_of_16_bits, has_heads_for_spans, has_families, |case| {
-            case.q_heads() <= 64
-        }],
+        conditions: &[is_fp8, has_rows_of_16_bits, has_heads_for_spans, has_families, |case| case.q_heads() <= 64],
         ..Self::ALL
     };
 
     /// 16-bit pools with heads of 128, whose kernels take several new tokens of a row.
-    pub const SHORT: Self = Self {
-        conditions: &[is_16_bits, |case| has_heads(case, &[128]), |case| case.max_len >= 40],
-        ..Self::ALL
-    };
+    pub const SHORT: Self =
+        Self { conditions: &[is_16_bits, |case| has_heads(case, &[128]), |case| case.max_len >= 40], ..Self::ALL };
 
     /// Latent rows of long sequences.
-    pub const LATENT: Self =
-        Self { conditions: &[is_latent, |case| case.max_len >= 700], ..Self::ALL };
+    pub const LATENT: Self = Self { conditions: &[is_latent, |case| case.max_len >= 700], ..Self::ALL };
 
     /// Quantised latent rows.
-    pub const LATENT_FP8: Self = Self {
-        conditions: &[is_latent, is_fp8, has_rows_of_16_bits, |case| case.max_len >= 150],
-        ..Self::ALL
-    };
+    pub const LATENT_FP8: Self =
+        Self { conditions: &[is_latent, is_fp8, has_rows_of_16_bits, |case| case.max_len >= 150], ..Self::ALL };
 
     /// Latent rows with many query heads, for which the two CTAs of a cluster share their reads.
     pub const LATENT_PAIRS: Self = Self {

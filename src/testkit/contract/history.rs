@@ -15,13 +15,7 @@ pub(super) struct History {
 
 impl History {
     /// Appends one token's rows of k and v, with the pool's rounding.
-    pub fn push(
-        &mut self,
-        layout: &PoolLayout,
-        given: &Given,
-        layer: LayerId,
-        [k, v]: [&[f32]; 2],
-    ) {
+    pub fn push(&mut self, layout: &PoolLayout, given: &Given, layer: LayerId, [k, v]: [&[f32]; 2]) {
         let [k_plane, v_plane] = planes(layout);
         let stored = Stored::new(layout, given, k_plane, layer, k);
         self.v.extend(match layout.is_latent() {
@@ -46,8 +40,7 @@ impl History {
 fn keep_rows<T: Clone>(rows: &mut Vec<T>, tokens: usize, first: usize, keep: u64) {
     let row = rows.len() / tokens;
     let kept = (0..tokens - first).filter(|bit| keep >> bit & 1 == 1);
-    let kept: Vec<T> =
-        kept.flat_map(|bit| rows[(first + bit) * row..(first + bit + 1) * row].to_vec()).collect();
+    let kept: Vec<T> = kept.flat_map(|bit| rows[(first + bit) * row..(first + bit + 1) * row].to_vec()).collect();
     rows.truncate(first * row);
     rows.extend(kept);
 }

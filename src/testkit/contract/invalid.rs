@@ -24,11 +24,7 @@ impl<B: TestBackend> World<'_, B> {
         let (rows, out) = (B::rows(&rows), B::rows_mut(&mut out));
         let result = self.backend.attend(&plan, layer, &attend, rows, out, None);
         assert!(result.is_err(), "seed {seed}: accepted attention of the ended {:?}", plan.step());
-        assert!(
-            self.backend.begin(&plan).is_err(),
-            "seed {seed}: the ended {:?} began again",
-            plan.step()
-        );
+        assert!(self.backend.begin(&plan).is_err(), "seed {seed}: the ended {:?} began again", plan.step());
     }
 
     /// Checks that the backend rejects invalid calls.
@@ -43,8 +39,7 @@ impl<B: TestBackend> World<'_, B> {
         let (case, seed) = (self.case.of(own), self.seed);
         // Backends reject this scale for latent rows, whose heads have another length.
         let row_scale = Attend::new(1, case.layout.head_dim()).scale;
-        let store =
-            self.backend.store_cache(plan, LayerId::new(layer_count), B::rows(k), B::rows(v));
+        let store = self.backend.store_cache(plan, LayerId::new(layer_count), B::rows(k), B::rows(v));
         assert!(store.is_err(), "seed {seed}: accepted a store past the layers");
         if !plan.masks.is_empty() {
             let windowed = Attend { window: Some(9), ..*attend };
@@ -56,8 +51,7 @@ impl<B: TestBackend> World<'_, B> {
         let many = HostRows { dtype: Dtype::F32, width, stride: width, values: vec![0.0; width] };
         let many = self.backend.input(&many);
         let queries = Queries { rows: B::rows(q), sinks: Some(B::sinks(&many)) };
-        let result =
-            self.backend.attend_queries(plan, own, attend, queries, B::rows_mut(out), None);
+        let result = self.backend.attend_queries(plan, own, attend, queries, B::rows_mut(out), None);
         assert!(result.is_err(), "seed {seed}: accepted more sinks than query heads");
         for layer in (0..layer_count).map(LayerId::new) {
             let Attend { window, chunk, .. } = self.case.attend_of(layer);
@@ -69,10 +63,7 @@ impl<B: TestBackend> World<'_, B> {
             for (window, chunk) in wrong {
                 let (attend, out) = (Attend { window, chunk, ..*attend }, B::rows_mut(out));
                 let result = self.backend.attend(plan, layer, &attend, B::rows(q), out, None);
-                assert!(
-                    result.is_err(),
-                    "seed {seed}: {layer:?} accepted window {window:?}, chunk {chunk:?}"
-                );
+                assert!(result.is_err(), "seed {seed}: {layer:?} accepted window {window:?}, chunk {chunk:?}");
             }
         }
         for (layer, attend) in [

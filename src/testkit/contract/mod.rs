@@ -165,11 +165,7 @@ where
 ///
 /// # Panics
 /// As [`check_backend`].
-pub fn check_cases<O>(
-    filter: &Filter,
-    options: impl Fn(&Case) -> O + Sync,
-    seeds: Range<u64>,
-) -> Report
+pub fn check_cases<O>(filter: &Filter, options: impl Fn(&Case) -> O + Sync, seeds: Range<u64>) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
 {

@@ -64,10 +64,7 @@ impl<B: TestBackend> World<'_, B> {
         shuffle(&mut self.rng, &mut targets);
         targets.truncate(self.rng.within(0, 4) as usize);
         // One host page may have several targets.
-        let moves: Vec<_> = targets
-            .into_iter()
-            .map(|device| PageMove { device, host: self.rng.pick(&full) })
-            .collect();
+        let moves: Vec<_> = targets.into_iter().map(|device| PageMove { device, host: self.rng.pick(&full) }).collect();
         self.load_moves(&moves);
     }
 
@@ -163,8 +160,7 @@ impl<B: TestBackend> World<'_, B> {
     /// comparisons check that nothing moved.
     fn check_invalid_moves(&mut self) {
         let (pages, hosts) = (self.case.layout.page_count(), self.host.pages.len() as u32);
-        let of =
-            |device, host| PageMove { device: PageId::new(device), host: HostPageId::new(host) };
+        let of = |device, host| PageMove { device: PageId::new(device), host: HostPageId::new(host) };
         let (next, last) = (self.host.next(), MoveId::new(self.host.next().raw() - 1));
         for (id, moves) in [(next, [of(pages, 0)]), (next, [of(0, hosts)]), (last, [of(0, 0)])] {
             let seed = self.seed;

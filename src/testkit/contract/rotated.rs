@@ -18,11 +18,7 @@ use crate::layout::Dtype;
 ///
 /// # Panics
 /// As [`check_cases`](super::check_cases).
-pub fn check_rotated<O>(
-    filter: &Filter,
-    options: impl Fn(&Case) -> O + Sync,
-    seeds: Range<u64>,
-) -> Report
+pub fn check_rotated<O>(filter: &Filter, options: impl Fn(&Case) -> O + Sync, seeds: Range<u64>) -> Report
 where
     O: OpenBackend<Backend: TestBackend>,
 {
@@ -79,8 +75,7 @@ impl<B: TestBackend> World<'_, B> {
         for count in [dim / 2 - 1, dim / 2 + 1] {
             let mut values = inputs.frequencies.values.clone();
             values.resize(count, 0.0);
-            let frequencies =
-                HostRows { values, width: count, stride: count, ..inputs.frequencies };
+            let frequencies = HostRows { values, width: count, stride: count, ..inputs.frequencies };
             let wrong = RopeInputs { frequencies, ..inputs.clone() };
             let result = self.call(step, id, &wrong, &mut qkv);
             assert!(result.is_err(), "accepted {count} frequencies for heads of {dim}");
@@ -90,9 +85,7 @@ impl<B: TestBackend> World<'_, B> {
         let location = format!("seed {} {:?}", self.seed, self.case);
         let (unit, first_v) = (rounding(self.case.kv_rows), (inputs.q_heads + kv_heads) * dim);
         for (token, row) in got.chunks_exact(inputs.qkv.stride).enumerate() {
-            let is_same = |at: usize| {
-                row[at].to_bits() == inputs.qkv.values[token * row.len() + at].to_bits()
-            };
+            let is_same = |at: usize| row[at].to_bits() == inputs.qkv.values[token * row.len() + at].to_bits();
             let v_is_same = (first_v..inputs.qkv.width).all(is_same);
             assert!(v_is_same, "{location}: token {token}: v has changed");
             let between = &row[inputs.qkv.width..];
@@ -131,13 +124,7 @@ impl<B: TestBackend> World<'_, B> {
         RopeInputs { q_heads, qkv, norms, eps, frequencies }
     }
 
-    fn call(
-        &mut self,
-        step: &Step,
-        layer: LayerId,
-        inputs: &RopeInputs,
-        qkv: &mut B::Output,
-    ) -> Result<(), B::Error> {
+    fn call(&mut self, step: &Step, layer: LayerId, inputs: &RopeInputs, qkv: &mut B::Output) -> Result<(), B::Error> {
         let mut input = |rows: &HostRows| self.backend.input(rows);
         let norms = inputs.norms.each_ref().map(|norm| norm.as_ref().map(&mut input));
         let frequencies = input(&inputs.frequencies);

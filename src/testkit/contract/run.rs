@@ -98,21 +98,8 @@ pub(super) fn run<B: TestBackend>(
     let layers = (0..case.layout.layers()).map(LayerId::new);
     let kinds = layers.map(|layer| Kind::of(&case, layer, &case.attend_of(layer))).collect();
     let given = Given { scales: case.scales(), labels: case.labels() };
-    let mut world = World {
-        backend,
-        kinds,
-        case,
-        given,
-        also,
-        seed,
-        rng,
-        planner,
-        history,
-        parents,
-        shadow,
-        host,
-        report,
-    };
+    let mut world =
+        World { backend, kinds, case, given, also, seed, rng, planner, history, parents, shadow, host, report };
     world.write_shadow(&(0..world.shadow.len() as u32).map(PageId::new).collect::<Vec<_>>());
     world.compare_pool();
     for _ in 0..world.rng.within(1, 4) {
@@ -131,8 +118,7 @@ impl<B: TestBackend> World<'_, B> {
         }
         let whole = self.whole_pages();
         self.move_pages(&whole);
-        let steps: Vec<_> =
-            (0..self.rng.within(1, self.case.max_steps.into())).map(|_| self.plan()).collect();
+        let steps: Vec<_> = (0..self.rng.within(1, self.case.max_steps.into())).map(|_| self.plan()).collect();
         if self.rng.one_in(2) {
             thread::scope(|scope| scope.spawn(|| self.execute(&steps, &whole)).join())
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -236,8 +222,7 @@ impl<B: TestBackend> World<'_, B> {
         for layer in 0..self.case.layout.layers() as usize {
             let case = self.case.of(LayerId::new(layer as u32));
             let (dtype, widths) = (case.layout.dtype().rows(), case.kv_widths());
-            let [k, v] =
-                widths.map(|width| HostRows::random(&mut self.rng, dtype, len as usize, width));
+            let [k, v] = widths.map(|width| HostRows::random(&mut self.rng, dtype, len as usize, width));
             let LayerPlace { track, .. } = self.case.layout.place(LayerId::new(layer as u32));
             for position in 0..len {
                 let slot = self.planner.track_slot(&planned, track, position);
@@ -362,16 +347,13 @@ impl<B: TestBackend> World<'_, B> {
         let sinks = self.rng.one_in(3).then(|| self.sinks(&case));
         let sinks_at = sinks.as_ref().map(|sinks| self.backend.input(sinks));
         let mut out = self.backend.output(&poison);
-        let mut lse =
-            self.rng.one_in(2).then(|| self.backend.sums(tokens * attend.q_heads as usize));
+        let mut lse = self.rng.one_in(2).then(|| self.backend.sums(tokens * attend.q_heads as usize));
         if self.rng.one_in(8) {
             self.check_invalid_calls(&plan, (id, &attend), [&k, &v, &q_rows], &mut out);
         }
         let sums = lse.as_mut().map(B::lse);
         let queries = Queries { rows: B::rows(&q_rows), sinks: sinks_at.as_ref().map(B::sinks) };
-        self.backend
-            .attend_queries(&plan, id, &attend, queries, B::rows_mut(&mut out), sums)
-            .expect("valid attention");
+        self.backend.attend_queries(&plan, id, &attend, queries, B::rows_mut(&mut out), sums).expect("valid attention");
         if let Some(also) = self.also {
             also(self, &steps[step], layer, &attend, (&q, sinks.as_ref()));
         }

@@ -83,8 +83,7 @@ where
         let beginnings = [20, 70, 150].map(|most| random_text(&mut rng, most)).to_vec();
         let (scratch, texts, open) = (StepScratch::new(), Vec::new(), Vec::new());
         let report = &mut report;
-        let mut server =
-            Server { engine, scratch, case, given, rng, seed, beginnings, texts, open, report };
+        let mut server = Server { engine, scratch, case, given, rng, seed, beginnings, texts, open, report };
         for _ in 0..24 {
             server.round(&mut observe);
         }
@@ -285,9 +284,9 @@ impl<B: TestBackend> Server<'_, B> {
                 let mut rng = Rng::new(mix(key + i as u64));
                 let id = LayerId::new(i as u32);
                 let case = self.case.of(id);
-                let rows = case.kv_widths().map(|width| {
-                    HostRows::random(&mut rng, self.case.kv_rows, 1, width).row(0).to_vec()
-                });
+                let rows = case
+                    .kv_widths()
+                    .map(|width| HostRows::random(&mut rng, self.case.kv_rows, 1, width).row(0).to_vec());
                 layer.history.push(&case.layout, &self.given, id, [&rows[0], &rows[1]]);
                 layer.rows.push(rows);
             }
@@ -361,8 +360,7 @@ impl<B: TestBackend> Server<'_, B> {
         let all = plan.token_count() as u64 * q_heads as u64;
         let bound = Bound::of(self.engine.backend(), &case);
         for (item, row) in items.iter().zip(plan.rows) {
-            for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h)))
-            {
+            for (token, head) in (0..row.extend_len).flat_map(|t| (0..q_heads).map(move |h| (t, h))) {
                 let is_first = token == 0 && head == 0;
                 if !is_first && self.rng.below(all) >= ROWS_COMPARED {
                     continue;
@@ -376,8 +374,7 @@ impl<B: TestBackend> Server<'_, B> {
                 let got = &out[(at * q_heads + head) * head_dim..][..head_dim];
                 let sum = Some(lse[at * q_heads + head]);
                 let seed = self.seed;
-                let location =
-                    || format!("seed {seed} {case:?} {:?}: token {at} head {head}", plan.shared);
+                let location = || format!("seed {seed} {case:?} {:?}: token {at} head {head}", plan.shared);
                 compare_row(bound, got, sum, &exact, &location, self.report);
             }
         }

@@ -18,25 +18,14 @@ impl<B: TestBackend> World<'_, B> {
         }
     }
 
-    fn shadow_row(
-        &mut self,
-        layout: &PoolLayout,
-        (plane, layer): (PlaneName, LayerId),
-        slot: SlotId,
-        row: &[f32],
-    ) {
+    fn shadow_row(&mut self, layout: &PoolLayout, (plane, layer): (PlaneName, LayerId), slot: SlotId, row: &[f32]) {
         let stored = Stored::new(layout, &self.given, plane, layer, row);
         let (page, offset) = layout.page_of(slot);
         stored.write(layout, layer, offset, &mut self.shadow[page.index()]);
     }
 
     /// Copies one slot's bytes in the shadow, in all planes and lanes.
-    pub(super) fn shadow_move(
-        &mut self,
-        layout: &PoolLayout,
-        source: (PageId, u32),
-        target: (PageId, u32),
-    ) {
+    pub(super) fn shadow_move(&mut self, layout: &PoolLayout, source: (PageId, u32), target: (PageId, u32)) {
         for plane in layout.planes() {
             let strides = layout.page_strides(plane.name).expect("the plane is the pool's");
             let len = plane.elements as usize * plane.dtype.size() as usize;

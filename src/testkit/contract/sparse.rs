@@ -40,11 +40,7 @@ pub trait SparseTestBackend: TestBackend + SparseBackend {
 ///
 /// # Panics
 /// As [`check_cases`](super::check_cases).
-pub fn check_sparse_backend<O>(
-    filter: &Filter,
-    options: impl Fn(&Case) -> O + Sync,
-    seeds: Range<u64>,
-) -> Report
+pub fn check_sparse_backend<O>(filter: &Filter, options: impl Fn(&Case) -> O + Sync, seeds: Range<u64>) -> Report
 where
     O: OpenBackend<Backend: SparseTestBackend>,
 {
@@ -88,9 +84,7 @@ impl<B: SparseTestBackend> World<'_, B> {
         let (to, sums) = (B::rows_mut(&mut out), Some(B::lse(&mut lse)));
         let sinks_at = sinks.map(|sinks| self.backend.input(sinks));
         let queries = Queries { rows: B::rows(&q_rows), sinks: sinks_at.as_ref().map(B::sinks) };
-        self.backend
-            .attend_selected(&plan, id, attend, selection, queries, to, sums)
-            .expect("valid attention");
+        self.backend.attend_selected(&plan, id, attend, selection, queries, to, sums).expect("valid attention");
         self.backend.synchronize().expect("nothing failed");
         let (out, lse) = (self.backend.read_output(&out), self.backend.read_sums(&lse));
         self.compare_selected(step, layer, attend, ((q, sinks), top, &positions), (&out, &lse));
@@ -159,8 +153,7 @@ impl<B: SparseTestBackend> World<'_, B> {
     ) -> Vec<u32> {
         let channels = self.given.labels.as_ref().expect("the pool has labels");
         let channels = channels.get(LayerId::new(layer as u32), kv_head as u32);
-        let (head_dim, group) =
-            (self.case.layout.head_dim() as usize, self.case.group_size as usize);
+        let (head_dim, group) = (self.case.layout.head_dim() as usize, self.case.group_size as usize);
         let heads = kv_head * group..(kv_head + 1) * group;
         let query = |channel: u32| {
             let numbers = heads.clone().map(|head| q[head * head_dim + channel as usize]);
@@ -194,8 +187,7 @@ impl<B: SparseTestBackend> World<'_, B> {
             let kv_len = rows[i / kv_heads].kv_len;
             let end = self.rng.pick(&[kv_len, kv_len, kv_len + 9, 1 << 31, 0]);
             let count = self.rng.within(0, top.into()).min(end.into());
-            let mut some: Vec<u32> =
-                (0..count).map(|_| self.rng.below(end.into()) as u32).collect();
+            let mut some: Vec<u32> = (0..count).map(|_| self.rng.below(end.into()) as u32).collect();
             some.sort_unstable();
             some.dedup();
             some.resize(top as usize, NO_POSITION);
@@ -221,8 +213,7 @@ impl<B: SparseTestBackend> World<'_, B> {
                 let kv_head = head / case.group_size as usize;
                 let got = &out[at * stride + head * head_dim..][..head_dim];
                 let sum = lse[at * q_heads + head];
-                let location =
-                    || format!("seed {seed} {case:?} {attend:?}: row {i} head {head}, selected");
+                let location = || format!("seed {seed} {case:?} {attend:?}: row {i} head {head}, selected");
                 let list = &positions[(i * kv_heads + kv_head) * top as usize..][..top as usize];
                 let seen = sees(attend, (row.kv_len as usize).saturating_sub(1));
                 let list: Vec<usize> = match row.kv_len {
@@ -236,9 +227,7 @@ impl<B: SparseTestBackend> World<'_, B> {
                     assert!(nothing, "{}: {sum} {got:?}", location());
                     continue;
                 }
-                let (Item::Extend { sequence, .. } | Item::Requery { sequence, .. }) =
-                    step.items[i]
-                else {
+                let (Item::Extend { sequence, .. } | Item::Requery { sequence, .. }) = step.items[i] else {
                     unreachable!("padding has kv_len 0")
                 };
                 let History { k, v, .. } = &self.history[sequence][layer];

@@ -43,16 +43,9 @@ fn labels(channels: &LabelChannels, dtype: Dtype, layer: LayerId, row: &[f32]) -
 }
 
 impl Stored {
-    pub fn new(
-        layout: &PoolLayout,
-        given: &Given,
-        plane: PlaneName,
-        layer: LayerId,
-        row: &[f32],
-    ) -> Self {
+    pub fn new(layout: &PoolLayout, given: &Given, plane: PlaneName, layer: LayerId, row: &[f32]) -> Self {
         let dtype = layout.dtype().rows();
-        let channels =
-            given.labels.as_ref().filter(|_| plane == PlaneName::K && layout.label_channels() > 0);
+        let channels = given.labels.as_ref().filter(|_| plane == PlaneName::K && layout.label_channels() > 0);
         let labels = channels.map_or(vec![], |channels| labels(channels, dtype, layer, row));
         let Some(scaling) = layout.scaling() else {
             let values = row.iter().map(|&x| round(dtype, x).into()).collect();

@@ -54,12 +54,7 @@ impl Model {
     }
 
     /// `Engine::admission`
-    pub fn admission(
-        &self,
-        namespace: Namespace,
-        prompt: &[TokenId],
-        promise: u32,
-    ) -> Result<AdmissionWant, Error> {
+    pub fn admission(&self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<AdmissionWant, Error> {
         self.check_prompt(namespace, prompt, promise)?;
         self.check_rows(1, prompt.len())?;
         let scope = self.next_scope(namespace);
@@ -81,23 +76,19 @@ impl Model {
         }
         let chunks = prompts.iter().map(|prompt| prompt.tokens.len().div_ceil(self.chunk_tokens()));
         self.check_chunks(chunks.sum())?;
-        let hit = |prompt: &Prompt<'_>| {
-            self.tree.hit(self.next_scope(prompt.namespace), self.findable(prompt.tokens))
-        };
+        let hit = |prompt: &Prompt<'_>| self.tree.hit(self.next_scope(prompt.namespace), self.findable(prompt.tokens));
         let mut hits: Vec<_> = prompts.iter().map(hit).collect();
         let lacking = |(prompt, &pages): (&Prompt<'_>, &usize)| {
             let scope = self.next_scope(prompt.namespace);
             u64::from(self.estimate_with(scope, prompt.tokens, prompt.promise, pages).lacking_pages)
         };
         let wanted: u64 = prompts.iter().zip(&hits).map(lacking).sum();
-        let room =
-            |model: &Self| u64::from(model.available().saturating_sub(model.idle_of_all(prompts)));
+        let room = |model: &Self| u64::from(model.available().saturating_sub(model.idle_of_all(prompts)));
         if wanted > room(self) {
             let without: u64 = prompts.iter().map(|prompt| lacking((prompt, &0))).sum();
             if !self.is_idle() || without > u64::from(self.available()) {
                 let after = self.first_after(|model| {
-                    wanted <= room(model)
-                        || model.is_idle() && without <= u64::from(model.available())
+                    wanted <= room(model) || model.is_idle() && without <= u64::from(model.available())
                 });
                 return Err(Error::OutOfPages { wanted, available: room(self), after });
             }
@@ -106,8 +97,7 @@ impl Model {
         let mut leaders = Vec::new();
         for ((&key, prompt), pages) in keys.iter().zip(prompts).zip(hits) {
             let scope = self.next_scope(prompt.namespace);
-            leaders
-                .push(self.leader(scope, self.findable(prompt.tokens)).filter(|_| self.shares()));
+            leaders.push(self.leader(scope, self.findable(prompt.tokens)).filter(|_| self.shares()));
             self.admit_with(key, scope, prompt.tokens, prompt.promise, pages);
         }
         Ok(leaders)
@@ -129,13 +119,7 @@ impl Model {
     }
 
     /// `Engine::admit`. If the engine has admitted the prompt, `key` is the key that it has returned.
-    pub fn admit(
-        &mut self,
-        key: SeqKey,
-        namespace: Namespace,
-        prompt: &[TokenId],
-        promise: u32,
-    ) -> Result<(), Error> {
+    pub fn admit(&mut self, key: SeqKey, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<(), Error> {
         self.check_prompt(namespace, prompt, promise)?;
         self.check_rows(1, prompt.len())?;
         let scope = self.next_scope(namespace);
@@ -146,14 +130,7 @@ impl Model {
     }
 
     /// Begins a new sequence that uses `pages` pages of its hit.
-    fn admit_with(
-        &mut self,
-        key: SeqKey,
-        scope: Scope,
-        prompt: &[TokenId],
-        promise: u32,
-        pages: usize,
-    ) {
+    fn admit_with(&mut self, key: SeqKey, scope: Scope, prompt: &[TokenId], promise: u32, pages: usize) {
         let sequence = Sequence {
             scope,
             tokens: prompt.to_vec(),
@@ -181,8 +158,7 @@ impl Model {
         self.sequences.insert(key, sequence);
         let hit_len = self.begin_with(key, scope, promise, pages);
         let sequence = self.sequences.get_mut(&key).expect("just made");
-        sequence.admission_kind =
-            Some(AdmissionKind::Admitted { prompt_len: prompt.len(), hit_len });
+        sequence.admission_kind = Some(AdmissionKind::Admitted { prompt_len: prompt.len(), hit_len });
         self.counters.admissions += 1;
     }
 
@@ -192,12 +168,7 @@ impl Model {
     }
 
     /// Checks a prompt. The replay names every namespace if the page hashes depend on names.
-    fn check_prompt(
-        &self,
-        namespace: Namespace,
-        prompt: &[TokenId],
-        promise: u32,
-    ) -> Result<(), Error> {
+    fn check_prompt(&self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<(), Error> {
         if prompt.is_empty() {
             return Err(Error::EmptyPrompt);
         }
@@ -244,13 +215,7 @@ impl Model {
     }
 
     /// Returns the cost of a sequence of these tokens that uses `pages` pages of its hit.
-    fn estimate_with(
-        &self,
-        scope: Scope,
-        tokens: &[TokenId],
-        promise: u32,
-        pages: usize,
-    ) -> AdmissionWant {
+    fn estimate_with(&self, scope: Scope, tokens: &[TokenId], promise: u32, pages: usize) -> AdmissionWant {
         let all = self.most_pages(tokens.len().div_ceil(self.page_size()));
         let promised_places = (promise as usize).div_ceil(self.page_size());
         let device = self.on_device(scope, tokens, pages);
@@ -259,17 +224,15 @@ impl Model {
             + if promised_places > 0 { cells } else { 0 };
         // The sequence locks these pages, so they are not available to it and back no promise.
         let room = |model: &Self| {
-            let idle = model.tree.idle_on_path(scope, tokens, pages)
-                + model.tree.idle_in_tails(scope, tokens, pages);
+            let idle = model.tree.idle_on_path(scope, tokens, pages) + model.tree.idle_in_tails(scope, tokens, pages);
             (idle, model.available().saturating_sub(idle))
         };
         let held: usize = self.tail_pages(scope, tokens, pages);
         let lacking_pages = (all - device - held).max(promised) as u32;
         // The prompt is admitted without its hit if all pages are available.
         let without = all.max(self.outstanding_of_promise(promised_places, 0, 0, 0)) as u32;
-        let is_admitted = |model: &Self| {
-            lacking_pages <= room(model).1 || model.is_idle() && without <= model.available()
-        };
+        let is_admitted =
+            |model: &Self| lacking_pages <= room(model).1 || model.is_idle() && without <= model.available();
         let (idle_pages, available_pages) = room(self);
         let fits = lacking_pages <= available_pages;
         AdmissionWant {
@@ -285,17 +248,10 @@ impl Model {
 
     /// Starts a sequence, which has no pages yet, on the first `pages` cached pages of its tokens. Returns the number
     /// of tokens in these pages.
-    pub(super) fn begin_with(
-        &mut self,
-        key: SeqKey,
-        scope: Scope,
-        promise: u32,
-        pages: usize,
-    ) -> usize {
+    pub(super) fn begin_with(&mut self, key: SeqKey, scope: Scope, promise: u32, pages: usize) -> usize {
         let tokens = self.findable(&self.sequences[&key].tokens);
         let full = self.tree.matched_len(scope, tokens);
-        let (len, promised) =
-            (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
+        let (len, promised) = (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
         let has_groups = self.tracks() > 1;
         let sequence = self.sequences.get_mut(&key).expect("it was just made or seen");
         self.tree.lock(scope, &sequence.tokens, pages);
@@ -319,8 +275,7 @@ impl Model {
         sequence.planned_len = len;
         sequence.preempted = false;
         sequence.promised = promised;
-        self.counters.lost_hit_tokens +=
-            ((full - pages) * self.shape.layout.page_size() as usize) as u64;
+        self.counters.lost_hit_tokens += ((full - pages) * self.shape.layout.page_size() as usize) as u64;
         if self.shape.prefix == PrefixMode::None {
             sequence.marks.clear();
         }

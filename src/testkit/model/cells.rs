@@ -51,12 +51,7 @@ impl Tree {
     }
 
     /// Returns the keys of all cells in the tails of a prefix.
-    pub(in crate::testkit) fn tail_cells(
-        &self,
-        scope: Scope,
-        tokens: &[TokenId],
-        pages: usize,
-    ) -> Vec<CellKey> {
+    pub(in crate::testkit) fn tail_cells(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Vec<CellKey> {
         let keys = self.limited.iter().enumerate().flat_map(|(group, (reach, _))| {
             let places = self.tail(*reach, pages);
             places.map(move |at| self.key(group, scope, tokens, at))
@@ -65,12 +60,7 @@ impl Tree {
     }
 
     /// Returns the number of idle pages in the cells of the tails of a prefix.
-    pub(in crate::testkit) fn idle_in_tails(
-        &self,
-        scope: Scope,
-        tokens: &[TokenId],
-        pages: usize,
-    ) -> u32 {
+    pub(in crate::testkit) fn idle_in_tails(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> u32 {
         let keys = self.tail_cells(scope, tokens, pages);
         let cells = keys.iter().map(|key| &self.cells[key]);
         cells.filter(|cell| cell.is_idle()).map(|cell| cell.pages.len() as u32).sum()
@@ -81,12 +71,7 @@ impl Tree {
         (group, self.path(scope, tokens, place + 1))
     }
 
-    pub(in crate::testkit) fn release_cell(
-        &mut self,
-        key: &CellKey,
-        last_step: u64,
-        completed: u64,
-    ) {
+    pub(in crate::testkit) fn release_cell(&mut self, key: &CellKey, last_step: u64, completed: u64) {
         self.clock += 1;
         let cell = self.cells.get_mut(key).expect("a used cell is cached");
         cell.users -= 1;
@@ -174,8 +159,7 @@ impl Model {
     /// sequence already is a user of these cells.
     pub(super) fn take_tails(&mut self, seq: SeqKey, pages: usize) {
         let limited = self.tree.limited.clone();
-        let firsts: Vec<_> =
-            limited.iter().map(|(reach, _)| self.tree.first_held(*reach, pages)).collect();
+        let firsts: Vec<_> = limited.iter().map(|(reach, _)| self.tree.first_held(*reach, pages)).collect();
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         sequence.cells = vec![Default::default(); limited.len()];
         sequence.others.iter_mut().for_each(|own| *own = vec![PageId::default(); pages]);
@@ -206,8 +190,7 @@ impl Model {
                     continue;
                 }
                 let key = self.tree.key(group, sequence.scope, &sequence.tokens, place);
-                let pages: Vec<_> =
-                    sequence.others[tracks.clone()].iter().map(|own| own[place]).collect();
+                let pages: Vec<_> = sequence.others[tracks.clone()].iter().map(|own| own[place]).collect();
                 if let Some(cell) = self.tree.cells.get_mut(&key) {
                     if cell.pages.is_empty() {
                         self.pages.turn(&pages, super::PageIs::Private, super::PageIs::Cached);
@@ -223,8 +206,7 @@ impl Model {
                     duplicates.extend(pages);
                 } else {
                     self.pages.turn(&pages, super::PageIs::Private, super::PageIs::Cached);
-                    let cell =
-                        CellHeld { pages, host: Vec::new(), users: 1, waits: Vec::new(), since: 0 };
+                    let cell = CellHeld { pages, host: Vec::new(), users: 1, waits: Vec::new(), since: 0 };
                     self.tree.cells.insert(key, cell);
                 }
             }
@@ -234,11 +216,7 @@ impl Model {
 
     /// Takes from a sequence its held pages of each limited group up to the place that `end` returns for the group's
     /// reach. Their cells lose a user. Returns the private pages.
-    pub(super) fn take_held(
-        &mut self,
-        seq: SeqKey,
-        end: impl Fn(&Self, Reach) -> usize,
-    ) -> Vec<PageId> {
+    pub(super) fn take_held(&mut self, seq: SeqKey, end: impl Fn(&Self, Reach) -> usize) -> Vec<PageId> {
         let mut pages = Vec::new();
         for (group, (reach, tracks)) in self.tree.limited.clone().into_iter().enumerate() {
             let end = end(self, reach);

@@ -59,9 +59,7 @@ impl Model {
         let Some((_, start, tokens)) = self.drafts(seq) else { return false };
         let old = (start + tokens.len()).saturating_sub(BITS);
         let mut tokens = (start..).zip(tokens);
-        !tokens.all(|(place, (seen, position))| {
-            seen.iter().copied().eq(old..=place) && *position == place
-        })
+        !tokens.all(|(place, (seen, position))| seen.iter().copied().eq(old..=place) && *position == place)
     }
 
     /// Returns the indices of the drafts that a draft sees. The last one is its own.
@@ -91,9 +89,7 @@ impl Model {
     pub fn may_follow(&self, seq: SeqKey, branch: &[u32]) -> Vec<u32> {
         let Some((_, _, tokens)) = self.drafts(seq) else { return Vec::new() };
         let longer = |token: u32| [branch, &[token]].concat();
-        (0..tokens.len() as u32)
-            .filter(|&token| self.first_invalid(seq, &longer(token)).is_none())
-            .collect()
+        (0..tokens.len() as u32).filter(|&token| self.first_invalid(seq, &longer(token)).is_none()).collect()
     }
 
     /// Returns the index of the first token that makes a branch invalid. A valid token exists, sees exactly the text
@@ -112,11 +108,7 @@ impl Model {
 
     /// `Engine::accept_batch`. Returns the moves of kept tokens: for each sequence with moves, its first place, and a
     /// mask of the kept places from there on.
-    pub fn accept(
-        &mut self,
-        step: StepId,
-        branches: &[Branch<'_>],
-    ) -> Result<Vec<(SeqKey, u32, u64)>, Error> {
+    pub fn accept(&mut self, step: StepId, branches: &[Branch<'_>]) -> Result<Vec<(SeqKey, u32, u64)>, Error> {
         if !self.open_steps().contains(&step) {
             return Err(Error::UnknownStep { step });
         }
@@ -158,8 +150,7 @@ impl Model {
         self.counters.draft_tokens += (item.end - start) as u64 - sampled;
         self.counters.accepted_tokens += (tokens.len() as u64).saturating_sub(sampled);
         let sequence = self.sequences.get_mut(&seq).expect("it is live");
-        let kept: Vec<_> =
-            tokens.iter().map(|&token| sequence.tokens[start + token as usize]).collect();
+        let kept: Vec<_> = tokens.iter().map(|&token| sequence.tokens[start + token as usize]).collect();
         let in_place = (0..).zip(tokens).take_while(|(place, token)| place == *token).count();
         sequence.cut(start + in_place);
         sequence.tokens.truncate(start);

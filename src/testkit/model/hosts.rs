@@ -53,12 +53,12 @@ impl Tree {
     /// Returns the page or cell that has been idle for the longest time, among those for which `is_one` is true. The
     /// arguments of `is_one` are whether it is on the device, and whether it is in host memory.
     fn oldest(&self, is_one: impl Fn(bool, bool) -> bool) -> Option<Idle> {
-        let pages = self.pages.iter().filter(|(_, held)| {
-            held.users == 0 && is_one(held.page.is_some(), held.host.is_some())
-        });
-        let cells = self.cells.iter().filter(|(_, cell)| {
-            cell.is_idle() && is_one(!cell.pages.is_empty(), !cell.host.is_empty())
-        });
+        let pages =
+            self.pages.iter().filter(|(_, held)| held.users == 0 && is_one(held.page.is_some(), held.host.is_some()));
+        let cells = self
+            .cells
+            .iter()
+            .filter(|(_, cell)| cell.is_idle() && is_one(!cell.pages.is_empty(), !cell.host.is_empty()));
         let pages = pages.map(|(path, held)| (held.idle_since, Idle::Page(path.clone())));
         let cells = cells.map(|(key, cell)| (cell.since, Idle::Cell(key.clone())));
         pages.chain(cells).min_by_key(|(since, _)| *since).map(|(_, idle)| idle)
@@ -184,8 +184,7 @@ impl Tree {
         let mut gone = Vec::new();
         let hosts: BTreeSet<_> = self.hosts.saves.iter().map(|save| save.1).collect();
         self.hosts.failed += self.hosts.saves.len() as u64;
-        let failed =
-            self.pages.iter().filter(|(_, held)| held.host.is_some_and(|h| hosts.contains(&h)));
+        let failed = self.pages.iter().filter(|(_, held)| held.host.is_some_and(|h| hosts.contains(&h)));
         for path in failed.map(|(path, _)| path.clone()).collect::<Vec<_>>() {
             let Some(held) = self.pages.get_mut(&path) else { continue };
             if held.page.is_some() {
@@ -193,9 +192,10 @@ impl Tree {
                 self.hosts.free(host);
                 continue;
             }
-            let below = self.pages.keys().filter(|below| {
-                (below.0, below.1) == (path.0, path.1) && below.2.starts_with(&path.2)
-            });
+            let below = self
+                .pages
+                .keys()
+                .filter(|below| (below.0, below.1) == (path.0, path.1) && below.2.starts_with(&path.2));
             for below in below.cloned().collect::<Vec<_>>() {
                 assert_eq!(self.pages[&below].page, None, "pages below are in host memory alone");
                 self.lose_page(&below, &mut gone);
@@ -278,8 +278,7 @@ impl Model {
     fn begin_load(&mut self, seqs: &[SeqKey]) -> Result<Vec<(PageId, HostPageId)>, Error> {
         let (mut lacking, mut drawn) = (Vec::new(), 0);
         for &seq in seqs {
-            let new: Vec<_> =
-                self.lacking(seq)?.into_iter().filter(|of| !lacking.contains(of)).collect();
+            let new: Vec<_> = self.lacking(seq)?.into_iter().filter(|of| !lacking.contains(of)).collect();
             drawn += new.len().min(self.promised_to_load(seq));
             lacking.extend(new);
         }
@@ -346,18 +345,12 @@ impl Model {
     /// Ends loads: their pages are on the device, or still in host memory if `failed` is set.
     fn end_load(&mut self, seqs: &[SeqKey], loads: &[(PageId, HostPageId)], failed: bool) {
         let pages: Vec<_> = loads.iter().map(|load| load.0).collect();
-        self.pages.turn(
-            &pages,
-            PageIs::Private,
-            if failed { PageIs::Free } else { PageIs::Cached },
-        );
+        self.pages.turn(&pages, PageIs::Private, if failed { PageIs::Free } else { PageIs::Cached });
         for held in self.tree.pages.values_mut() {
             if held.page.is_some_and(|page| pages.contains(&page)) {
                 match failed {
                     true => held.page = None,
-                    false => {
-                        self.tree.hosts.free(held.host.take().expect("it was loaded from there"))
-                    }
+                    false => self.tree.hosts.free(held.host.take().expect("it was loaded from there")),
                 }
             }
         }

@@ -33,13 +33,10 @@ impl Model {
     pub(super) fn leader(&self, scope: Scope, tokens: &[TokenId]) -> Option<(SeqKey, u32)> {
         let page_size = self.page_size();
         let cached = self.tree.matched_len(scope, tokens);
-        let page = |tokens: &[TokenId], at: usize| {
-            tokens.get(at * page_size..(at + 1) * page_size).map(<[TokenId]>::to_vec)
-        };
+        let page =
+            |tokens: &[TokenId], at: usize| tokens.get(at * page_size..(at + 1) * page_size).map(<[TokenId]>::to_vec);
         let agrees = |other: &[TokenId]| {
-            (0..)
-                .take_while(|&at| page(tokens, at).is_some() && page(tokens, at) == page(other, at))
-                .count()
+            (0..).take_while(|&at| page(tokens, at).is_some() && page(tokens, at) == page(other, at)).count()
         };
         page(tokens, cached)?;
         for at in (0..=cached).rev() {

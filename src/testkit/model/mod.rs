@@ -212,13 +212,7 @@ impl Model {
     ///
     /// Pages of cells count as outstanding: if the sequence gives a cell back, other sequences may still use it. The
     /// places below `kept` have cells.
-    fn outstanding_of_promise(
-        &self,
-        promised: usize,
-        len: usize,
-        published: usize,
-        kept: usize,
-    ) -> usize {
+    fn outstanding_of_promise(&self, promised: usize, len: usize, published: usize, kept: usize) -> usize {
         let others = self.reaches().into_iter().map(|(reach, most)| {
             let held = len - self.tree.first_held(reach, published).max(kept);
             promised.min(most).saturating_sub(held)
@@ -314,8 +308,7 @@ impl Model {
     /// `Engine::outstanding`
     pub fn outstanding(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.sequence(seq)?;
-        let outstanding =
-            self.outstanding_of(sequence, sequence.promised, sequence.published, sequence.kept);
+        let outstanding = self.outstanding_of(sequence, sequence.promised, sequence.published, sequence.kept);
         // Locked pages on the device are not outstanding. Pages of cells to load are outstanding.
         let waits = match sequence.promised {
             0 => 0,
@@ -326,13 +319,7 @@ impl Model {
 
     /// Returns the number of outstanding pages that a sequence would have with a promise of `promised` places. It would
     /// have `published` published pages, and its last kept mark at `kept`.
-    fn outstanding_of(
-        &self,
-        sequence: &Sequence,
-        promised: usize,
-        published: usize,
-        kept: usize,
-    ) -> usize {
+    fn outstanding_of(&self, sequence: &Sequence, promised: usize, published: usize, kept: usize) -> usize {
         self.outstanding_of_promise(promised, sequence.table.len(), published, kept)
     }
 
@@ -401,10 +388,7 @@ impl Model {
     /// Counts a call that fails because a resource is used up. Returns the result of the call.
     pub fn counted<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         use Error::{OutOfPages, OutOfSequences, OutOfSteps, OutOfTokens};
-        if let Err(
-            OutOfPages { .. } | OutOfSequences { .. } | OutOfTokens { .. } | OutOfSteps { .. },
-        ) = result
-        {
+        if let Err(OutOfPages { .. } | OutOfSequences { .. } | OutOfTokens { .. } | OutOfSteps { .. }) = result {
             self.counters.refusals += 1;
         }
         result

@@ -43,8 +43,7 @@ impl Pages {
     /// Makes the `count` lowest free pages private. The caller has checked that the pool has enough.
     pub fn alloc(&mut self, count: u32) -> Vec<PageId> {
         let free = (0..self.page_count()).map(PageId::new);
-        let taken: Vec<_> =
-            free.filter(|&page| self.state(page) == PageIs::Free).take(count as usize).collect();
+        let taken: Vec<_> = free.filter(|&page| self.state(page) == PageIs::Free).take(count as usize).collect();
         assert_eq!(taken.len(), count as usize, "the model allocates without having checked");
         self.turn(&taken, PageIs::Free, PageIs::Private);
         taken

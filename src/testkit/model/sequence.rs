@@ -140,8 +140,7 @@ impl Model {
     /// Returns whether W4 holds if a sequence keeps its tails at a mark.
     pub(super) fn keeps_promises(&self, seq: SeqKey, mark: usize) -> bool {
         let sequence = &self.sequences[&seq];
-        let outstanding =
-            |kept| self.outstanding_of(sequence, sequence.promised, sequence.published, kept);
+        let outstanding = |kept| self.outstanding_of(sequence, sequence.promised, sequence.published, kept);
         let more = outstanding(sequence.kept.max(mark)) - outstanding(sequence.kept);
         let promised = self.outstanding_pages() as usize + more;
         promised <= (self.reclaimable() + self.pages.count(PageIs::Fenced)) as usize
@@ -209,9 +208,7 @@ impl Model {
         let hit_len = self.begin_with(seq, scope, promise, pages);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.admission_kind = Some(match sequence.admission_kind {
-            Some(AdmissionKind::Admitted { prompt_len, .. }) => {
-                AdmissionKind::Admitted { prompt_len, hit_len }
-            }
+            Some(AdmissionKind::Admitted { prompt_len, .. }) => AdmissionKind::Admitted { prompt_len, hit_len },
             _ => AdmissionKind::Resumed { hit_len },
         });
         self.counters.resumes += 1;
@@ -347,12 +344,8 @@ impl Model {
         }
         self.counters.forks += keys.len() as u64;
         let others = parent.others.iter().flat_map(|own| &own[pages..pages + tail]);
-        let sources: Vec<_> =
-            parent.table[pages..pages + tail].iter().chain(others).copied().collect();
-        Ok(ForkWant {
-            copies: sources.into_iter().cycle().zip(targets).collect(),
-            step: step.map(StepId::new),
-        })
+        let sources: Vec<_> = parent.table[pages..pages + tail].iter().chain(others).copied().collect();
+        Ok(ForkWant { copies: sources.into_iter().cycle().zip(targets).collect(), step: step.map(StepId::new) })
     }
 
     /// `Engine::reset`

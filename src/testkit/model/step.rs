@@ -177,8 +177,7 @@ impl Model {
         let drawn = |item: &Extend| {
             let sequence = &self.sequences[&item.seq];
             let (len, published) = (sequence.table.len(), sequence.published);
-            let outstanding =
-                |len| self.outstanding_of_promise(sequence.promised, len, published, sequence.kept);
+            let outstanding = |len| self.outstanding_of_promise(sequence.promised, len, published, sequence.kept);
             outstanding(len) - outstanding(len + self.places_for(item))
         };
         items.iter().map(drawn).sum()
@@ -196,11 +195,7 @@ impl Model {
     }
 
     /// `Engine::plan_drafts`
-    pub fn plan_drafts(
-        &mut self,
-        items: &[Extend],
-        drafts: &[Draft<'_>],
-    ) -> Result<PlanWant, Error> {
+    pub fn plan_drafts(&mut self, items: &[Extend], drafts: &[Draft<'_>]) -> Result<PlanWant, Error> {
         self.load_first(items.iter().map(|item| item.seq))?;
         if items.is_empty() {
             return Err(Error::EmptyBatch);
@@ -285,9 +280,7 @@ impl Model {
     /// Returns whether the item's sequence exists and was not preempted since the item was planned.
     fn alive(&self, item: &Item) -> bool {
         let sequence = self.sequences.get(&item.seq);
-        sequence.is_some_and(|sequence| {
-            !sequence.preempted && sequence.preemption_epoch == item.preemption_epoch
-        })
+        sequence.is_some_and(|sequence| !sequence.preempted && sequence.preemption_epoch == item.preemption_epoch)
     }
 
     /// `Engine::commit`

@@ -145,13 +145,7 @@ impl Tree {
 
     /// Inserts fetched pages after the first `locked` pages of a path, and locks them. Returns the number of fetched
     /// pages that the tree already had.
-    fn insert_fetched(
-        &mut self,
-        scope: Scope,
-        tokens: &[TokenId],
-        locked: usize,
-        pages: &[HostPageId],
-    ) -> usize {
+    fn insert_fetched(&mut self, scope: Scope, tokens: &[TokenId], locked: usize, pages: &[HostPageId]) -> usize {
         let end = locked + pages.len();
         let old = self.matched_len(scope, &tokens[..end * self.page_size]);
         if old > locked {
@@ -305,7 +299,6 @@ impl Hosts {
 
     /// Returns whether the backend has done all moves of a page.
     pub(super) fn is_idle(&self, page: HostPageId, moved: Moved) -> bool {
-        self.saved_by[page.index()] <= moved.saved.raw()
-            && self.loaded_by[page.index()] <= moved.loaded.raw()
+        self.saved_by[page.index()] <= moved.saved.raw() && self.loaded_by[page.index()] <= moved.loaded.raw()
     }
 }

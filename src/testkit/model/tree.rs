@@ -126,17 +126,15 @@ impl Tree {
     fn children(&self, path: &Path) -> Vec<Path> {
         let len = path.2.len() + self.page_size;
         let below = self.pages.range(path.clone()..).map(|(below, _)| below);
-        let below = below.take_while(|below| {
-            (below.0, below.1) == (path.0, path.1) && below.2.starts_with(&path.2)
-        });
+        let below = below.take_while(|below| (below.0, below.1) == (path.0, path.1) && below.2.starts_with(&path.2));
         below.filter(|below| below.2.len() == len).cloned().collect()
     }
 
     /// Returns the device pages at the start of the longest cached prefix of `tokens`. The later pages of the prefix
     /// are in host memory alone.
     pub fn matched(&self, scope: Scope, tokens: &[TokenId]) -> Vec<PageId> {
-        let pages = (1..=tokens.len() / self.page_size)
-            .map_while(|pages| self.pages.get(&self.path(scope, tokens, pages)));
+        let pages =
+            (1..=tokens.len() / self.page_size).map_while(|pages| self.pages.get(&self.path(scope, tokens, pages)));
         pages.map_while(|held| held.page).collect()
     }
 
@@ -227,13 +225,7 @@ impl Tree {
 
     /// Publishes `own` as the pages of a path after its first `locked` pages, which the caller has locked. Also locks
     /// the published pages.
-    pub fn insert(
-        &mut self,
-        scope: Scope,
-        tokens: &[TokenId],
-        locked: usize,
-        own: &[PageId],
-    ) -> Published {
+    pub fn insert(&mut self, scope: Scope, tokens: &[TokenId], locked: usize, own: &[PageId]) -> Published {
         let end = locked + own.len();
         let text = &tokens[..end * self.page_size];
         let (old, on_device) = (self.matched_len(scope, text), self.matched(scope, text).len());

@@ -15,13 +15,7 @@ pub trait Inspect: Backend {
     ///
     /// # Errors
     /// The backend's own.
-    fn store(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        k: &[f32],
-        v: &[f32],
-    ) -> Result<(), Self::Error>;
+    fn store(&mut self, plan: &BatchPlan<'_>, layer: LayerId, k: &[f32], v: &[f32]) -> Result<(), Self::Error>;
 
     /// Returns the values of a slot in a plane, `[heads, elements]`; `None` if the backend has no bytes.
     fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>>;
@@ -58,13 +52,7 @@ pub trait Inspect: Backend {
 }
 
 impl Inspect for Null {
-    fn store(
-        &mut self,
-        _: &BatchPlan<'_>,
-        _: LayerId,
-        _: &[f32],
-        _: &[f32],
-    ) -> Result<(), Self::Error> {
+    fn store(&mut self, _: &BatchPlan<'_>, _: LayerId, _: &[f32], _: &[f32]) -> Result<(), Self::Error> {
         Ok(())
     }
 
@@ -82,13 +70,7 @@ impl Inspect for Null {
 }
 
 impl Inspect for Cpu {
-    fn store(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        k: &[f32],
-        v: &[f32],
-    ) -> Result<(), Self::Error> {
+    fn store(&mut self, plan: &BatchPlan<'_>, layer: LayerId, k: &[f32], v: &[f32]) -> Result<(), Self::Error> {
         self.store_cache(plan, layer, k.into(), v.into())
     }
 

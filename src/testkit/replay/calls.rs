@@ -88,12 +88,7 @@ impl<B: Inspect> Host<B> {
     }
 
     /// Compares `Engine::admission`, which returns the cost before an admission.
-    fn compare_admission(
-        &mut self,
-        namespace: Namespace,
-        prompt: &[TokenId],
-        promise: u32,
-    ) -> Result<(), String> {
+    fn compare_admission(&mut self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<(), String> {
         let got = self.engine.admission(namespace, prompt, promise);
         let named = got.ok().and_then(|got| got.leader);
         let got = got.map(|got| AdmissionWant {
@@ -125,8 +120,7 @@ impl<B: Inspect> Host<B> {
         let texts: Vec<Vec<_>> = (0..usize::from(count))
             .map(|i| {
                 let more = (i % 3) * self.page_size() / 2;
-                let more =
-                    if first.is_empty() { 0 } else { more.min(max.saturating_sub(first.len())) };
+                let more = if first.is_empty() { 0 } else { more.min(max.saturating_sub(first.len())) };
                 let new = (0..more).map(|at| self.token(i as u64 / 2, at));
                 first.iter().copied().chain(new).collect()
             })
@@ -173,8 +167,7 @@ impl<B: Inspect> Host<B> {
         let live = self.live.len().max(1);
         let seqs = self.live.iter().cycle().skip(usize::from(first) % live);
         let seqs = seqs.take(if twist == 3 { 0 } else { 1 + usize::from(count) % live });
-        let mut seqs: Vec<_> =
-            seqs.copied().filter(|&seq| twist == 2 || !self.model.is_preempted(seq)).collect();
+        let mut seqs: Vec<_> = seqs.copied().filter(|&seq| twist == 2 || !self.model.is_preempted(seq)).collect();
         if !matches!(twist, 0 | 2) {
             seqs.retain(|&seq| self.model.waiting(seq).is_none());
         }
@@ -385,8 +378,7 @@ impl<B: Inspect> Host<B> {
                 let pages = copies.iter().flat_map(|copy| [copy.0, copy.1]).collect();
                 self.touched.insert(step, pages);
             }
-            let text =
-                self.texts.get(&seq).map_or(Vec::new(), |text| text[..self.known(seq)].to_vec());
+            let text = self.texts.get(&seq).map_or(Vec::new(), |text| text[..self.known(seq)].to_vec());
             for key in keys {
                 self.add_live(key, text.clone())?;
             }
@@ -395,13 +387,7 @@ impl<B: Inspect> Host<B> {
     }
 
     /// Checks that there are no children, and that the fork's other effects remain.
-    fn failed_fork(
-        &mut self,
-        keys: &[SeqKey],
-        seq: SeqKey,
-        promise: u32,
-        failures: u64,
-    ) -> Result<(), String> {
+    fn failed_fork(&mut self, keys: &[SeqKey], seq: SeqKey, promise: u32, failures: u64) -> Result<(), String> {
         if self.engine.backend().failures() == failures {
             return Err("fork: the backend did not fail".to_owned());
         }

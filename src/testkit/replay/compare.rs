@@ -71,8 +71,7 @@ impl<B: Inspect> Host<B> {
         let cached_len = self.model.cached_len(seq).map_err(|error| error.to_string())? as usize;
         let seeds = bytes::seeds(scope, &self.texts[&seq][..cached_len]);
         for (position, &seed) in seeds.iter().enumerate() {
-            let (page, offset) =
-                (position as u32 / layout.page_size(), position as u32 % layout.page_size());
+            let (page, offset) = (position as u32 / layout.page_size(), position as u32 % layout.page_size());
             for layer in (0..layout.layers()).map(LayerId::new) {
                 let Some(page) = page_at(layer, page as usize)? else { continue };
                 let slot = layout.slot(page, offset);
@@ -107,9 +106,8 @@ impl<B: Inspect> Host<B> {
     fn check_host_pages(&self) -> Result<(), String> {
         let prefixes = &self.engine.world().prefixes;
         let mut pages = (0..self.engine.shape().layout.host_pages()).map(HostPageId::new);
-        let unsaved = |page: &HostPageId| {
-            prefixes.is_host_page_cached(*page) && !self.engine.backend().has_host_page(*page)
-        };
+        let unsaved =
+            |page: &HostPageId| prefixes.is_host_page_cached(*page) && !self.engine.backend().has_host_page(*page);
         match pages.find(unsaved) {
             Some(page) => Err(format!("H6: {page:?} has bytes of no save and no fetch")),
             None => Ok(()),

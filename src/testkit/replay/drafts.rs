@@ -9,13 +9,7 @@ use crate::plan::{Branch, Compaction, Draft, DraftTree, Extend, OwnedPlan};
 use crate::testkit::rng::Rng;
 
 impl<B: Inspect> Host<B> {
-    pub(super) fn draft(
-        &mut self,
-        first: u8,
-        count: u8,
-        seed: u8,
-        twist: u8,
-    ) -> Result<(), String> {
+    pub(super) fn draft(&mut self, first: u8, count: u8, seed: u8, twist: u8) -> Result<(), String> {
         let mut rng = Rng::new(u64::from(seed));
         let live = self.live.len().max(1);
         let seqs = self.live.iter().copied().cycle().skip(usize::from(first) % live);
@@ -34,11 +28,8 @@ impl<B: Inspect> Host<B> {
             items.push(Extend { seq, len });
             trees.push((!rng.one_in(6)).then(|| tree(&mut rng, start, len)).flatten());
         }
-        let mut drafts: Vec<_> = items
-            .iter()
-            .zip(&trees)
-            .filter_map(|(item, tree)| Some(tree.as_ref()?.draft(item.seq)))
-            .collect();
+        let mut drafts: Vec<_> =
+            items.iter().zip(&trees).filter_map(|(item, tree)| Some(tree.as_ref()?.draft(item.seq))).collect();
         // Some drafts become chains, and some get masks that may form no tree.
         let mut own: Vec<Vec<u64>> = drafts.iter().map(|draft| draft.masks.to_vec()).collect();
         for (draft, masks) in drafts.iter_mut().zip(&mut own) {
@@ -67,11 +58,7 @@ impl<B: Inspect> Host<B> {
         self.plan_with(&items, &drafts)
     }
 
-    pub(super) fn plan_with(
-        &mut self,
-        items: &[Extend],
-        drafts: &[Draft<'_>],
-    ) -> Result<(), String> {
+    pub(super) fn plan_with(&mut self, items: &[Extend], drafts: &[Draft<'_>]) -> Result<(), String> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let failures = self.engine.backend().failures();
         let planned = self.engine.plan_drafts(&mut scratch, items, drafts);
@@ -98,8 +85,7 @@ impl<B: Inspect> Host<B> {
         let waiting = |seq: &SeqKey| self.model.waiting(*seq);
         let first = self.live.iter().filter_map(waiting).min().filter(|_| pick < 224);
         let step = first.unwrap_or(self.any_step(pick));
-        let mut seqs: Vec<_> =
-            self.live.iter().copied().filter(|seq| waiting(seq) == Some(step)).collect();
+        let mut seqs: Vec<_> = self.live.iter().copied().filter(|seq| waiting(seq) == Some(step)).collect();
         seqs.sort_by_key(|&seq| self.model.place_in_step(step, seq));
         if rng.one_in(3) {
             seqs.truncate(1);
@@ -126,8 +112,7 @@ impl<B: Inspect> Host<B> {
         }
         let named = seqs.iter().zip(&branches).map(|(&seq, tokens)| Branch { seq, tokens });
         let named: Vec<_> = named.collect();
-        let starts: Vec<_> =
-            seqs.iter().map(|&seq| self.model.draft_start(seq).unwrap_or(0)).collect();
+        let starts: Vec<_> = seqs.iter().map(|&seq| self.model.draft_start(seq).unwrap_or(0)).collect();
         let failures = self.engine.backend().failures();
         let got = self.engine.accept_batch(step, &named).map(<[Compaction]>::to_vec);
         if let Err(EngineError::Backend(_)) = got {

@@ -92,20 +92,17 @@ pub fn replay_on<B: Inspect>(
     let engine = engine.map_err(|error| nowhere(error.to_string()))?;
     let mut host = Host::new(engine, Model::new(shape), config);
     for (index, &op) in ops.iter().enumerate() {
-        host.apply(op)
-            .and_then(|()| host.listen())
-            .and_then(|()| host.compare())
-            .map_err(|what| Mismatch { index: Some(index), op: Some(op), what })?;
+        host.apply(op).and_then(|()| host.listen()).and_then(|()| host.compare()).map_err(|what| Mismatch {
+            index: Some(index),
+            op: Some(op),
+            what,
+        })?;
     }
     host.close().map_err(|what| nowhere(format!("after the last op: {what}")))?;
     Ok(host.into_summary(ops.len()))
 }
 
 /// Returns `Ok` if both values are equal, else the difference.
-pub(super) fn agree<T: PartialEq + fmt::Debug>(
-    what: &str,
-    got: &T,
-    want: &T,
-) -> Result<(), String> {
+pub(super) fn agree<T: PartialEq + fmt::Debug>(what: &str, got: &T, want: &T) -> Result<(), String> {
     if got == want { Ok(()) } else { Err(format!("{what}: engine {got:?}, model {want:?}")) }
 }

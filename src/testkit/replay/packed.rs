@@ -17,12 +17,7 @@ struct Read {
 
 impl<B: Inspect> Host<B> {
     /// Compares the packed arrays of a plan in both forms. If items are trees, both forms must reject the first tree.
-    pub(super) fn compare_packed(
-        &self,
-        plan: &BatchPlan<'_>,
-        items: &[Extend],
-        want: &PlanWant,
-    ) -> Result<(), String> {
+    pub(super) fn compare_packed(&self, plan: &BatchPlan<'_>, items: &[Extend], want: &PlanWant) -> Result<(), String> {
         let mut scratch = [StepScratch::new(), StepScratch::new()];
         let [of_packed, of_levels] = &mut scratch;
         let packed = self.engine.packed(of_packed, items);
@@ -42,12 +37,7 @@ impl<B: Inspect> Host<B> {
         self.compare_other_items(plan, items)
     }
 
-    fn compare_arrays(
-        &self,
-        packed: &PackedPlan<'_>,
-        track: u32,
-        want: &PlanWant,
-    ) -> Result<(), String> {
+    fn compare_arrays(&self, packed: &PackedPlan<'_>, track: u32, want: &PlanWant) -> Result<(), String> {
         let page_size = self.engine.shape().layout.page_size();
         let (mut qo, mut kv, mut indices, mut last) = (vec![0], vec![0], Vec::new(), Vec::new());
         for row in &want.rows {
@@ -86,9 +76,8 @@ impl<B: Inspect> Host<B> {
         }
         let listed: usize = packed.levels.iter().map(|level| level.kv_indices.len()).sum();
         let flat: usize = want.rows.iter().map(|row| row.table.len()).sum();
-        let saved = |span: &SharedSpan| {
-            (span.member_count as usize - 1) * ((span.end - span.begin) / page_size) as usize
-        };
+        let saved =
+            |span: &SharedSpan| (span.member_count as usize - 1) * ((span.end - span.begin) / page_size) as usize;
         let saved: usize = plan.shared.spans.iter().map(saved).sum();
         agree("pages that are listed", &listed, &(flat - saved))
     }

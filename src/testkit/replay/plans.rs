@@ -49,12 +49,7 @@ impl<B: Inspect> Host<B> {
     }
 
     /// Checks a plan, and stores its K and V.
-    fn planned(
-        &mut self,
-        items: &[Extend],
-        plan: &OwnedPlan,
-        want: &PlanWant,
-    ) -> Result<(), String> {
+    fn planned(&mut self, items: &[Extend], plan: &OwnedPlan, want: &PlanWant) -> Result<(), String> {
         let again = OwnedPlan::from_bytes(plan.as_bytes()).map_err(|error| error.to_string())?;
         agree("the plan's bytes", &again, plan)?;
         let plan = &again.plan();
@@ -155,23 +150,18 @@ impl<B: Inspect> Host<B> {
     }
 
     pub(super) fn compare_plan(&self, plan: &BatchPlan<'_>, want: &PlanWant) -> Result<(), String> {
-        let rows: Vec<_> =
-            plan.rows.iter().map(|row| (row.qo_start, row.extend_len, row.kv_len)).collect();
-        let rows_want: Vec<_> =
-            want.rows.iter().map(|row| (row.qo_start, row.extend_len, row.kv_len)).collect();
+        let rows: Vec<_> = plan.rows.iter().map(|row| (row.qo_start, row.extend_len, row.kv_len)).collect();
+        let rows_want: Vec<_> = want.rows.iter().map(|row| (row.qo_start, row.extend_len, row.kv_len)).collect();
         agree("the plan's rows", &rows, &rows_want)?;
         agree("the plan's tokens", &plan.tokens.to_vec(), &want.tokens)?;
         agree("the plan's masks", &plan.masks.to_vec(), &want.masks)?;
         agree("the plan's positions", &plan.positions.to_vec(), &want.positions)?;
-        let slots = (0..plan.slot_mapping.len())
-            .map(|i| plan.slot_mapping.get(i).map_or(-1, |slot| slot.raw() as i64));
+        let slots = (0..plan.slot_mapping.len()).map(|i| plan.slot_mapping.get(i).map_or(-1, |slot| slot.raw() as i64));
         agree("the plan's slots", &slots.collect::<Vec<_>>(), &want.slots)?;
         agree("tracks", &plan.track_slots.len(), &want.track_slots.iter().map(Vec::len).sum())?;
         for (track, want) in (1..).zip(&want.track_slots) {
             let slots = plan.slots_of(track);
-            let slots = (0..slots.len())
-                .map(|i| slots.get(i).map_or(-1, |slot| slot.raw() as i64))
-                .collect::<Vec<_>>();
+            let slots = (0..slots.len()).map(|i| slots.get(i).map_or(-1, |slot| slot.raw() as i64)).collect::<Vec<_>>();
             agree("the slots of a track", &(track, &slots), &(track, want))?;
         }
         Ok(())

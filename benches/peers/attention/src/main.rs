@@ -46,10 +46,7 @@ impl Rows {
             let mask = AttnMask::causal_with_offset(prefix);
             flash_attn::<T>(q, k, v, 0.1, mask, None, None)
         };
-        Some(Self {
-            rows: rows.collect::<Result<_>>().expect("the machine has enough memory"),
-            run,
-        })
+        Some(Self { rows: rows.collect::<Result<_>>().expect("the machine has enough memory"), run })
     }
 
     fn attend(&self, case: &Case) -> Duration {

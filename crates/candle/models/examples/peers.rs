@@ -37,12 +37,7 @@ fn main() -> Outcome {
     println!("| | candle, ms | bridge, ms | candle / bridge | goal |");
     println!("|---|---|---|---|---|");
     for (context, goal) in [(512, "1.2"), (2048, "1.6")] {
-        decode(
-            &format!("decode, {BATCH} x {context}"),
-            goal,
-            (&unpatched, &paged),
-            &[context; BATCH],
-        )?;
+        decode(&format!("decode, {BATCH} x {context}"), goal, (&unpatched, &paged), &[context; BATCH])?;
     }
     let unequal: Vec<usize> = (0..BATCH).map(|at| 256 + 32 * at).collect();
     decode("decode, 16 lengths of 256 to 736", "3", (&unpatched, &paged), &unequal)?;
@@ -92,8 +87,7 @@ fn decode(
     for group in groups {
         let (mut model, len) = (unpatched.clone(), group[0].len());
         for from in (0..len).step_by(CHUNK) {
-            let part: Vec<&[u32]> =
-                group.iter().map(|prompt| &prompt[from..len.min(from + CHUNK)]).collect();
+            let part: Vec<&[u32]> = group.iter().map(|prompt| &prompt[from..len.min(from + CHUNK)]).collect();
             let part = Tensor::from_vec(part.concat(), (group.len(), part[0].len()), &Device::Cpu)?;
             model.forward(&part, from)?;
         }

@@ -24,9 +24,7 @@ impl Chat {
         let wrong = |what: &str| Error::model(format!("{}: {what}", folder.display()));
         let text = Text::load(folder).map_err(|e| wrong(&format!("tokenizer.json: {e}")))?;
         if !text.has_tokenizer() {
-            return Err(wrong(
-                "there is no tokenizer.json, and a chat needs the model's tokenizer",
-            ));
+            return Err(wrong("there is no tokenizer.json, and a chat needs the model's tokenizer"));
         }
         let missing = "there is no chat template, neither in chat_template.jinja nor in tokenizer_config.json; save \
                        the model's template as chat_template.jinja";

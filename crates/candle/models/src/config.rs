@@ -127,9 +127,7 @@ fn default_rope_only(config: &Map<String, Value>) -> Result<(), ConfigError> {
 /// Moves the RoPE bases of full and sliding layers to the two keys of transformers 4.
 fn two_ropes(config: &mut Map<String, Value>) -> Result<(), ConfigError> {
     if let Some(ropes) = config.remove("rope_parameters") {
-        for (from, to) in
-            [("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")]
-        {
+        for (from, to) in [("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")] {
             let rope = &ropes[from];
             if rope["rope_type"] != "default" {
                 return Err(ConfigError::Unsupported("rope_type", rope["rope_type"].clone()));
@@ -145,8 +143,7 @@ fn pattern(config: &mut Map<String, Value>) -> Result<(), ConfigError> {
     let Some(Value::Array(types)) = config.get("layer_types") else { return Ok(()) };
     let full = |layer: &Value| layer == "full_attention";
     let every = types.iter().position(full).map_or(types.len() + 1, |first| first + 1);
-    let is_regular =
-        types.iter().enumerate().all(|(i, layer)| full(layer) == ((i + 1) % every == 0));
+    let is_regular = types.iter().enumerate().all(|(i, layer)| full(layer) == ((i + 1) % every == 0));
     if !is_regular {
         return Err(ConfigError::Unsupported("layer_types", config["layer_types"].clone()));
     }

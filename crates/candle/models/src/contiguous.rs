@@ -39,13 +39,7 @@ impl Contiguous {
     ///
     /// # Errors
     /// candle's errors.
-    pub fn generate(
-        &mut self,
-        device: &Device,
-        prompt: &[u32],
-        new: usize,
-        end: &[u32],
-    ) -> candle::Result<Vec<u32>> {
+    pub fn generate(&mut self, device: &Device, prompt: &[u32], new: usize, end: &[u32]) -> candle::Result<Vec<u32>> {
         self.clear()?;
         let (mut tokens, mut text) = (prompt.to_vec(), Vec::new());
         let mut cached = 0;
@@ -88,9 +82,7 @@ impl Contiguous {
     pub fn logits(&mut self, input: &Tensor, offset: usize) -> candle::Result<Tensor> {
         let logits = match self {
             Self::Qwen3(model) => model.forward(input, offset),
-            Self::Llama(model, _, _, _, cache) => {
-                model.forward(input, offset, cache.as_mut().expect("cleared first"))
-            }
+            Self::Llama(model, _, _, _, cache) => model.forward(input, offset, cache.as_mut().expect("cleared first")),
             Self::Gemma3(model) => model.forward(input, offset),
         }?;
         logits.flatten_all()

@@ -93,10 +93,7 @@ impl From<candle::Error> for LoadError {
 }
 
 /// Runs a program. Prints its error as text and returns its exit code.
-pub fn run(
-    name: &str,
-    program: impl FnOnce() -> Result<(), Box<dyn std::error::Error>>,
-) -> ExitCode {
+pub fn run(name: &str, program: impl FnOnce() -> Result<(), Box<dyn std::error::Error>>) -> ExitCode {
     match program() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -192,8 +189,7 @@ pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, Load
 /// [`LoadError::File`] or [`LoadError::Config`].
 pub fn read_config(folder: &Path) -> Result<(Config, String), LoadError> {
     let path = folder.join("config.json");
-    let text = fs::read_to_string(&path)
-        .map_err(|error| LoadError::File(path.display().to_string(), error))?;
+    let text = fs::read_to_string(&path).map_err(|error| LoadError::File(path.display().to_string(), error))?;
     Ok((Config::parse(&text).map_err(LoadError::Config)?, text))
 }
 
@@ -211,15 +207,10 @@ fn generation_config(folder: &Path) -> Result<serde_json::Value, LoadError> {
 ///
 /// # Errors
 /// [`LoadError::File`] if the folder cannot be listed, otherwise [`LoadError::Candle`].
-pub fn weights(
-    folder: &Path,
-    dtype: DType,
-    device: &Device,
-) -> Result<VarBuilder<'static>, LoadError> {
+pub fn weights(folder: &Path, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, LoadError> {
     let named = |error| LoadError::File(folder.display().to_string(), error);
     let entries = fs::read_dir(folder).map_err(named)?;
-    let mut files =
-        entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>().map_err(named)?;
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>().map_err(named)?;
     files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
     files.sort();
     // SAFETY: as in every program that maps weights, the user must not change the files while they are mapped.

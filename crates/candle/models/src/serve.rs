@@ -76,10 +76,7 @@ pub fn serve(
             }
             served.texts[prompt].push(token);
             watch(prompt, Some(token), 0);
-            arena
-                .engine
-                .append(item.seq, &[TokenId::new(token)])
-                .map_err(kvarena::EngineError::from)?;
+            arena.engine.append(item.seq, &[TokenId::new(token)]).map_err(kvarena::EngineError::from)?;
         }
         arena.close(step)?;
         served.steps += 1;
@@ -147,8 +144,7 @@ fn finish(
 ) -> Result<(), Error> {
     let is_done = |one: &Running| {
         let text = &served.texts[one.prompt];
-        text.len() == limits.new_tokens.get()
-            || text.last().is_some_and(|token| end.contains(token))
+        text.len() == limits.new_tokens.get() || text.last().is_some_and(|token| end.contains(token))
     };
     for one in running.iter().filter(|one| is_done(one)) {
         arena.engine.finish(one.seq).map_err(kvarena::EngineError::from)?;

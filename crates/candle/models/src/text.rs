@@ -45,8 +45,7 @@ impl Text {
     /// # Errors
     /// The tokenizer's errors.
     pub fn decode(&self, tokens: &[u32]) -> tokenizers::Result<String> {
-        let byte =
-            |&token: &u32| char::from_u32(token).filter(|c| c.is_ascii_graphic()).unwrap_or('.');
+        let byte = |&token: &u32| char::from_u32(token).filter(|c| c.is_ascii_graphic()).unwrap_or('.');
         match &self.0 {
             Some(tokenizer) => tokenizer.decode(tokens, true),
             None => Ok(tokens.iter().map(byte).collect()),

@@ -196,8 +196,7 @@ fn the_program_renders_the_template_and_hits_earlier_turns() {
         assert!(output.status.success(), "{name}: {error}");
         let text = String::from_utf8(output.stdout).expect("text");
         // The numbers of `[20 tokens, 99.9 tokens/s, 48 of 64 cached]`: new, cached and all tokens of the prompt.
-        let turns =
-            text.lines().filter_map(|line| line.strip_prefix('[')?.strip_suffix(" cached]"));
+        let turns = text.lines().filter_map(|line| line.strip_prefix('[')?.strip_suffix(" cached]"));
         let turns: Vec<[usize; 3]> = turns
             .map(|line| {
                 let words: Vec<&str> = line.split(' ').collect();

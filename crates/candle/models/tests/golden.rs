@@ -24,12 +24,7 @@ fn golden(name: &str) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
     let text = fs::read_to_string(folder(name).join("golden.json")).expect("it is there");
     let all: Value = serde_json::from_str(&text).expect("JSON");
     let tokens = |value: &Value| -> Vec<u32> {
-        value
-            .as_array()
-            .expect("tokens")
-            .iter()
-            .map(|t| t.as_u64().expect("a token") as u32)
-            .collect()
+        value.as_array().expect("tokens").iter().map(|t| t.as_u64().expect("a token") as u32).collect()
     };
     let cases = all["cases"].as_array().expect("cases");
     cases.iter().map(|case| (tokens(&case["prompt"]), tokens(&case["tokens"]))).unzip()
@@ -61,11 +56,7 @@ fn tokens_equal_the_references() {
                     assert_eq!(begin, wanted, "{name}, steps of {step_tokens}");
                 }
             }
-            assert!(
-                again.hit_tokens > again.prompt_tokens / 2,
-                "{name}: {} hits",
-                again.hit_tokens
-            );
+            assert!(again.hit_tokens > again.prompt_tokens / 2, "{name}: {} hits", again.hit_tokens);
         }
     }
 }
@@ -102,10 +93,10 @@ fn logits_equal_those_over_candles_own_cache() {
             for token in new {
                 let step = arena.step(&[Extend { seq, len: input.len() as u32 }]).expect("room");
                 let ours = loaded.model.forward(&step).and_then(|logits| logits.flatten_all());
-                let theirs = Tensor::new(&input[..], &Device::Cpu)
-                    .and_then(|input| own.logits(&input.unsqueeze(0)?, offset));
-                let [ours, theirs] = [ours, theirs]
-                    .map(|logits| logits.and_then(|x| x.to_vec1::<f32>()).expect("logits"));
+                let theirs =
+                    Tensor::new(&input[..], &Device::Cpu).and_then(|input| own.logits(&input.unsqueeze(0)?, offset));
+                let [ours, theirs] =
+                    [ours, theirs].map(|logits| logits.and_then(|x| x.to_vec1::<f32>()).expect("logits"));
                 for (ours, theirs) in ours.iter().zip(&theirs) {
                     assert!((ours - theirs).abs() <= 1e-4, "{name}: {ours} for {theirs}");
                 }
@@ -167,12 +158,8 @@ fn both_forms_of_a_config_are_read() {
         config["rope_parameters"]["rope_type"] = "yarn".into();
     });
     assert!(of(&scaled).expect_err("candle ignores it").to_string().starts_with("rope_scaling"));
-    let other =
-        edit("qwen3-tiny", &|config| drop(config.insert("model_type".into(), "bert".into())));
-    assert_eq!(
-        of(&other).expect_err("not served").to_string(),
-        "model_type = \"bert\" is not supported"
-    );
+    let other = edit("qwen3-tiny", &|config| drop(config.insert("model_type".into(), "bert".into())));
+    assert_eq!(of(&other).expect_err("not served").to_string(), "model_type = \"bert\" is not supported");
 }
 
 /// An id of more than 32 bits is no token.
@@ -213,8 +200,7 @@ fn patches_add_at_most_60_lines() {
     for name in ["qwen3", "llama", "gemma3", "with_tracing"] {
         let path = format!("{}/patches/{name}.patch", env!("CARGO_MANIFEST_DIR"));
         let patch = fs::read_to_string(path).expect("it is there");
-        let added =
-            patch.lines().filter(|line| line.starts_with('+') && !line.starts_with("+++")).count();
+        let added = patch.lines().filter(|line| line.starts_with('+') && !line.starts_with("+++")).count();
         println!("{name}: {added} lines added");
         assert!(added <= 60, "{name}: {added} lines");
     }

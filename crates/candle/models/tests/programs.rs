@@ -10,8 +10,7 @@ const PROGRAMS: [&str; 2] = [env!("CARGO_BIN_EXE_chat"), env!("CARGO_BIN_EXE_bat
 fn no_new_tokens_are_a_usage_error() {
     for program in PROGRAMS {
         let mut command = Command::new(program);
-        let output =
-            command.args(["--model", ".", "--new-tokens", "0"]).stdin(Stdio::null()).output();
+        let output = command.args(["--model", ".", "--new-tokens", "0"]).stdin(Stdio::null()).output();
         let output = output.expect("the program runs");
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{program}: {error}");

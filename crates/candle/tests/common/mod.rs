@@ -59,8 +59,7 @@ fn views(numbers: &[f32], form: u64, device: &Device) -> [Tensor; 3] {
     let rows = numbers.len() / (ALL_HEADS * DIM);
     [0, 1, 2].map(|side| match form {
         0 => fused(numbers, device)[side].clone(),
-        1 => Tensor::from_vec(packed(numbers, side), (rows, HEADS[side], DIM), device)
-            .expect("numbers"),
+        1 => Tensor::from_vec(packed(numbers, side), (rows, HEADS[side], DIM), device).expect("numbers"),
         _ => {
             let more = [packed(numbers, side), vec![f32::NAN; 3 * HEADS[side] * DIM]].concat();
             let all = Tensor::from_vec(more, (rows + 3, HEADS[side], DIM), device);
@@ -148,8 +147,7 @@ impl<'a> Program<'a> {
         let Self { arena, rng, running, .. } = self;
         if running.is_empty() || (running.len() < 4 && rng.one_in(2)) {
             // All prompts differ, because equal tokens would share pages although their rows differ.
-            let tokens =
-                (0..rng.within(1, self.longest) as u32).map(|at| TokenId::new(1000 * turn + at));
+            let tokens = (0..rng.within(1, self.longest) as u32).map(|at| TokenId::new(1000 * turn + at));
             let tokens: Vec<TokenId> = tokens.collect();
             let seq = arena.engine.admit(Namespace::default(), &tokens, 0).expect("room");
             running.push(Sequence { seq, rows: Default::default() });
@@ -163,13 +161,8 @@ impl<'a> Program<'a> {
         let before: Vec<_> = running.iter().map(|one| one.rows.clone()).collect();
         let layers = if rng.one_in(4) { rng.below(LAYERS as u64 + 1) as usize } else { LAYERS };
         let step = arena.step(&items).expect("room");
-        let mut calls = Calls {
-            device: self.device,
-            others: self.others,
-            rng,
-            kept: &mut self.kept,
-            rejected: &mut self.rejected,
-        };
+        let mut calls =
+            Calls { device: self.device, others: self.others, rng, kept: &mut self.kept, rejected: &mut self.rejected };
         (0..layers).for_each(|layer| calls.compute(&step, layer, running));
         if layers == LAYERS && !rng.one_in(5) {
             let id = step.launched();
@@ -248,14 +241,12 @@ impl Calls<'_> {
                 *one = Tensor::from_vec(more, (rows + 1, heads, DIM), self.device).expect("rows");
             }
             3 if rows > 1 => {
-                let turned =
-                    Tensor::from_vec(packed(numbers, side), (heads, rows, DIM), self.device);
+                let turned = Tensor::from_vec(packed(numbers, side), (heads, rows, DIM), self.device);
                 *one = turned.and_then(|x| x.transpose(0, 1)).expect("a view");
             }
             4 if !self.others.is_empty() => {
                 let other = &self.others[self.rng.below(self.others.len() as u64) as usize];
-                *one = Tensor::from_vec(packed(numbers, side), (rows, heads, DIM), other)
-                    .expect("numbers");
+                *one = Tensor::from_vec(packed(numbers, side), (rows, heads, DIM), other).expect("numbers");
             }
             5 => attend.window = Some(0),
             6 => attend.q_heads += 1,

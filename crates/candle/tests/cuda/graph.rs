@@ -8,8 +8,7 @@ use kvarena::{Extend, Namespace, TokenId};
 use kvarena_candle::{Error, Forward, Graphs, KvArena, Step};
 
 use crate::common::{
-    ALL_HEADS, DIM, HEADS, LAYERS, Q_HEADS, Sequence, arena, attention, exact, fused, numbers,
-    packed,
+    ALL_HEADS, DIM, HEADS, LAYERS, Q_HEADS, Sequence, arena, attention, exact, fused, numbers, packed,
 };
 use crate::{device, untracked};
 
@@ -26,8 +25,7 @@ struct Model {
 
 impl Model {
     fn new(device: &Device) -> Self {
-        let zeros =
-            |heads| Tensor::from_vec(vec![0.0_f32; ROWS * heads * DIM], (ROWS, heads, DIM), device);
+        let zeros = |heads| Tensor::from_vec(vec![0.0_f32; ROWS * heads * DIM], (ROWS, heads, DIM), device);
         Self { qkv: HEADS.map(|heads| zeros(heads).expect("memory")), passes: Cell::new(0) }
     }
 
@@ -83,8 +81,7 @@ fn replays_of_padded_steps_are_exact() {
         } else if turn % 7 == 0 {
             arena.engine.finish(running.remove(0).seq).expect("it runs");
         }
-        let items: Vec<Extend> =
-            running.iter().map(|one| Extend { seq: one.seq, len: 1 }).collect();
+        let items: Vec<Extend> = running.iter().map(|one| Extend { seq: one.seq, len: 1 }).collect();
         let numbers = numbers(&mut rng, ROWS);
         model.set(&numbers);
         let mut step = arena.step_padded(&items, ROWS).expect("room");

@@ -57,8 +57,7 @@ fn copy_counter() -> Option<extern "C" fn() -> u64> {
     // SAFETY: both names end with a zero byte; flag 1 is RTLD_LAZY.
     let found = unsafe { dlsym(dlopen(library.as_ptr(), 1), name.as_ptr()) };
     // SAFETY: the stand-in defines the function with this signature.
-    (!found.is_null())
-        .then(|| unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(found) })
+    (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> u64>(found) })
 }
 
 /// With a real driver, which does not count copies, this test checks nothing.
@@ -91,8 +90,7 @@ fn the_per_thread_default_stream_is_rejected() {
         return;
     }
     let each = Device::new_cuda(0).expect("a GPU");
-    let config =
-        kvarena::PoolConfig { capacity: kvarena::Capacity::Pages(4), ..Default::default() };
+    let config = kvarena::PoolConfig { capacity: kvarena::Capacity::Pages(4), ..Default::default() };
     let error = KvArena::new(config, &each).err().expect("its stream differs in each thread");
     assert!(matches!(error, Error::Engine(_)), "{error}");
 }

@@ -3,9 +3,7 @@
 //! A late kernel waits, and then writes K over NaN. On a GPU the kernel takes 0.2 s. The driver stand-in runs it last
 //! (`FAKE_DRIVER_STREAMS=1`).
 
-use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, DevicePtr, DevicePtrMut, LaunchConfig, PushKernelArg,
-};
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, LaunchConfig, PushKernelArg};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaStorage, Device, Storage, Tensor};
 use kvarena::Backend;
@@ -151,8 +149,7 @@ fn candles_own_events_order_streams() {
     let (at, written) = late.device_ptr_mut(&stream);
     late_copy(&second, at, address(&k), MILLISECONDS);
     drop(written);
-    let storage =
-        CudaStorage::wrap_cuda_slice(late, device.as_cuda_device().expect("a GPU").clone());
+    let storage = CudaStorage::wrap_cuda_slice(late, device.as_cuda_device().expect("a GPU").clone());
     let shape = (ROWS, KV_HEADS, DIM);
     let late = Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false);
     assert_eq!(floats(&attend(&mut arena, [&q, &late, &v])), wanted);

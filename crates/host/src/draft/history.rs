@@ -175,9 +175,7 @@ mod tests {
             let tree = guess(&text, 6, true, 4);
             assert!(tree.len() <= 6);
             for number in 1..tree.parents().len() {
-                let depth = std::iter::successors(Some(number), |&n| {
-                    (n > 0).then(|| tree.parents()[n] as usize)
-                });
+                let depth = std::iter::successors(Some(number), |&n| (n > 0).then(|| tree.parents()[n] as usize));
                 assert!(depth.count() <= 5, "at most four tokens follow the root");
             }
         }

@@ -50,8 +50,7 @@ impl Gguf {
         for name in ["attention.value_length", "rope.dimension_count"] {
             let other = fields.size_or(&key(name), head_dim)?;
             if other != head_dim {
-                let what =
-                    format!("{kind}.{name} {other} is not the {head_dim} elements of a head");
+                let what = format!("{kind}.{name} {other} is not the {head_dim} elements of a head");
                 return Err(fields.wrong(&what));
             }
         }
@@ -103,13 +102,11 @@ impl Gguf {
             None if fields.get(&key("scale_linear")).is_none() => Ok(Value::Null),
             None => Ok(json!({ "type": "linear", "factor": fields.number(&key("scale_linear"))? })),
             Some("none") => Ok(Value::Null),
-            Some("linear") => {
-                Ok(json!({ "type": "linear", "factor": fields.number(&key("scaling.factor"))? }))
+            Some("linear") => Ok(json!({ "type": "linear", "factor": fields.number(&key("scaling.factor"))? })),
+            Some(other) => {
+                Err(fields
+                    .wrong(&format!("{} {other:?} is not implemented, only none and linear", key("scaling.type"))))
             }
-            Some(other) => Err(fields.wrong(&format!(
-                "{} {other:?} is not implemented, only none and linear",
-                key("scaling.type")
-            ))),
         }
     }
 }

@@ -68,16 +68,14 @@ pub(super) fn read(file: &File) -> Parsed<Header> {
     }
     let alignment = match metadata.get("general.alignment") {
         None => 32,
-        Some(value) => {
-            value.as_u64().filter(|n| n.is_power_of_two() && *n <= 1 << 20).ok_or_else(|| {
-                format!("general.alignment {value} is not a power of two up to 1,048,576")
-            })?
-        }
+        Some(value) => value
+            .as_u64()
+            .filter(|n| n.is_power_of_two() && *n <= 1 << 20)
+            .ok_or_else(|| format!("general.alignment {value} is not a power of two up to 1,048,576"))?,
     };
     let data = reader.at.next_multiple_of(alignment);
     for (name, tensor) in &mut tensors {
-        place(tensor, data, size)
-            .map_err(|e| format!("damaged or truncated: tensor {name} {e}"))?;
+        place(tensor, data, size).map_err(|e| format!("damaged or truncated: tensor {name} {e}"))?;
     }
     Ok(Header { metadata, tensors })
 }
@@ -118,9 +116,7 @@ impl<R: Read> Reader<R> {
     fn take(&mut self, len: u64) -> Parsed<()> {
         if len > self.end - self.at {
             let (at, end) = (self.at, self.end);
-            return Err(format!(
-                "damaged or truncated: {len} bytes at {at} exceed the header's {end}"
-            ));
+            return Err(format!("damaged or truncated: {len} bytes at {at} exceed the header's {end}"));
         }
         self.at += len;
         Ok(())
@@ -179,8 +175,7 @@ impl<R: Read> Reader<R> {
             return Err("lists of lists are not implemented".into());
         }
         let left = self.elements.checked_sub(count);
-        self.elements =
-            left.ok_or_else(|| format!("damaged: lists of {count} and more elements"))?;
+        self.elements = left.ok_or_else(|| format!("damaged: lists of {count} and more elements"))?;
         let mut values = Vec::new();
         for _ in 0..count {
             values.push(self.value(kind)?);

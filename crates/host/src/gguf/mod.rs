@@ -62,8 +62,7 @@ struct Tensor {
 pub fn is_gguf(path: &Path) -> bool {
     let mut magic = [0; 4];
     let mut read = || File::open(path)?.read_exact(&mut magic);
-    path.extension() == Some("gguf".as_ref())
-        || (path.is_file() && read().is_ok() && magic == MAGIC)
+    path.extension() == Some("gguf".as_ref()) || (path.is_file() && read().is_ok() && magic == MAGIC)
 }
 
 impl Gguf {
@@ -83,17 +82,15 @@ impl Gguf {
         let metadata = Value::Object(metadata);
         let fields = Fields::new(path, &metadata)?;
         if fields.get("split.count").is_some_and(|count| count.as_u64() != Some(1)) {
-            return Err(fields.wrong(
-                "the model is split into several files: merge them with llama-gguf-split --merge",
-            ));
+            return Err(fields.wrong("the model is split into several files: merge them with llama-gguf-split --merge"));
         }
         let kind = match fields.text("general.architecture")? {
             Some("llama") => Kind::Llama,
             Some("gemma3") => Kind::Gemma3,
             Some(other) => {
-                return Err(fields.wrong(&format!(
-                    "general.architecture {other:?} is not implemented, only llama and gemma3"
-                )));
+                return Err(
+                    fields.wrong(&format!("general.architecture {other:?} is not implemented, only llama and gemma3"))
+                );
             }
             None => return Err(fields.wrong("general.architecture is missing")),
         };

@@ -96,12 +96,8 @@ impl Quant {
                 BF16 => numbers[0] = bf16::from_le_bytes([block[0], block[1]]).to_f32(),
                 Q4_0 => nibbles(&block[2..], 0, numbers, |q| half(block) * (q - 8.0)),
                 Q4_1 => nibbles(&block[4..], 0, numbers, |q| half(block) * q + half(&block[2..])),
-                Q5_0 => {
-                    nibbles(&block[6..], high(&block[2..]), numbers, |q| half(block) * (q - 16.0))
-                }
-                Q5_1 => nibbles(&block[8..], high(&block[4..]), numbers, |q| {
-                    half(block) * q + half(&block[2..])
-                }),
+                Q5_0 => nibbles(&block[6..], high(&block[2..]), numbers, |q| half(block) * (q - 16.0)),
+                Q5_1 => nibbles(&block[8..], high(&block[4..]), numbers, |q| half(block) * q + half(&block[2..])),
                 Q8_0 => {
                     let q = block[2..].iter().map(|&q| f32::from(q as i8));
                     numbers.iter_mut().zip(q).for_each(|(x, q)| *x = q * half(block));
@@ -138,10 +134,9 @@ fn decode_k(block: &[u8], (low, fifth): (&[u8], Option<&[u8]>), numbers: &mut [f
     for (group, numbers) in numbers.chunks_exact_mut(32).enumerate() {
         let (scale, min) = match group {
             0..4 => (packed[group] & 63, packed[group + 4] & 63),
-            _ => (
-                packed[group + 4] & 15 | packed[group - 4] >> 6 << 4,
-                packed[group + 4] >> 4 | packed[group] >> 6 << 4,
-            ),
+            _ => {
+                (packed[group + 4] & 15 | packed[group - 4] >> 6 << 4, packed[group + 4] >> 4 | packed[group] >> 6 << 4)
+            }
         };
         let (scale, min) = (half(block) * f32::from(scale), half(&block[2..]) * f32::from(min));
         for (i, x) in numbers.iter_mut().enumerate() {

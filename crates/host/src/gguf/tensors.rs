@@ -27,14 +27,12 @@ impl Gguf {
     /// Reads and dequantises a tensor, named as in published checkpoints.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Numbers> {
         let own = self.own_name(name);
-        let missing =
-            || self.wrong(&format!("tensor {} is missing", own.as_deref().unwrap_or(name)));
+        let missing = || self.wrong(&format!("tensor {} is missing", own.as_deref().unwrap_or(name)));
         let tensor = own.as_ref().and_then(|own| self.tensors.get(own)).ok_or_else(missing)?;
         if tensor.shape != shape {
-            return Err(self.wrong(&format!(
-                "tensor {name} has shape {:?}, but the metadata implies {shape:?}",
-                tensor.shape
-            )));
+            return Err(
+                self.wrong(&format!("tensor {name} has shape {:?}, but the metadata implies {shape:?}", tensor.shape))
+            );
         }
         let numbers = self.read(tensor, self.pairs(name, shape[0])?)?;
         if self.kind != Kind::Gemma3 || !name.ends_with("norm.weight") {
@@ -50,9 +48,7 @@ impl Gguf {
         let heads = match name.rsplit('.').nth(1) {
             _ if self.kind != Kind::Llama => return Ok(None),
             Some("q_proj") => fields.size(heads)?,
-            Some("k_proj") => {
-                fields.size_or("llama.attention.head_count_kv", fields.size(heads)?)?
-            }
+            Some("k_proj") => fields.size_or("llama.attention.head_count_kv", fields.size(heads)?)?,
             _ => return Ok(None),
         };
         Ok(Some((rows / heads / 2).max(1)))
@@ -94,23 +90,13 @@ impl Gguf {
     pub(super) fn read(&self, tensor: &Tensor, pairs: Option<usize>) -> Result<Numbers> {
         let two = |bytes: &[u8]| [bytes[0], bytes[1]];
         match tensor.quant {
-            Quant::F16 => {
-                Ok(Numbers::F16(self.rows(tensor, pairs, |bytes, row: &mut [f16]| {
-                    row.iter_mut()
-                        .zip(bytes.chunks_exact(2))
-                        .for_each(|(x, b)| *x = f16::from_le_bytes(two(b)));
-                })?))
-            }
-            Quant::BF16 => {
-                Ok(Numbers::Bf16(self.rows(tensor, pairs, |bytes, row: &mut [bf16]| {
-                    row.iter_mut()
-                        .zip(bytes.chunks_exact(2))
-                        .for_each(|(x, b)| *x = bf16::from_le_bytes(two(b)));
-                })?))
-            }
-            quant => {
-                Ok(Numbers::F32(self.rows(tensor, pairs, |bytes, row| quant.decode(bytes, row))?))
-            }
+            Quant::F16 => Ok(Numbers::F16(self.rows(tensor, pairs, |bytes, row: &mut [f16]| {
+                row.iter_mut().zip(bytes.chunks_exact(2)).for_each(|(x, b)| *x = f16::from_le_bytes(two(b)));
+            })?)),
+            Quant::BF16 => Ok(Numbers::Bf16(self.rows(tensor, pairs, |bytes, row: &mut [bf16]| {
+                row.iter_mut().zip(bytes.chunks_exact(2)).for_each(|(x, b)| *x = bf16::from_le_bytes(two(b)));
+            })?)),
+            quant => Ok(Numbers::F32(self.rows(tensor, pairs, |bytes, row| quant.decode(bytes, row))?)),
         }
     }
 

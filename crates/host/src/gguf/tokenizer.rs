@@ -8,10 +8,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{
-    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
-    Tokenizer,
-};
+use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer};
 
 use super::{Gguf, Kind};
 use crate::error::Result;
@@ -72,17 +69,15 @@ impl Gguf {
         };
         let mut vocabulary = Vocabulary::read(&fields)?;
         if let Some(token) = vocabulary.tokens.get(vocab) {
-            return Err(fields.wrong(&format!(
-                "token {token:?} has id {vocab}, but the model's vocabulary has {vocab} tokens"
-            )));
+            return Err(
+                fields.wrong(&format!("token {token:?} has id {vocab}, but the model's vocabulary has {vocab} tokens"))
+            );
         }
         let parts = match model {
             "gpt2" => byte_level(&fields, &vocabulary)?,
             "llama" => sentence_pieces(&fields, &mut vocabulary, self.kind)?,
             other => {
-                let what = format!(
-                    "tokenizer.ggml.model {other:?} is not implemented, only gpt2 and llama"
-                );
+                let what = format!("tokenizer.ggml.model {other:?} is not implemented, only gpt2 and llama");
                 return Err(fields.wrong(&what));
             }
         };
@@ -105,12 +100,9 @@ impl Gguf {
             return Ok(config.into());
         }
         let vocabulary = Vocabulary::read(&fields)?;
-        for (token, name) in [
-            ("bos_token", "bos"),
-            ("eos_token", "eos"),
-            ("unk_token", "unknown"),
-            ("pad_token", "padding"),
-        ] {
+        for (token, name) in
+            [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")]
+        {
             if let Some((text, _)) = vocabulary.named(&fields, name)? {
                 config.insert(token.to_owned(), text.into());
             }
@@ -121,8 +113,7 @@ impl Gguf {
 
 impl Vocabulary {
     fn read(fields: &Fields<'_>) -> Result<Self> {
-        let tokens: Vec<String> =
-            list(fields, "tokenizer.ggml.tokens", |token| token.as_str().map(str::to_owned))?;
+        let tokens: Vec<String> = list(fields, "tokenizer.ggml.tokens", |token| token.as_str().map(str::to_owned))?;
         let types = match fields.get("tokenizer.ggml.token_type") {
             None => vec![NORMAL; tokens.len()],
             Some(_) => list(fields, "tokenizer.ggml.token_type", Value::as_u64)?,
@@ -194,11 +185,7 @@ impl Vocabulary {
 }
 
 /// Returns the elements of a list.
-fn list<'a, T>(
-    fields: &Fields<'a>,
-    key: &str,
-    element: impl Fn(&'a Value) -> Option<T>,
-) -> Result<Vec<T>> {
+fn list<'a, T>(fields: &Fields<'a>, key: &str, element: impl Fn(&'a Value) -> Option<T>) -> Result<Vec<T>> {
     let values = fields.get(key).and_then(Value::as_array);
     let values = values.ok_or_else(|| fields.wrong(&format!("the list {key} is missing")))?;
     let unfit = |value| fields.wrong(&format!("{key}: {value} has the wrong type"));
@@ -220,9 +207,7 @@ fn byte_level(fields: &Fields<'_>, vocabulary: &Vocabulary) -> Result<Parts> {
     let (pre_tokenizer, whole_words) = match fields.text(key)? {
         Some("llama-bpe" | "llama3" | "llama-v3") => (sequence(split(LLAMA3), bytes(false)), true),
         Some("tekken") => (sequence(split(TEKKEN), bytes(false)), true),
-        Some("smollm") => {
-            (sequence(json!({ "type": "Digits", "individual_digits": true }), bytes(true)), false)
-        }
+        Some("smollm") => (sequence(json!({ "type": "Digits", "individual_digits": true }), bytes(true)), false),
         Some("gpt-2") => (bytes(true), false),
         Some(other) => {
             let known = "gpt-2, llama-bpe, smollm and tekken";
@@ -271,8 +256,7 @@ fn sentence_pieces(fields: &Fields<'_>, vocabulary: &mut Vocabulary, kind: Kind)
         let (scores, tokens) = (scores.len(), vocabulary.tokens.len());
         return Err(fields.wrong(&format!("there are {scores} scores of {tokens} tokens")));
     }
-    let model =
-        BPE::builder().vocab_and_merges(vocabulary.owned(), vocabulary.merges(fields, &scores)?);
+    let model = BPE::builder().vocab_and_merges(vocabulary.owned(), vocabulary.merges(fields, &scores)?);
     let model = match vocabulary.named(fields, "unknown")? {
         Some((token, _)) => model.unk_token(token.to_owned()),
         None => model,
@@ -302,8 +286,7 @@ fn sentence_pieces(fields: &Fields<'_>, vocabulary: &mut Vocabulary, kind: Kind)
 
 /// Builds the tokenizer.
 fn build(fields: &Fields<'_>, vocabulary: &Vocabulary, parts: Parts) -> Result<Tokenizer> {
-    let flag =
-        |key, default| if fields.get(key).is_some() { fields.flag(key) } else { Ok(default) };
+    let flag = |key, default| if fields.get(key).is_some() { fields.flag(key) } else { Ok(default) };
     let named = |name: &str, is_added| match (is_added, vocabulary.named(fields, name)?) {
         (false, _) => Ok(None),
         (true, Some(token)) => Ok(Some(token)),
@@ -313,11 +296,9 @@ fn build(fields: &Fields<'_>, vocabulary: &Vocabulary, parts: Parts) -> Result<T
     let eos = named("eos", flag("tokenizer.ggml.add_eos_token", false)?)?;
     let wrong = |e: &dyn std::fmt::Display| fields.wrong(&format!("tokenizer: {e}"));
     let mut tokenizer = Tokenizer::new(parts.model);
-    let normalizer: Option<NormalizerWrapper> =
-        serde_json::from_value(parts.normalizer).expect(PART);
+    let normalizer: Option<NormalizerWrapper> = serde_json::from_value(parts.normalizer).expect(PART);
     tokenizer.with_normalizer(normalizer).map_err(|e| wrong(&e))?;
-    let pre_tokenizer: Option<PreTokenizerWrapper> =
-        serde_json::from_value(parts.pre_tokenizer).expect(PART);
+    let pre_tokenizer: Option<PreTokenizerWrapper> = serde_json::from_value(parts.pre_tokenizer).expect(PART);
     tokenizer.with_pre_tokenizer(pre_tokenizer);
     let decoder: Option<DecoderWrapper> = serde_json::from_value(parts.decoder).expect(PART);
     tokenizer.with_decoder(decoder);
@@ -335,17 +316,13 @@ fn build(fields: &Fields<'_>, vocabulary: &Vocabulary, parts: Parts) -> Result<T
 
 /// Returns the post-processor that adds these tokens around a text.
 fn around(bos: Option<(&str, u32)>, eos: Option<(&str, u32)>) -> Value {
-    let special =
-        |(token, _): (&str, u32)| json!({ "SpecialToken": { "id": token, "type_id": 0 } });
+    let special = |(token, _): (&str, u32)| json!({ "SpecialToken": { "id": token, "type_id": 0 } });
     let text = |name| json!({ "Sequence": { "id": name, "type_id": 0 } });
-    let single: Vec<Value> =
-        bos.map(special).into_iter().chain([text("A")]).chain(eos.map(special)).collect();
+    let single: Vec<Value> = bos.map(special).into_iter().chain([text("A")]).chain(eos.map(special)).collect();
     let tokens: Map<String, Value> = bos
         .into_iter()
         .chain(eos)
-        .map(|(token, id)| {
-            (token.to_owned(), json!({ "id": token, "ids": [id], "tokens": [token] }))
-        })
+        .map(|(token, id)| (token.to_owned(), json!({ "id": token, "ids": [id], "tokens": [token] })))
         .collect();
     let pair = [text("A"), text("B")];
     json!({ "type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens })

@@ -123,18 +123,14 @@ impl fmt::Display for GpuError {
                 write!(f, "GPU {gpu} cannot reach the memory of GPU {peer}: sums must use NCCL")
             }
             Self::Ranks { ranks, what } => {
-                write!(
-                    f,
-                    "cannot split the model over {ranks} GPUs: {ranks} does not divide its {what}"
-                )
+                write!(f, "cannot split the model over {ranks} GPUs: {ranks} does not divide its {what}")
             }
             Self::NoProduct { shape: [m, n, k] } => {
                 write!(f, "cublasLt has no algorithm for a product of {m} x {k} and {k} x {n}")
             }
-            Self::Memory { wanted, free } => write!(
-                f,
-                "the model does not fit the GPU: it needs {wanted} bytes, and {free} are free"
-            ),
+            Self::Memory { wanted, free } => {
+                write!(f, "the model does not fit the GPU: it needs {wanted} bytes, and {free} are free")
+            }
             Self::Heads { head_dim, group } => write!(
                 f,
                 "no attention kernel supports head_dim {head_dim} with {group} query heads for each kv head: \
@@ -212,10 +208,7 @@ fn lacks_gpu(error: &CudaError) -> bool {
 }
 
 /// Converts the driver's result of `call`.
-pub(super) fn driver(
-    call: &'static str,
-    result: cudarc::driver::sys::CUresult,
-) -> Result<(), GpuError> {
+pub(super) fn driver(call: &'static str, result: cudarc::driver::sys::CUresult) -> Result<(), GpuError> {
     match result as u32 {
         0 => Ok(()),
         code => Err(GpuError::Driver { call, code }),
@@ -229,10 +222,7 @@ mod tests {
     #[test]
     fn only_a_machine_without_a_gpu_is_reported_as_one() {
         let message = |error| GpuError::from(error).to_string();
-        assert_eq!(
-            message(CudaError::NoDriver),
-            "no GPU can be used: this machine has no CUDA driver"
-        );
+        assert_eq!(message(CudaError::NoDriver), "no GPU can be used: this machine has no CUDA driver");
         assert_eq!(message(CudaError::OutOfMemory { bytes: 8 }), "an allocation of 8 bytes failed");
         let launch = CudaError::Driver { call: "cuLaunchKernelEx", code: 700 };
         assert_eq!(message(launch), "cuLaunchKernelEx failed with CUDA error 700");

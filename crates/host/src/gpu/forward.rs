@@ -229,12 +229,7 @@ impl Forward {
     ///
     /// # Errors
     /// The driver's error, if memory is short.
-    pub fn read_sparsely(
-        &mut self,
-        device: &Device,
-        top: u32,
-        rows: usize,
-    ) -> Result<(), GpuError> {
+    pub fn read_sparsely(&mut self, device: &Device, top: u32, rows: usize) -> Result<(), GpuError> {
         self.chosen = Some(Chosen::new(device, top, (rows, self.config.kv_heads))?);
         Ok(())
     }
@@ -265,14 +260,8 @@ impl Forward {
     pub fn prepare(&mut self, backend: &mut Cuda, work: &Prepare<'_>) -> Result<(), GpuError> {
         let attend: Vec<_> = (0..self.config.layers).map(|layer| self.attend(layer)).collect();
         let top = self.chosen.as_ref().map(|chosen| chosen.top);
-        let lists: Vec<_> =
-            top.iter().flat_map(|&top| attend.iter().map(move |&a| (a, top))).collect();
-        Ok(backend.prepare(&Prepare {
-            attend: &attend,
-            lists: &lists,
-            rope_store: true,
-            ..*work
-        })?)
+        let lists: Vec<_> = top.iter().flat_map(|&top| attend.iter().map(move |&a| (a, top))).collect();
+        Ok(backend.prepare(&Prepare { attend: &attend, lists: &lists, rope_store: true, ..*work })?)
     }
 
     /// Prepares sums over ranks. A kernel is loaded at its first launch, and NCCL connects at its first call; neither
@@ -378,9 +367,7 @@ impl Forward {
         // SAFETY: x and parts have memory for the step's rows, and all ranks submit the same step.
         unsafe {
             match link.peers() {
-                Some(peers) if self.are_parts(tokens) => {
-                    peers.add(device, x, self.normed.address(), count)
-                }
+                Some(peers) if self.are_parts(tokens) => peers.add(device, x, self.normed.address(), count),
                 _ => link.sum(device, x, count),
             }
         }
@@ -415,12 +402,7 @@ impl Forward {
         unsafe { device.kernels.embed.launch(device.raw(), (tokens as u32, 1), block, &params) }
     }
 
-    fn attend_layer(
-        &mut self,
-        backend: &mut Cuda,
-        plan: &BatchPlan<'_>,
-        layer: usize,
-    ) -> Result<(), GpuError> {
+    fn attend_layer(&mut self, backend: &mut Cuda, plan: &BatchPlan<'_>, layer: usize) -> Result<(), GpuError> {
         let attend = self.attend(layer);
         let (stride, dtype) = (qkv_width(&self.config), backend.rows());
         let len = |buffer: &DeviceBuffer| (buffer.bytes() / u64::from(dtype.size())) as usize;

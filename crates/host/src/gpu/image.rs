@@ -45,11 +45,7 @@ struct Staging {
 
 impl Images {
     /// Allocates memory for steps of this many tokens and draws.
-    pub(super) fn new(
-        device: &Device,
-        tokens_max: usize,
-        draws_max: usize,
-    ) -> Result<Self, GpuError> {
+    pub(super) fn new(device: &Device, tokens_max: usize, draws_max: usize) -> Result<Self, GpuError> {
         let gpu = &device.gpu;
         let tokens_at = DRAWS_AT + draws_max * size_of::<DeviceDraw>();
         let bytes = (tokens_at + 4 * tokens_max).next_multiple_of(64);
@@ -139,8 +135,7 @@ impl Images {
     /// Returns the milliseconds from the end of the previous step to the start, and to the end, of step `number`. Both
     /// steps must be done.
     pub(super) fn times(&self, number: u64) -> Result<[f32; 2], GpuError> {
-        let [before, staging] =
-            [number - 1, number].map(|number| &self.staging[staging_of(number)]);
+        let [before, staging] = [number - 1, number].map(|number| &self.staging[staging_of(number)]);
         Ok([staging.begun.elapsed_ms(&before.done)?, staging.done.elapsed_ms(&before.done)?])
     }
 }

@@ -33,13 +33,7 @@ impl KeptLogits {
     ///
     /// # Panics
     /// If there is no memory for these draws.
-    pub fn keep(
-        &mut self,
-        device: &Device,
-        number: u64,
-        logits: u64,
-        (first, count): (usize, usize),
-    ) -> GpuResult<()> {
+    pub fn keep(&mut self, device: &Device, number: u64, logits: u64, (first, count): (usize, usize)) -> GpuResult<()> {
         assert!(first + count <= self.draws, "a step has at most {} draws", self.draws);
         let at = 2 * (self.start(number) + first * self.vocab);
         // SAFETY: there are logits of that many draws; the staging buffer is read only when the step is done.

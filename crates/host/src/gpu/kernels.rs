@@ -151,13 +151,7 @@ impl<P: Pod> Kernel<P> {
     /// # Safety
     /// Grid, block and parameters meet the kernel's requirements (see its source), and the addresses are valid for its
     /// accesses until it is done. The stream lives, and its context is current.
-    pub unsafe fn launch(
-        &self,
-        stream: u64,
-        grid: (u32, u32),
-        block: u32,
-        params: &P,
-    ) -> Result<(), GpuError> {
+    pub unsafe fn launch(&self, stream: u64, grid: (u32, u32), block: u32, params: &P) -> Result<(), GpuError> {
         // SAFETY: the caller guarantees the conditions.
         unsafe { self.launch_as(stream, Launch { grid, block, shared: 0, cluster: 1 }, params) }
     }
@@ -169,12 +163,7 @@ impl<P: Pod> Kernel<P> {
     ///
     /// # Safety
     /// See [`Kernel::launch`].
-    pub unsafe fn launch_as(
-        &self,
-        stream: u64,
-        launch: Launch,
-        params: &P,
-    ) -> Result<(), GpuError> {
+    pub unsafe fn launch_as(&self, stream: u64, launch: Launch, params: &P) -> Result<(), GpuError> {
         // SAFETY: the function takes one `P`; the caller guarantees the rest.
         Ok(unsafe { self.function.launch(stream, launch, params) }?)
     }
@@ -259,10 +248,7 @@ impl Kernels {
             sum_ranks: Kernel::load(gpu, table::SUM_RANKS)?,
             fill: Kernel::load(gpu, table::FILL)?,
             fold: Kernel::load(gpu, table::FOLD)?,
-            skinny: SKINNY
-                .iter()
-                .map(|(entry, _)| Kernel::load(gpu, entry))
-                .collect::<Result<_, _>>()?,
+            skinny: SKINNY.iter().map(|(entry, _)| Kernel::load(gpu, entry)).collect::<Result<_, _>>()?,
             gemm,
         })
     }

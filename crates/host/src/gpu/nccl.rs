@@ -80,8 +80,7 @@ impl Comm {
         let mut raw = vec![null_mut(); ranks];
         let devices: Vec<c_int> = (0..ranks as c_int).collect();
         // SAFETY: the array has as many handles as there are devices.
-        let status =
-            unsafe { (calls.init_all)(raw.as_mut_ptr(), ranks as c_int, devices.as_ptr()) };
+        let status = unsafe { (calls.init_all)(raw.as_mut_ptr(), ranks as c_int, devices.as_ptr()) };
         check(calls, "ncclCommInitAll", status)?;
         Ok(raw.into_iter().enumerate().map(|(rank, raw)| Self { raw, rank, ranks }).collect())
     }
@@ -110,9 +109,7 @@ impl Comm {
         let calls = calls()?;
         let at = address as usize as Raw;
         // SAFETY: the caller guarantees the conditions.
-        let status = unsafe {
-            (calls.all_reduce)(at, at, count, BF16, SUM, self.raw, stream as usize as Raw)
-        };
+        let status = unsafe { (calls.all_reduce)(at, at, count, BF16, SUM, self.raw, stream as usize as Raw) };
         check(calls, "ncclAllReduce", status)
     }
 
@@ -127,8 +124,7 @@ impl Comm {
         let calls = calls()?;
         let at = address as usize as Raw;
         // SAFETY: the caller guarantees the conditions.
-        let status =
-            unsafe { (calls.broadcast)(at, at, count, I32, 0, self.raw, stream as usize as Raw) };
+        let status = unsafe { (calls.broadcast)(at, at, count, I32, 0, self.raw, stream as usize as Raw) };
         check(calls, "ncclBroadcast", status)
     }
 }

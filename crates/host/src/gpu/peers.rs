@@ -125,13 +125,7 @@ impl Peers {
     /// # Safety
     /// Until the sum is done the addresses are this rank's memory of that many numbers, aligned to 16 bytes. The device
     /// is this rank's. All ranks submit the same sums in the same order, each in one stream.
-    pub unsafe fn add(
-        &self,
-        device: &Device,
-        x: u64,
-        y: u64,
-        count: usize,
-    ) -> Result<(), GpuError> {
+    pub unsafe fn add(&self, device: &Device, x: u64, y: u64, count: usize) -> Result<(), GpuError> {
         let max = self.max_elements();
         assert!(count <= max, "{count} numbers are more than {max}");
         assert!(count.is_multiple_of(UNIT_NUMBERS), "{count} numbers are not whole units");

@@ -139,12 +139,7 @@ impl Products {
     ///
     /// # Errors
     /// cublasLt failed, or memory is short.
-    pub fn new(
-        device: &Device,
-        config: &ModelConfig,
-        choice: Choice,
-        adds_from: usize,
-    ) -> Result<Self, GpuError> {
+    pub fn new(device: &Device, config: &ModelConfig, choice: Choice, adds_from: usize) -> Result<Self, GpuError> {
         let (eps, activation) = (config.norm_eps, config.activation);
         let handle = result::create_handle().map_err(|e| lt("cublasLtCreate", e))?;
         let workspace = device.zeros(WORKSPACE_BYTES)?;
@@ -158,9 +153,7 @@ impl Products {
 
     /// Returns the name of a product's implementation, for reports.
     pub fn method(&self, op: Op, tokens: usize) -> String {
-        self.methods
-            .get(&(op, padded_rows(tokens)))
-            .map_or("none".into(), |method| self.name_of(method))
+        self.methods.get(&(op, padded_rows(tokens))).map_or("none".into(), |method| self.name_of(method))
     }
 
     fn name_of(&self, method: &Method) -> String {
@@ -213,8 +206,7 @@ impl Products {
             if norm == 0 {
                 return Ok(x);
             }
-            let params =
-                NormParams { x, weight: norm, normed, draws, hidden: ins as u32, eps: self.eps };
+            let params = NormParams { x, weight: norm, normed, draws, hidden: ins as u32, eps: self.eps };
             let block = (ins / 8).next_multiple_of(32) as u32;
             // SAFETY: widths were checked when the forward pass was created; the caller guarantees the operands.
             unsafe { kernels.rms_norm.launch(stream, (tokens as u32, 1), block, &params) }?;
@@ -284,14 +276,7 @@ impl Products {
 
     /// # Safety
     /// As [`Products::run`].
-    unsafe fn multiply(
-        &self,
-        plan: &Plan,
-        weight: u64,
-        x: u64,
-        y: u64,
-        stream: u64,
-    ) -> Result<(), GpuError> {
+    unsafe fn multiply(&self, plan: &Plan, weight: u64, x: u64, y: u64, stream: u64) -> Result<(), GpuError> {
         let [weights, xs, ys] = plan.layouts;
         let pointer = |address: u64| address as usize as *mut c_void;
         let alpha = 1.0_f32;

@@ -23,9 +23,8 @@ use std::sync::mpsc::channel;
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaRead, CudaWrite};
 use kvarena::{
-    Attend, Backend, BatchPlan, Compaction, Extend, HostMemory, HostPageId, LayerId, MoveId, Moved,
-    OpenBackend, OwnedPlan, PageCopy, PageMove, PlanSize, PoolLayout, Queries, Rope, StepBounds,
-    StepEnd, TableShape,
+    Attend, Backend, BatchPlan, Compaction, Extend, HostMemory, HostPageId, LayerId, MoveId, Moved, OpenBackend,
+    OwnedPlan, PageCopy, PageMove, PlanSize, PoolLayout, Queries, Rope, StepBounds, StepEnd, TableShape,
 };
 
 use super::device::Device;
@@ -130,13 +129,7 @@ impl Backend for Ranks {
         self.own.end(end);
     }
 
-    fn store_cache(
-        &mut self,
-        _: &BatchPlan<'_>,
-        _: LayerId,
-        (): (),
-        (): (),
-    ) -> std::result::Result<(), CudaError> {
+    fn store_cache(&mut self, _: &BatchPlan<'_>, _: LayerId, (): (), (): ()) -> std::result::Result<(), CudaError> {
         unreachable!("each rank stores its own rows")
     }
 
@@ -234,12 +227,7 @@ impl RanksRunner {
     /// # Errors
     /// Too few GPUs, no NCCL, no requested peer access, or too little memory. A model that the kernels do not support,
     /// or that cannot be loaded or spread over the GPUs.
-    pub fn new(
-        config: &ModelConfig,
-        source: &WeightSource,
-        options: GpuOptions,
-        ranks: usize,
-    ) -> Result<Self> {
+    pub fn new(config: &ModelConfig, source: &WeightSource, options: GpuOptions, ranks: usize) -> Result<Self> {
         let share = Share { rank: 0, ranks };
         let own_config = share.of(config)?;
         check_shape(&own_config)?;

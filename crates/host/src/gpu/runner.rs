@@ -83,12 +83,7 @@ impl GpuRunner {
     ///
     /// # Errors
     /// A shape that no kernel supports, too little memory, or an error of the driver or cublasLt.
-    pub fn new(
-        device: Rc<Device>,
-        config: ModelConfig,
-        weights: Rc<Weights>,
-        options: GpuOptions,
-    ) -> GpuResult<Self> {
+    pub fn new(device: Rc<Device>, config: ModelConfig, weights: Rc<Weights>, options: GpuOptions) -> GpuResult<Self> {
         Self::of_rank(device, config, weights, options, None)
     }
 
@@ -201,8 +196,7 @@ impl GpuRunner {
         self.forward.prepare(backend, &work)?;
         self.forward.warm_sums(&self.device)?;
         let width = self.options.width();
-        for (&streams, width) in streams.iter().flat_map(|streams| [(streams, 1), (streams, width)])
-        {
+        for (&streams, width) in streams.iter().flat_map(|streams| [(streams, 1), (streams, width)]) {
             let (_, tokens) = padded_step(streams, streams * width);
             let logits = tokens.min(self.forward.logits_rows());
             self.forward.plan(&self.device, (tokens, logits), true)?;
@@ -259,8 +253,7 @@ impl GpuRunner {
         let shaped = self.forward.leads() && self.shapes.list(work, &mut self.draws)?;
         // A decode step has at most one draw for each token; its draws are padded to one for each token.
         let most = plan.token_count();
-        let decode =
-            longest.is_some_and(|longest| longest <= self.options.width()) && draws <= most;
+        let decode = longest.is_some_and(|longest| longest <= self.options.width()) && draws <= most;
         let draw_count = if decode { most } else { draws };
         self.submit(backend, &plan, work, (decode, draw_count), (filtered, shaped))?;
         if decode && self.measured == Some(tokens) {
@@ -269,13 +262,7 @@ impl GpuRunner {
         }
         self.images.end(&self.device, self.number)?;
         let follows = !std::mem::take(&mut self.fresh);
-        self.launched.push_back(LaunchedStep {
-            number: self.number,
-            tokens,
-            decode,
-            draws,
-            follows,
-        });
+        self.launched.push_back(LaunchedStep { number: self.number, tokens, decode, draws, follows });
         clock.lap(Part::Launch);
         Ok(())
     }
@@ -315,8 +302,7 @@ impl GpuRunner {
             // `stage` waits for the loaded pages of all layers. Separate launches wait only for those of their layer.
             let key = (backend.stage(plan)?.graph, filtered, shaped);
             if let Entry::Vacant(entry) = self.graphs.entry(key) {
-                let body =
-                    || forward.run(device, backend, plan, addresses, Parts::ALL, |_, _| Ok(()));
+                let body = || forward.run(device, backend, plan, addresses, Parts::ALL, |_, _| Ok(()));
                 entry.insert(device.stream.capture(body)?);
             }
             // SAFETY: all memory of the graph lives as long as this runner and the engine, and is accessed in the
@@ -422,14 +408,7 @@ impl Runner for GpuRunner {
         Ok(self.start(backend, work, clock)?)
     }
 
-    fn collect(
-        &mut self,
-        _: &mut Cuda,
-        _: &Work,
-        fail: bool,
-        tokens: &mut Vec<u32>,
-        clock: &mut Clock,
-    ) -> Result<()> {
+    fn collect(&mut self, _: &mut Cuda, _: &Work, fail: bool, tokens: &mut Vec<u32>, clock: &mut Clock) -> Result<()> {
         self.finish(tokens, clock)?;
         injected_failure(fail)
     }

@@ -74,12 +74,7 @@ impl Shapes {
     }
 
     /// Sends the listed shapes and edits of step `number`, whose staging buffer is free.
-    pub(super) fn send(
-        &mut self,
-        device: &Device,
-        number: u64,
-        edits: &[Edit],
-    ) -> Result<(), GpuError> {
+    pub(super) fn send(&mut self, device: &Device, number: u64, edits: &[Edit]) -> Result<(), GpuError> {
         let staging = &mut self.staging[staging_of(number)];
         let (first, second) = staging.as_mut_slice().split_at_mut(self.draws_max * UNIT);
         first[..size_of_val(&self.shapes[..])].copy_from_slice(bytemuck::cast_slice(&self.shapes));

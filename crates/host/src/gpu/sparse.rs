@@ -7,8 +7,8 @@
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 use kvarena::{
-    Attend, Backend, BatchPlan, LabelChannels, LayerId, PoolConfig, Queries, Select, Selection,
-    SlotMapping, SparseBackend,
+    Attend, Backend, BatchPlan, LabelChannels, LayerId, PoolConfig, Queries, Select, Selection, SlotMapping,
+    SparseBackend,
 };
 
 use super::device::Device;
@@ -57,11 +57,7 @@ pub(super) struct Chosen {
 
 impl Chosen {
     /// Allocates memory for `top` positions of each kv head, for this many rows.
-    pub(super) fn new(
-        device: &Device,
-        top: u32,
-        (rows, kv_heads): (usize, usize),
-    ) -> GpuResult<Self> {
+    pub(super) fn new(device: &Device, top: u32, (rows, kv_heads): (usize, usize)) -> GpuResult<Self> {
         Ok(Self { top, positions: device.zeros(4 * rows * kv_heads * top as usize)? })
     }
 
@@ -104,13 +100,7 @@ impl Gauge {
     }
 
     /// Measures a layer's rotated rows of q and k, after waiting for them.
-    pub(super) fn measure(
-        &mut self,
-        device: &Device,
-        plan: &BatchPlan<'_>,
-        layer: usize,
-        qkv: u64,
-    ) -> GpuResult<()> {
+    pub(super) fn measure(&mut self, device: &Device, plan: &BatchPlan<'_>, layer: usize, qkv: u64) -> GpuResult<()> {
         // Padding comes last and has no slots.
         let tokens = match plan.slot_mapping {
             SlotMapping::I32(slots) => slots.iter().filter(|&&slot| slot >= 0).count(),
@@ -139,8 +129,7 @@ impl Gauge {
 pub fn first_channels(model: &ModelConfig, count: u32) -> LabelChannels {
     let (layers, kv_heads) = (model.layers as u32, model.kv_heads as u32);
     let values = (0..layers * kv_heads).flat_map(|_| 0..count).collect();
-    LabelChannels::new(layers, kv_heads, count, values)
-        .expect("each head has its channels in order")
+    LabelChannels::new(layers, kv_heads, count, values).expect("each head has its channels in order")
 }
 
 /// Returns how many of `bytes` remain for K and V. The rest is for labels of `channels` channels, and for the scores of

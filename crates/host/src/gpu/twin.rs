@@ -108,13 +108,7 @@ fn silu(x: f32) -> f32 {
 
 /// Multiplies a row of x with a matrix, which has as many rows as `y` has elements (twice as many for gate and up). If
 /// `norm` is given, x is normed first. `mode` selects the operation after the product.
-pub fn skinny(
-    x: &[bf16],
-    weight: &[bf16],
-    norm: Option<(&[bf16], f32)>,
-    mode: ProductMode,
-    y: &mut [bf16],
-) {
+pub fn skinny(x: &[bf16], weight: &[bf16], norm: Option<(&[bf16], f32)>, mode: ProductMode, y: &mut [bf16]) {
     let (mut rows, mut scale) = (wide(x), 1.0);
     if let Some((weight, eps)) = norm {
         scale = rms_scale(&rows, eps);

@@ -140,8 +140,7 @@ impl Share {
             true => Ok(value / self.ranks),
             false => Err(GpuError::Ranks { ranks: self.ranks, what }),
         };
-        let (q_heads, kv_heads) =
-            (part(q_heads, "query heads")?, part(kv_heads, "heads of K and V")?);
+        let (q_heads, kv_heads) = (part(q_heads, "query heads")?, part(kv_heads, "heads of K and V")?);
         let intermediate = part(intermediate, "intermediate size")?;
         Ok(ModelConfig {
             q_heads,
@@ -292,12 +291,7 @@ impl Weights {
     ///
     /// # Errors
     /// The errors of `source`, a model that cannot be divided by the ranks, too little memory, or a failed driver call.
-    pub fn read(
-        device: &Device,
-        config: &ModelConfig,
-        share: Share,
-        source: &mut dyn Source,
-    ) -> Result<Self> {
+    pub fn read(device: &Device, config: &ModelConfig, share: Share, source: &mut dyn Source) -> Result<Self> {
         Self::make(device, config, share, |memory, at, tensor| {
             let mut numbers = source.numbers(&tensor.name, &tensor.shape)?.into_bf16();
             if tensor.offset != 0.0 {
@@ -311,12 +305,7 @@ impl Weights {
     ///
     /// # Errors
     /// A model that cannot be divided by the ranks, too little memory, or a failed driver call.
-    pub fn random(
-        device: &Device,
-        config: &ModelConfig,
-        share: Share,
-        random: Random,
-    ) -> Result<Self> {
+    pub fn random(device: &Device, config: &ModelConfig, share: Share, random: Random) -> Result<Self> {
         Self::make(device, config, share, |memory, at, tensor| {
             let (scale, offset) = match tensor.shape[..] {
                 [_, cols] | [_, _, cols] => (Random::scale(cols), 0.0),
@@ -347,8 +336,7 @@ impl Weights {
         let is_gemma = config.family == Family::Gemma3;
         // The first offset is not 0, because 0 means that there is no tensor.
         let mut offsets = Offsets { list: Vec::new(), end: ALIGN, ranks: share.ranks, is_gemma };
-        let mut layers: Vec<LayerWeights> =
-            (0..config.layers).map(|i| offsets.layer(whole, i)).collect();
+        let mut layers: Vec<LayerWeights> = (0..config.layers).map(|i| offsets.layer(whole, i)).collect();
         let mut embedding = offsets.aligned("model.embed_tokens.weight".into(), &[vocab, hidden]);
         let mut norm = offsets.aligned("model.norm.weight".into(), &[hidden]);
         let mut output = match config.tied {
@@ -368,8 +356,7 @@ impl Weights {
             return Err(GpuError::Memory { wanted, free }.into());
         }
         let mut memory = DeviceBuffer::new(&device.gpu, own).map_err(GpuError::from)?;
-        let mut scratch =
-            DeviceBuffer::new(&device.gpu, scratch.max(ALIGN)).map_err(GpuError::from)?;
+        let mut scratch = DeviceBuffer::new(&device.gpu, scratch.max(ALIGN)).map_err(GpuError::from)?;
         for tensor in &offsets.list {
             if tensor.cut == Cut::Whole {
                 fill(&mut memory, tensor.at, tensor)?;
@@ -409,13 +396,7 @@ impl Weights {
 }
 
 /// Copies a rank's part of the whole tensor at `source` to `target`, and waits for the copy.
-fn part(
-    device: &Device,
-    tensor: &NamedTensor,
-    share: Share,
-    source: u64,
-    target: u64,
-) -> GpuResult<()> {
+fn part(device: &Device, tensor: &NamedTensor, share: Share, source: u64, target: u64) -> GpuResult<()> {
     let [rows, cols] = tensor.view;
     let (rows, width, first) = match tensor.cut {
         Cut::Rows => (rows / share.ranks, cols, share.rank * (rows / share.ranks) * cols),

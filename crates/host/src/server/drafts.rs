@@ -43,8 +43,7 @@ impl<R: Runner> Server<R> {
             drafter.history.extend(text.skip(drafter.history.len()));
             let rule = Drafting { tokens: rule.tokens.min(room as u32), ..rule };
             drafter.history.guess(rule, depth, &mut drafter.drafts);
-            let appended =
-                self.engine.append(extend.seq, TokenId::from_raw(drafter.drafts.guesses()));
+            let appended = self.engine.append(extend.seq, TokenId::from_raw(drafter.drafts.guesses()));
             if let Err(error) = appended {
                 drafter.drafts.clear();
                 ignore_shortage(error)?;
@@ -66,8 +65,7 @@ impl<R: Runner> Server<R> {
             let seq = stream.seq.filter(|_| !drafts.is_empty());
             drafts.clear();
             if let Some(seq) = seq {
-                let known =
-                    self.requests[stream.request_key].request.prompt.len() + stream.tokens.len();
+                let known = self.requests[stream.request_key].request.prompt.len() + stream.tokens.len();
                 self.engine.rollback(seq, known as u32).map_err(refused)?;
                 some = true;
             }
@@ -85,12 +83,10 @@ impl<R: Runner> Server<R> {
             let kept = &mut branches.numbers;
             match streams.get_mut(pending.stream) {
                 Some(stream) if !stream.drafter.drafts.is_empty() => {
-                    let (drafts, stop) =
-                        (&stream.drafter.drafts, &requests[stream.request_key].request.stop);
+                    let (drafts, stop) = (&stream.drafter.drafts, &requests[stream.request_key].request.stop);
                     let generated = &tokens[pending.draw..][..=drafts.len()];
                     drafts.branch(generated, |token| stop.contains(&token), kept);
-                    let (drafted, accepted) =
-                        (drafts.len() as u32, (kept.len() - start - 1) as u32);
+                    let (drafted, accepted) = (drafts.len() as u32, (kept.len() - start - 1) as u32);
                     tally.checks += 1;
                     tally.drafted += u64::from(drafted);
                     tally.accepted += u64::from(accepted);
@@ -102,8 +98,7 @@ impl<R: Runner> Server<R> {
             branches.ends.push(branches.numbers.len());
         }
         let drafted = flight.pending.iter().enumerate().filter_map(|(i, pending)| {
-            let stream =
-                streams.get(pending.stream).filter(|stream| !stream.drafter.drafts.is_empty());
+            let stream = streams.get(pending.stream).filter(|stream| !stream.drafter.drafts.is_empty());
             let seq = stream.and_then(|stream| stream.seq)?;
             Some(Branch { seq, tokens: branches.of(i) })
         });

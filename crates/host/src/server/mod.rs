@@ -306,8 +306,7 @@ impl<R: Runner> Server<R> {
         // Groups from hosts and requests without a group never collide.
         let group = request.group.map_or((number as u64) << 1, |group| group << 1 | 1);
         let prompt_tokens = prompt_tokens(&request);
-        let request_key =
-            self.requests.insert(ActiveRequest { request, prompt_tokens, group, open: 1 });
+        let request_key = self.requests.insert(ActiveRequest { request, prompt_tokens, group, open: 1 });
         let stream = self.streams.insert(Stream::new((request_key, number), 0, since));
         self.waiting.push_back(stream);
         Ok(number)
@@ -345,9 +344,7 @@ impl<R: Runner> Server<R> {
         let known = request.prompt.len() + request.max_new_tokens.unwrap_or(0) as usize;
         let most = shaping.edits_max(known, request.stop.len(), vocab);
         match most > room || room == 0 {
-            true => Err(format!(
-                "a step edits up to {most} logits, and the backend has room for {room}"
-            )),
+            true => Err(format!("a step edits up to {most} logits, and the backend has room for {room}")),
             false => Ok(request),
         }
     }
@@ -427,9 +424,7 @@ impl<R: Runner> Server<R> {
             return Ok(());
         }
         let available = self.engine.available();
-        Err(Error::run(format!(
-            "{left} streams wait, but none fits the {available} pages available"
-        )))
+        Err(Error::run(format!("{left} streams wait, but none fits the {available} pages available")))
     }
 }
 

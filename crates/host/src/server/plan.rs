@@ -5,9 +5,7 @@ use std::time::Instant;
 
 use kvarena::{Draft, EngineError, Extend, Keep, Namespace, NamespaceNames, TokenId};
 
-use super::{
-    ActiveRequest, InflightStep, PendingSample, Score, Server, failed, ignore_shortage, refused,
-};
+use super::{ActiveRequest, InflightStep, PendingSample, Score, Server, failed, ignore_shortage, refused};
 use crate::clock::Part;
 use crate::error::Result;
 use crate::request::Request;
@@ -214,10 +212,8 @@ impl<R: Runner> Server<R> {
             let sample = stream.sample;
             if plan.tokens[last] == TokenId::PENDING {
                 let mut samples = before.iter().flat_map(|before| &before.pending);
-                let pending =
-                    samples.find(|pending| (pending.stream, pending.sample) == (index, sample));
-                work.inputs[last] =
-                    -1 - pending.expect("the previous step draws the token").draw as i32;
+                let pending = samples.find(|pending| (pending.stream, pending.sample) == (index, sample));
+                work.inputs[last] = -1 - pending.expect("the previous step draws the token").draw as i32;
             }
             let seq = stream.seq.expect("a planned stream has a sequence");
             let start = plan.positions[row.qo_start as usize];
@@ -227,13 +223,7 @@ impl<R: Runner> Server<R> {
                 scores.push(Score { stream: index, position, draw: work.draws.len(), count });
                 work.draws.extend(scored.map(|position| {
                     let row = (row.qo_start + position - start - 1) as usize;
-                    Draw {
-                        row,
-                        sampling: Sampling::default(),
-                        sample,
-                        index: 0,
-                        edits: Edits::default(),
-                    }
+                    Draw { row, sampling: Sampling::default(), sample, index: 0, edits: Edits::default() }
                 }));
             }
             // A stream with more prompt to compute has no new token yet.
@@ -258,13 +248,7 @@ impl<R: Runner> Server<R> {
     }
 
     /// Appends the edits of a stream's draw after `answer_len` new tokens; `changes` is scratch.
-    fn add_edits(
-        &self,
-        stream: &Stream,
-        answer_len: u32,
-        changes: &mut Vec<Edit>,
-        edits: &mut Vec<Edit>,
-    ) -> Edits {
+    fn add_edits(&self, stream: &Stream, answer_len: u32, changes: &mut Vec<Edit>, edits: &mut Vec<Edit>) -> Edits {
         let ActiveRequest { request, prompt_tokens, .. } = &self.requests[stream.request_key];
         let Some(shaping) = &request.shaping else { return Edits::default() };
         let (answer, counts) = (&stream.tokens[..], &stream.counts);
@@ -323,13 +307,7 @@ impl<R: Runner> Server<R> {
     }
 
     /// Returns the number of a stream's tokens for the next step, with at most `budget` tokens of its prompt.
-    fn next_len(
-        &self,
-        stream: &Stream,
-        ahead: bool,
-        (planned, known): (u32, u32),
-        budget: u32,
-    ) -> u32 {
+    fn next_len(&self, stream: &Stream, ahead: bool, (planned, known): (u32, u32), budget: u32) -> u32 {
         let request = self.request(stream);
         match known.saturating_sub(planned) {
             // The step in flight will choose a token. Another step is useful unless that token is the stream's last, or
@@ -367,13 +345,7 @@ impl<R: Runner> Server<R> {
 
     /// Returns how many of a stream's next `len` tokens the step computes if `draws` of its draws are left; 0 if the
     /// stream must wait. A scored prompt leaves `reserved` draws to other streams, but takes at least one.
-    fn cut(
-        &self,
-        stream: &Stream,
-        (planned, known): (u32, u32),
-        len: u32,
-        (draws, reserved): (usize, usize),
-    ) -> u32 {
+    fn cut(&self, stream: &Stream, (planned, known): (u32, u32), len: u32, (draws, reserved): (usize, usize)) -> u32 {
         let needed = self.draws_of(stream, (planned, known), len);
         if scored_by(self.request(stream), stream, planned, len).is_empty() {
             return if needed <= draws { len } else { 0 };

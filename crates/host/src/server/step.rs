@@ -19,12 +19,7 @@ impl<R: Runner> Server<R> {
     }
 
     /// Applies the results of a step.
-    pub(super) fn accept(
-        &mut self,
-        flight: InflightStep,
-        ahead: bool,
-        sink: &mut impl Sink,
-    ) -> Result<()> {
+    pub(super) fn accept(&mut self, flight: InflightStep, ahead: bool, sink: &mut impl Sink) -> Result<()> {
         self.keep(&flight)?;
         self.engine.commit(flight.step).map_err(refused)?;
         self.capacity_turn = flight.capacity_turn;
@@ -32,11 +27,7 @@ impl<R: Runner> Server<R> {
         for score in &flight.scores {
             let Some(stream) = self.streams.get_mut(score.stream) else { continue };
             for i in 0..score.count {
-                sink.prompt(
-                    stream,
-                    score.position + i,
-                    self.runner.logits(score.draw + i as usize),
-                );
+                sink.prompt(stream, score.position + i, self.runner.logits(score.draw + i as usize));
             }
             stream.scored = stream.scored.max(score.position + score.count);
         }
@@ -102,12 +93,7 @@ impl<R: Runner> Server<R> {
 
     /// Appends the token of a draw to a stream. The sequence already contains all tokens of a step except the last one.
     /// If the last token does not end the stream, the function appends it to the sequence.
-    fn add_token(
-        &mut self,
-        index: StreamKey,
-        (draw, is_last): (usize, bool),
-        sink: &mut impl Sink,
-    ) -> Result<()> {
+    fn add_token(&mut self, index: StreamKey, (draw, is_last): (usize, bool), sink: &mut impl Sink) -> Result<()> {
         let stream = &mut self.streams[index];
         let request = &self.requests[stream.request_key].request;
         let token = self.tokens[draw];
@@ -138,8 +124,7 @@ impl<R: Runner> Server<R> {
 
     /// Ends the streams that request no token, have reached `cancel_after`, or that the sink ends.
     pub(super) fn cancel(&mut self, sink: &mut impl Sink) -> Result<()> {
-        let live =
-            [&self.running[..], self.preempted.make_contiguous(), self.waiting.make_contiguous()];
+        let live = [&self.running[..], self.preempted.make_contiguous(), self.waiting.make_contiguous()];
         for index in live.concat() {
             let stream = &self.streams[index];
             let request = self.request(stream);

@@ -36,8 +36,7 @@ impl<R: Runner> Server<R> {
         let shares = self.shares();
         let waiting = self.waiting.iter().copied().enumerate();
         let ready = waiting.filter(|&(_, key)| !self.follows(key));
-        ready
-            .min_by_key(|&(entry, key)| (shares.get(&self.group(key)).copied().unwrap_or(0), entry))
+        ready.min_by_key(|&(entry, key)| (shares.get(&self.group(key)).copied().unwrap_or(0), entry))
     }
 
     /// Returns whether all rows are in use, no stream is preempted, and the next stream's group has at least two

@@ -87,8 +87,7 @@ impl Measured {
 pub fn write(path: &Path, labels: &LabelChannels) -> Result<()> {
     let (layers, kv_heads) = (labels.layers(), labels.kv_heads());
     let (channels, values) = (labels.channels(), labels.values());
-    let table =
-        json!({"layers": layers, "kv_heads": kv_heads, "channels": channels, "values": values});
+    let table = json!({"layers": layers, "kv_heads": kv_heads, "channels": channels, "values": values});
     write_table(path, &table)
 }
 
@@ -99,10 +98,8 @@ pub fn write(path: &Path, labels: &LabelChannels) -> Result<()> {
 pub fn read(path: &Path) -> Result<LabelChannels> {
     let table = Table::read(path)?;
     let values = table.values(|value| u32::try_from(value.as_u64()?).ok())?;
-    let [layers, kv_heads, channels] =
-        ["layers", "kv_heads", "channels"].map(|name| table.number(name));
-    LabelChannels::new(layers?, kv_heads?, channels?, values)
-        .map_err(|error| table.invalid(error.to_string()))
+    let [layers, kv_heads, channels] = ["layers", "kv_heads", "channels"].map(|name| table.number(name));
+    LabelChannels::new(layers?, kv_heads?, channels?, values).map_err(|error| table.invalid(error.to_string()))
 }
 
 #[cfg(test)]

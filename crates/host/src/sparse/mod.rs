@@ -67,16 +67,11 @@ impl Sparse {
     ///
     /// # Errors
     /// The pool cannot store the channels, or `top` exceeds the maximum length of a sequence.
-    pub fn engine(
-        &self,
-        config: &EngineConfig,
-        channels: u32,
-    ) -> Result<(EngineConfig, TableShape)> {
+    pub fn engine(&self, config: &EngineConfig, channels: u32) -> Result<(EngineConfig, TableShape)> {
         let pool = PoolConfig { label_channels: channels, ..config.pool };
         let config = EngineConfig { pool, ..*config };
-        let shape = config.shape().map_err(|error| {
-            Error::request(format!("--sparse with {channels} channels: {error}"))
-        })?;
+        let shape =
+            config.shape().map_err(|error| Error::request(format!("--sparse with {channels} channels: {error}")))?;
         let (top, longest) = (self.top, shape.max_sequence_len);
         if top > longest {
             let message = format!("--sparse {top}: a sequence has at most {longest} tokens");

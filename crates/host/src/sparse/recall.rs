@@ -79,13 +79,7 @@ impl Recall {
     }
 
     /// Returns K of a row's positions from `first` on.
-    fn keys(
-        &self,
-        backend: &Cpu,
-        layer: LayerId,
-        row: &BatchRow,
-        first: u32,
-    ) -> Result<Vec<Vec<f32>>, CpuError> {
+    fn keys(&self, backend: &Cpu, layer: LayerId, row: &BatchRow, first: u32) -> Result<Vec<Vec<f32>>, CpuError> {
         let layout = backend.layout();
         let key = |position: u32| {
             let page_size = layout.page_size();

@@ -1,8 +1,8 @@
 //! Computes logits of a stream with sparse reads and given tokens, for checks.
 
 use kvarena::{
-    Capacity, CpuOptions, Engine, EngineConfig, Extend, KvDtype, LabelChannels, Namespace,
-    PoolConfig, StepScratch, TokenId,
+    Capacity, CpuOptions, Engine, EngineConfig, Extend, KvDtype, LabelChannels, Namespace, PoolConfig, StepScratch,
+    TokenId,
 };
 
 use super::reader::Reader;
@@ -20,12 +20,7 @@ use crate::shaping::Edits;
 ///
 /// # Errors
 /// Channels of another model, or an invalid stream.
-pub fn logits(
-    model: &Model,
-    stream: &[u32],
-    from: usize,
-    (top, labels): (u32, &LabelChannels),
-) -> Result<Vec<f32>> {
+pub fn logits(model: &Model, stream: &[u32], from: usize, (top, labels): (u32, &LabelChannels)) -> Result<Vec<f32>> {
     let pool = PoolConfig {
         layers: model.config.layers as u32,
         shape: model.config.kv_shape(),
@@ -52,13 +47,8 @@ pub fn logits(
         let step = plan.step();
         work.plan.copy_from(&plan);
         work.inputs = stream[start..start + len].iter().map(|&token| token as i32).collect();
-        work.draws = vec![Draw {
-            row: len - 1,
-            sampling: Sampling::default(),
-            sample: 0,
-            index: 0,
-            edits: Edits::default(),
-        }];
+        work.draws =
+            vec![Draw { row: len - 1, sampling: Sampling::default(), sample: 0, index: 0, edits: Edits::default() }];
         let backend = engine.backend_mut();
         runner.collect(backend, &work, false, &mut tokens, &mut Clock::default())?;
         logits.extend_from_slice(runner.logits(0));

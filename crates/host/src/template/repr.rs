@@ -8,9 +8,7 @@ use super::{Rendering, python_float};
 /// Formats a printed value: lists and dictionaries like Python's `repr`, other values like minijinja.
 pub(super) fn format(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value) -> Rendering<()> {
     match value.kind() {
-        ValueKind::Seq | ValueKind::Map => {
-            minijinja::escape_formatter(out, state, &string(value)?.into())
-        }
+        ValueKind::Seq | ValueKind::Map => minijinja::escape_formatter(out, state, &string(value)?.into()),
         _ => minijinja::escape_formatter(out, state, value),
     }
 }

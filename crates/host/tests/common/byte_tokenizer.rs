@@ -4,8 +4,7 @@ use serde_json::{Value, json};
 
 /// Returns `tokenizer.json` with a token for each byte below `tokens`.
 pub fn byte_tokenizer(tokens: u32) -> Value {
-    let vocab: serde_json::Map<String, Value> =
-        (0..tokens).map(|id| (format!("<0x{id:02X}>"), json!(id))).collect();
+    let vocab: serde_json::Map<String, Value> = (0..tokens).map(|id| (format!("<0x{id:02X}>"), json!(id))).collect();
     json!({
         "version": "1.0",
         "added_tokens": [],

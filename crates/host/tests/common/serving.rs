@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use kvarena::{
-    Capacity, Cpu, CpuOptions, Engine, EngineConfig, Groups, KvDtype, KvScales, Layout,
-    OpenBackend, PoolConfig, PrefixMode, Scaling, Stats,
+    Capacity, Cpu, CpuOptions, Engine, EngineConfig, Groups, KvDtype, KvScales, Layout, OpenBackend, PoolConfig,
+    PrefixMode, Scaling, Stats,
 };
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::draft::Drafting;
@@ -93,12 +93,7 @@ pub struct Ran {
 }
 
 pub fn requests(cases: &[Case]) -> Vec<Request> {
-    let defaults = Defaults {
-        max_new_tokens: Some(20),
-        samples: 1,
-        sampling: Sampling::default(),
-        stop: Vec::new(),
-    };
+    let defaults = Defaults { max_new_tokens: Some(20), samples: 1, sampling: Sampling::default(), stop: Vec::new() };
     cases.iter().map(|case| defaults.request(case.prompt.clone())).collect()
 }
 

@@ -6,8 +6,7 @@ use serde_json::{Map, Value, json};
 
 /// Returns `tokenizer.json` with these tokens. The first `special` tokens are special.
 fn tokenizer(tokens: &[String], special: usize, decoder: Value) -> Value {
-    let vocab: Map<String, Value> =
-        tokens.iter().zip(0..).map(|(name, id)| (name.clone(), json!(id))).collect();
+    let vocab: Map<String, Value> = tokens.iter().zip(0..).map(|(name, id)| (name.clone(), json!(id))).collect();
     let added = |(id, name): (usize, &String)| {
         json!({ "id": id, "content": name, "special": true, "normalized": false, "single_word": false,
             "lstrip": false, "rstrip": false })
@@ -41,9 +40,7 @@ fn letter(byte: u8) -> char {
 
 /// Two special tokens, a token for each byte from `BYTES` on, then words and parts of characters.
 pub fn byte_level() -> Value {
-    byte_level_with(
-        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true }),
-    )
+    byte_level_with(json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true }))
 }
 
 /// As [`byte_level`], with another decoder.
@@ -98,19 +95,7 @@ pub fn sentence_piece_decoder(more: &[Value]) -> Value {
 pub fn sentence_piece_with(decoder: Value) -> Value {
     let mut tokens = names(&["<unk>", "<s>", "</s>"]);
     tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
-    let words = [
-        "\u{2581}",
-        "\u{2581}\u{2581}",
-        "\u{2581}the",
-        "the",
-        "a",
-        "t",
-        "h",
-        "e",
-        ".",
-        "\u{FFFD}",
-        "\u{4f60}",
-    ];
+    let words = ["\u{2581}", "\u{2581}\u{2581}", "\u{2581}the", "the", "a", "t", "h", "e", ".", "\u{FFFD}", "\u{4f60}"];
     tokens.extend(names(&words));
     tokens.extend(names(&["\u{2581}t", "\u{2581}th"]));
     let mut whole = tokenizer(&tokens, 3, decoder);

@@ -53,12 +53,10 @@ struct Prompts {
 impl Prompts {
     fn request(&mut self, len: usize, new_tokens: u32, temperature: f32) -> Request {
         let sampling = Sampling { temperature, seed: self.state, ..Sampling::default() };
-        let defaults =
-            Defaults { max_new_tokens: Some(new_tokens), samples: 1, sampling, stop: Vec::new() };
+        let defaults = Defaults { max_new_tokens: Some(new_tokens), samples: 1, sampling, stop: Vec::new() };
         let (vocab, mut fixed) = (self.vocab, 0xC0);
         let token = |state: &mut u64| (splitmix(state) % vocab) as u32;
-        let tokens =
-            (0..len).map(|i| token(if i < self.common { &mut fixed } else { &mut self.state }));
+        let tokens = (0..len).map(|i| token(if i < self.common { &mut fixed } else { &mut self.state }));
         defaults.request(tokens.collect())
     }
 }
@@ -77,15 +75,9 @@ pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
         Bench::Load => 1,
         Bench::Sums => return sums::run(args, shape, &batches, out),
     };
-    let args = Args {
-        random_model: Some(shape),
-        concurrency,
-        kv_dtype: DtypeName::Bf16,
-        first_logits: 0,
-        ..args.clone()
-    };
     let args =
-        if part == Bench::Load { load::args(&args, page_bytes(&args, shape)?) } else { args };
+        Args { random_model: Some(shape), concurrency, kv_dtype: DtypeName::Bf16, first_logits: 0, ..args.clone() };
+    let args = if part == Bench::Load { load::args(&args, page_bytes(&args, shape)?) } else { args };
     let mut loaded = Loaded::new(&args)?;
     match args.tp {
         1 => rows(&args, (part, shape), &batches, &mut loaded.one(&args)?, out),
@@ -136,13 +128,7 @@ fn rows(
 }
 
 /// Prints a row as a line, with its parameters.
-fn print(
-    args: &Args,
-    shape: Shape,
-    sums: Option<Transport>,
-    mut row: Value,
-    out: &mut impl Write,
-) -> Result<()> {
+fn print(args: &Args, shape: Shape, sums: Option<Transport>, mut row: Value, out: &mut impl Write) -> Result<()> {
     row["model"] = shape.name().into();
     if let Some(sums) = sums {
         row["tp"] = args.tp.into();
@@ -213,9 +199,8 @@ fn decode(
     let [engine, launch, wait] = [0, 1, 2].map(|i| (after[i] - before[i]) / times.len() as f64);
     let decodes: Vec<_> = times.iter().copied().filter(|t| t.decode && t.tokens == batch).collect();
     let products = server.runner().gpu().forward().products();
-    let ways: Vec<String> = [Op::Qkv, Op::Out, Op::GateUp, Op::Down, Op::Logits]
-        .map(|op| products.method(op, batch))
-        .to_vec();
+    let ways: Vec<String> =
+        [Op::Qkv, Op::Out, Op::GateUp, Op::Down, Op::Logits].map(|op| products.method(op, batch)).to_vec();
     Ok(json!({
         "part": "decode",
         "batch": batch,
@@ -270,11 +255,7 @@ fn offline(server: &mut Server<impl OnGpu>, prompts: &mut Prompts) -> Result<Val
     }))
 }
 
-fn prefill(
-    server: &mut Server<impl OnGpu>,
-    prompts: &mut Prompts,
-    context: usize,
-) -> Result<Value> {
+fn prefill(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, context: usize) -> Result<Value> {
     let requests = (0..PREFILL_PROMPTS).map(|_| prompts.request(context, 1, 0.0));
     submit(server, requests.collect())?;
     server.runner_mut().gpu_mut().take_times();

@@ -17,9 +17,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use kvarena::backend::cuda::Cuda;
-use kvarena::{
-    Capacity, Engine, EngineConfig, Groups, KvDtype, LabelChannels, PoolConfig, PrefixMode,
-};
+use kvarena::{Capacity, Engine, EngineConfig, Groups, KvDtype, LabelChannels, PoolConfig, PrefixMode};
 
 use super::setup::wait_for_host_pages;
 use crate::args::Shape;
@@ -47,9 +45,7 @@ use kvarena_host::sparse::channels::Measured;
 use kvarena_host::stream::Stream;
 use serde_json::Value;
 
-pub use distance::{
-    Distance, EXPERTS_BOUND, FEW_LOGITS_BOUND, FEW_TOKEN_BOUND, LOGITS_BOUND, TOKEN_BOUND,
-};
+pub use distance::{Distance, EXPERTS_BOUND, FEW_LOGITS_BOUND, FEW_TOKEN_BOUND, LOGITS_BOUND, TOKEN_BOUND};
 pub use report::run;
 pub use settings::{ALL, SCHEDULES, Schedule, Setting, samplings, settings};
 
@@ -145,13 +141,7 @@ impl Case {
         &self.golden.tokens
     }
 
-    fn new(
-        name: &str,
-        device: &Rc<Device>,
-        model: Model,
-        source: WeightSource,
-        golden: Golden,
-    ) -> Result<Self> {
+    fn new(name: &str, device: &Rc<Device>, model: Model, source: WeightSource, golden: Golden) -> Result<Self> {
         let device = device.clone();
         let weights = Rc::new(source.weights(&device, &model.config, Share::WHOLE)?);
         let labels = labels(&model, &golden.prompts)?;
@@ -178,9 +168,8 @@ impl Case {
     /// window, and the reference of sparse reads has no windows.
     pub fn settings(&self) -> Vec<Setting> {
         let has_windows = self.model.config.windows.iter().any(Option::is_some);
-        let needs_all = |setting: &Setting| {
-            setting.sparse.is_some() || setting.drafts.is_some_and(|drafts| drafts.tree)
-        };
+        let needs_all =
+            |setting: &Setting| setting.sparse.is_some() || setting.drafts.is_some_and(|drafts| drafts.tree);
         settings().into_iter().filter(|setting| !(has_windows && needs_all(setting))).collect()
     }
 
@@ -245,11 +234,8 @@ impl Case {
         let samples = if setting.schedule == Schedule::Forked { 3 } else { 1 };
         let stop = setting.stop.into_iter().collect();
         let defaults = Defaults { max_new_tokens: Some(NEW_TOKENS), samples, sampling, stop };
-        let mut requests: Vec<_> =
-            self.golden.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
-        for ((request, prompt), tokens) in
-            requests.iter_mut().zip(&self.golden.prompts).zip(&self.continuations)
-        {
+        let mut requests: Vec<_> = self.golden.prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
+        for ((request, prompt), tokens) in requests.iter_mut().zip(&self.golden.prompts).zip(&self.continuations) {
             // Each prompt has two predictions with different mistakes, so that trees branch.
             for wrong in [5, 7] {
                 let text = prompt.iter().chain(tokens).enumerate();
@@ -293,8 +279,7 @@ impl Case {
     fn sizes(&self, setting: Setting) -> Result<(EngineConfig, Policy, GpuOptions)> {
         let share = Share { rank: 0, ranks: self.ranks };
         let config = &share.of(&self.model.config)?;
-        let longest =
-            self.golden.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
+        let longest = self.golden.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
         let tokens = if setting.schedule == Schedule::Preempting { longest } else { 4096 };
         let policy = policy(setting);
         let has_groups = setting.groups && setting.sparse.is_none();
@@ -437,8 +422,7 @@ impl Golden {
     /// Returns random prompts of the golden ones' lengths. The longest stream has [`ALL`] positions.
     fn random(config: &ModelConfig) -> Result<Self> {
         if config.max_len < ALL as usize {
-            let what =
-                format!("--check needs {ALL} positions, but the model has {}", config.max_len);
+            let what = format!("--check needs {ALL} positions, but the model has {}", config.max_len);
             return Err(Error::model(what));
         }
         let mut state = 1;

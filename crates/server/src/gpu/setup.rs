@@ -104,12 +104,7 @@ impl Loaded {
     /// # Errors
     /// An option that the engine does not support, scales that cannot be read, a pool that cannot be created, or a
     /// failed start of the runner.
-    pub fn server(
-        &self,
-        args: &Args,
-        mut runner: GpuRunner,
-        reading: Option<Reading>,
-    ) -> Result<Server<GpuRunner>> {
+    pub fn server(&self, args: &Args, mut runner: GpuRunner, reading: Option<Reading>) -> Result<Server<GpuRunner>> {
         let channels = reading.as_ref().map(|reading| reading.labels.channels());
         if let Some(reading) = reading {
             runner.read_sparsely(reading)?;
@@ -138,12 +133,7 @@ pub(super) fn wait_for_host_pages<B: Backend>(engine: &mut Engine<B>) -> Result<
 
 /// Returns an engine's config for `free` bytes of a GPU's memory. The pool stores `channels` label channels, if any.
 /// With `--sparse`, a pool without channels has no more pages than one with channels.
-fn engine_config(
-    args: &Args,
-    model: &ModelConfig,
-    free: u64,
-    channels: Option<u32>,
-) -> Result<EngineConfig> {
+fn engine_config(args: &Args, model: &ModelConfig, free: u64, channels: Option<u32>) -> Result<EngineConfig> {
     let mut bytes = free - free / RESERVE;
     if let Some(sparse) = args.sparse {
         // Without channels, the command line names no file of labels.

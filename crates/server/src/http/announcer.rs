@@ -32,8 +32,7 @@ impl Announcer {
     /// An address is invalid or in use.
     pub fn bind(options: &HttpOptions, page_size: u32, runtime: &Runtime) -> Result<Option<Self>> {
         let Some(endpoint) = &options.kv_events else { return Ok(None) };
-        let mut config =
-            PublisherConfig { endpoint: endpoint.clone(), ..PublisherConfig::default() };
+        let mut config = PublisherConfig { endpoint: endpoint.clone(), ..PublisherConfig::default() };
         if let Some(replay) = &options.kv_events_replay {
             config.replay_endpoint.clone_from(replay);
         }

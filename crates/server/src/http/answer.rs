@@ -55,8 +55,7 @@ impl Answer {
                 // An answer to a chat is a text of its own.
                 _ => Decoder::default(),
             };
-            let min_tokens =
-                request.shaping.as_ref().map_or(0, |shaping| shaping.rules().min_tokens);
+            let min_tokens = request.shaping.as_ref().map_or(0, |shaping| shaping.rules().min_tokens);
             for _ in 0..request.samples {
                 let number = choices.len() as u32;
                 let (strings, tokens) = (checked.stop.clone(), request.stop.clone());
@@ -114,8 +113,7 @@ impl Answer {
             }
             Event::Done { choice, finish } => {
                 let echo = self.echo(choice);
-                let finish =
-                    if self.hides_new && finish == Finish::Stop { Finish::Length } else { finish };
+                let finish = if self.hides_new && finish == Finish::Stop { Finish::Length } else { finish };
                 Ok(Piece::join(echo, self.choices[choice as usize].done(text, finish)))
             }
             Event::Failed(what) => Err(ApiError::failed(what)),
@@ -194,8 +192,7 @@ impl Answer {
                 Kind::Completion => choice["text"] = whole.text.into(),
                 Kind::Chat => {
                     let content = whole.text;
-                    choice["message"] =
-                        json!({ "role": "assistant", "content": content, "refusal": null });
+                    choice["message"] = json!({ "role": "assistant", "content": content, "refusal": null });
                 }
             }
             choice["logprobs"] = self.logprobs(&whole.tokens);
@@ -251,8 +248,7 @@ impl Answer {
             (None, _) => Value::Null,
             (Some(_), Kind::Completion) => self.completion_logprobs(tokens),
             (Some(_), Kind::Chat) => {
-                let content: Vec<Value> =
-                    tokens.iter().map(|generated| self.chat_logprob(generated)).collect();
+                let content: Vec<Value> = tokens.iter().map(|generated| self.chat_logprob(generated)).collect();
                 json!({ "content": content, "refusal": null })
             }
         }

@@ -30,9 +30,8 @@ impl<'a> RequestBody<'a> {
         let (mut fields, mut prompt) = (Map::new(), None);
         for (name, raw) in raw {
             let field = Field::find(&name, kind);
-            let field = field.ok_or_else(|| {
-                ApiError::unsupported(&name, format!("{name} is not a field of this request"))
-            })?;
+            let field =
+                field.ok_or_else(|| ApiError::unsupported(&name, format!("{name} is not a field of this request")))?;
             if matches!(field.usage, Use::Harmless) || raw.get() == "null" {
                 continue;
             }
@@ -42,12 +41,11 @@ impl<'a> RequestBody<'a> {
             }
             let carries_text = ["messages", "prediction"].contains(&&name[..]);
             if raw.get().len() > FIELD_BYTES_MAX && !carries_text {
-                let what =
-                    format!("{name}: {} bytes, of at most {FIELD_BYTES_MAX}", raw.get().len());
+                let what = format!("{name}: {} bytes, of at most {FIELD_BYTES_MAX}", raw.get().len());
                 return Err(ApiError::field(&name, what));
             }
-            let value: Value = serde_json::from_str(raw.get())
-                .map_err(|e| ApiError::bad(format!("{name}: not valid JSON: {e}")))?;
+            let value: Value =
+                serde_json::from_str(raw.get()).map_err(|e| ApiError::bad(format!("{name}: not valid JSON: {e}")))?;
             match field.usage {
                 Use::Refused(neutral) if !neutral.accepts(&value) => {
                     let what = format!("{name}: {} is not served here", brief(&value));
@@ -108,11 +106,7 @@ impl<'a> Body<'a> {
     }
 
     /// Returns a number from `least` to `most`.
-    pub fn number_in(
-        &self,
-        name: &str,
-        (least, most): (f32, f32),
-    ) -> Result<Option<f32>, ApiError> {
+    pub fn number_in(&self, name: &str, (least, most): (f32, f32)) -> Result<Option<f32>, ApiError> {
         match self.number(name)? {
             Some(number) if !(least..=most).contains(&number) => {
                 Err(ApiError::field(name, format!("{name} {number} is not from {least} to {most}")))

@@ -80,10 +80,7 @@ impl CheckedRequest {
         let mut template = template(body, host, kind, seed)?;
         let hides_new = template.max_new_tokens == Some(0);
         if hides_new && !echo {
-            return Err(ApiError::field(
-                "max_tokens",
-                "max_tokens is 0 but must be at least 1, or echo true",
-            ));
+            return Err(ApiError::field("max_tokens", "max_tokens is 0 but must be at least 1, or echo true"));
         }
         template.scores_prompt = echo && logprobs.is_some();
         template.prediction = prediction(body, host)?;
@@ -102,10 +99,7 @@ impl CheckedRequest {
         let is_seeded = body.get("seed").is_some();
         for Prompt { tokens, mut text } in prompts {
             if let Some(own) = text.as_mut().filter(|_| template.scores_prompt) {
-                own.offsets = host
-                    .text
-                    .offsets(&own.text)
-                    .map_err(|e| ApiError::field("prompt", e.message))?;
+                own.offsets = host.text.offsets(&own.text).map_err(|e| ApiError::field("prompt", e.message))?;
             }
             requests.push(settle(host, kind, &template, tokens)?);
             texts.push(text);
@@ -130,8 +124,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     }
     request.samples = body.whole("n")?.unwrap_or(request.samples);
     if !(1..=host.samples_max).contains(&request.samples) {
-        let message =
-            format!("n is {} but must be from 1 to {}", request.samples, host.samples_max);
+        let message = format!("n is {} but must be from 1 to {}", request.samples, host.samples_max);
         return Err(ApiError::field("n", message));
     }
     let sampling = &mut request.sampling;
@@ -150,8 +143,9 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     sampling.top_k = match body.whole::<i64>("top_k")? {
         None => sampling.top_k,
         Some(-1) => 0,
-        Some(k) => u32::try_from(k)
-            .map_err(|_| ApiError::field("top_k", format!("top_k {k} is below -1 or too large")))?,
+        Some(k) => {
+            u32::try_from(k).map_err(|_| ApiError::field("top_k", format!("top_k {k} is below -1 or too large")))?
+        }
     };
     // OpenAI's seeds are signed; any mapping to unsigned numbers is valid.
     sampling.seed = body.whole::<i64>("seed")?.map_or(seed, |seed| seed as u64);
@@ -161,16 +155,14 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     request.stop.extend(ids(body, "stop_token_ids", STOP_TOKENS_MAX, host.limits.vocab)?);
     request.shaping = shaping(body, host)?.map(Shaping::prepare);
     if request.shaping.as_ref().is_some_and(|s| !s.allows_some(&request.stop, host.limits.vocab)) {
-        let name =
-            ["allowed_token_ids", "bad_words"].into_iter().find(|name| body.get(name).is_some());
+        let name = ["allowed_token_ids", "bad_words"].into_iter().find(|name| body.get(name).is_some());
         let what = "allowed_token_ids, bad_words, min_tokens and the stop tokens allow no token";
         return Err(ApiError::field(name.unwrap_or("min_tokens"), what));
     }
     if let Some(salt) = body.text("cache_salt")? {
         let len = salt.chars().count();
         if !(1..=SALT_CHARS_MAX).contains(&len) {
-            let message =
-                format!("cache_salt has {len} characters but must have from 1 to {SALT_CHARS_MAX}");
+            let message = format!("cache_salt has {len} characters but must have from 1 to {SALT_CHARS_MAX}");
             return Err(ApiError::field("cache_salt", message));
         }
         // The serving loop uses the namespaces with the top bit for scored prompts; 0 is the default namespace.
@@ -184,8 +176,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
 fn ids(body: Body<'_>, name: &str, most: usize, vocab: usize) -> Result<Vec<u32>> {
     let list = body.list(name)?.unwrap_or_default();
     let wrong = |what: String| ApiError::field(name, format!("{name}: {what}"));
-    let mut ids =
-        list.iter().map(token).collect::<std::result::Result<Vec<_>, _>>().map_err(wrong)?;
+    let mut ids = list.iter().map(token).collect::<std::result::Result<Vec<_>, _>>().map_err(wrong)?;
     if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
         return Err(wrong(format!("token {id} is past the model's vocabulary of {vocab} tokens")));
     }
@@ -211,10 +202,7 @@ fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
         bias: biases(body, vocab)?,
         allowed: match body.list("allowed_token_ids")? {
             Some([]) => {
-                return Err(ApiError::field(
-                    "allowed_token_ids",
-                    "allowed_token_ids: the list is empty",
-                ));
+                return Err(ApiError::field("allowed_token_ids", "allowed_token_ids: the list is empty"));
             }
             Some(_) => Some(ids(body, "allowed_token_ids", vocab, vocab)?),
             None => None,
@@ -253,11 +241,9 @@ fn biases(body: Body<'_>, vocab: usize) -> Result<Vec<(u32, f32)>> {
         // Another spelling of a number would be a second key of the same token.
         let is_token = |token: &u32| (*token as usize) < vocab && token.to_string() == *id;
         let token = id.parse::<u32>().ok().filter(is_token);
-        let token =
-            token.ok_or_else(|| wrong(format!("{id:?} is not a token id below {vocab}")))?;
+        let token = token.ok_or_else(|| wrong(format!("{id:?} is not a token id below {vocab}")))?;
         let bias = value.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
-        let bias =
-            bias.ok_or_else(|| wrong(format!("{} is not from -100 to 100", brief(value))))?;
+        let bias = bias.ok_or_else(|| wrong(format!("{} is not from -100 to 100", brief(value))))?;
         Ok((token, bias as f32))
     };
     fields.iter().map(bias).collect()
@@ -272,14 +258,11 @@ fn bad_words(body: Body<'_>, host: &Host) -> Result<Vec<Vec<u32>>> {
     }
     let mut words = Vec::new();
     for value in list {
-        let word =
-            value.as_str().filter(|word| !word.trim().is_empty() && word.len() <= STOP_BYTES_MAX);
+        let word = value.as_str().filter(|word| !word.trim().is_empty() && word.len() <= STOP_BYTES_MAX);
         let word = word.ok_or_else(|| wrong(format!("{} is no word", brief(value))))?;
         for text in [word.trim_start().to_owned(), format!(" {}", word.trim_start())] {
             let tokens = host.text.encode_with(&text, false).map_err(|e| wrong(e.message))?;
-            if tokens.len() > BAD_WORDS_MAX
-                || tokens.iter().any(|&token| token as usize >= host.limits.vocab)
-            {
+            if tokens.len() > BAD_WORDS_MAX || tokens.iter().any(|&token| token as usize >= host.limits.vocab) {
                 return Err(wrong(format!("{} is no word of this model", brief(value))));
             }
             if !tokens.is_empty() && !words.contains(&tokens) {
@@ -317,10 +300,7 @@ fn logprobs(body: Body<'_>, kind: Kind, keeps_logits: bool) -> Result<Option<u32
             let top = body.whole::<u32>("top_logprobs")?;
             let wanted = body.flag("logprobs")?;
             if top.is_some() && !wanted {
-                return Err(ApiError::field(
-                    "top_logprobs",
-                    "top_logprobs need logprobs to be true",
-                ));
+                return Err(ApiError::field("top_logprobs", "top_logprobs need logprobs to be true"));
             }
             (wanted.then(|| top.unwrap_or(0)), "top_logprobs")
         }
@@ -356,10 +336,7 @@ fn stops(body: Body<'_>) -> Result<Vec<String>> {
         return Err(wrong(format!("{} stop strings, of at most {STOPS_MAX}", stops.len())));
     }
     if let Some(stop) = stops.iter().find(|stop| stop.len() > STOP_BYTES_MAX) {
-        return Err(wrong(format!(
-            "a stop string of {} bytes, of at most {STOP_BYTES_MAX}",
-            stop.len()
-        )));
+        return Err(wrong(format!("a stop string of {} bytes, of at most {STOP_BYTES_MAX}", stop.len())));
     }
     match stops.iter().any(String::is_empty) {
         true => Err(wrong("a stop string is empty".into())),

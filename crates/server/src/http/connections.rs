@@ -152,10 +152,7 @@ impl Table {
     /// Closes the connection that has waited longest, among the spare ones or among the others. Returns false if all
     /// of them are busy. O(connections).
     fn evict(&mut self, spare: bool) -> bool {
-        let waiting = self
-            .peers
-            .iter()
-            .filter(|(_, (peer, is_spare))| *is_spare == spare && !peer.phase().is_busy());
+        let waiting = self.peers.iter().filter(|(_, (peer, is_spare))| *is_spare == spare && !peer.phase().is_busy());
         let oldest = waiting.min_by_key(|(_, (peer, _))| peer.state.borrow().since);
         let Some(number) = oldest.map(|(&number, _)| number) else { return false };
         if let Some((peer, _)) = self.peers.remove(&number) {
@@ -188,8 +185,7 @@ pub async fn serve(
         };
         // Each token is a small write that a client waits for.
         let _ = stream.set_nodelay(true);
-        let entered =
-            table.lock().unwrap_or_else(PoisonError::into_inner).enter(bounds.connections);
+        let entered = table.lock().unwrap_or_else(PoisonError::into_inner).enter(bounds.connections);
         let Some((number, peer, is_spare)) = entered else { continue };
         let router = if is_spare { crowded.clone() } else { router.clone() };
         let (table, ends, open) = (Arc::clone(&table), ends.clone(), open.clone());
@@ -218,11 +214,7 @@ async fn connection(
         let watched = |then| WatchedPeer { peer: Arc::clone(peer), then };
         let (read, written) = (watched(Phase::Answer), watched(Phase::Idle));
         let answer = router.call(request.map(|body| WatchedBody { body, _peer: read }));
-        async move {
-            answer.await.map(|answer: Response<Body>| {
-                answer.map(|body| WatchedBody { body, _peer: written })
-            })
-        }
+        async move { answer.await.map(|answer: Response<Body>| answer.map(|body| WatchedBody { body, _peer: written })) }
     });
     let io = TokioIo::new(WatchedStream::new(stream, Arc::clone(peer)));
     let mut http = http1::Builder::new();
@@ -350,11 +342,7 @@ impl AsyncRead for WatchedStream {
 }
 
 impl AsyncWrite for WatchedStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.watch(context)?;
         let wrote = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.peer.takes(wrote.is_ready());

@@ -49,12 +49,7 @@ struct EngineLoop {
 }
 
 impl EngineLoop {
-    fn serve<R: Runner>(
-        &mut self,
-        server: &mut Server<R>,
-        queue: &Queue<Job>,
-        metrics: &Metrics,
-    ) -> Result<()> {
+    fn serve<R: Runner>(&mut self, server: &mut Server<R>, queue: &Queue<Job>, metrics: &Metrics) -> Result<()> {
         loop {
             self.receive(server, queue);
             let went_on = server.step(self)?;

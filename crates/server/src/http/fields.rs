@@ -284,19 +284,14 @@ mod tests {
 
     #[test]
     fn neutral_values_are_recognised() {
-        for value in
-            [json!(null), json!(false), json!(0), json!(0.0), json!(""), json!([]), json!({})]
-        {
+        for value in [json!(null), json!(false), json!(0), json!(0.0), json!(""), json!([]), json!({})] {
             assert!(Neutral::Empty.accepts(&value), "{value}");
         }
         for value in [json!(true), json!(1), json!("none"), json!([0]), json!({ "a": null })] {
             assert!(!Neutral::Empty.accepts(&value), "{value}");
         }
         assert!(Neutral::Or("1").accepts(&json!(1.0)) && !Neutral::Or("1").accepts(&json!(2)));
-        assert!(
-            Neutral::Or("\"none\"").accepts(&json!("none"))
-                && !Neutral::Or("\"none\"").accepts(&json!("auto"))
-        );
+        assert!(Neutral::Or("\"none\"").accepts(&json!("none")) && !Neutral::Or("\"none\"").accepts(&json!("auto")));
         for value in [json!(false), json!(0), json!("true")] {
             assert!(!Neutral::Only("true").accepts(&value), "{value}");
         }

@@ -65,15 +65,7 @@ mod tests {
             has_key(&"sesame".into(), &headers)
         };
         assert!(has("Bearer sesame"));
-        for wrong in [
-            "Bearer sesam",
-            "Bearer sesamee",
-            "Bearer Sesame",
-            "sesame",
-            "Basic sesame",
-            "Bearer ",
-            "",
-        ] {
+        for wrong in ["Bearer sesam", "Bearer sesamee", "Bearer Sesame", "sesame", "Basic sesame", "Bearer ", ""] {
             assert!(!has(wrong), "{wrong:?}");
         }
         assert!(

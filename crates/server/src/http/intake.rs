@@ -66,8 +66,7 @@ impl Intake {
     /// The body is too long (413) or too slow (408), its client disconnects, or too many bodies are being read (429).
     pub async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Read, ApiError> {
         let mut chunks = body.into_data_stream();
-        let length =
-            headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         let read = async {
             if length.is_some_and(|length: usize| length > self.body_max) {
                 // A client that expects `100 Continue` has sent nothing yet.
@@ -78,16 +77,13 @@ impl Intake {
             }
             self.collect(&mut chunks, length.unwrap_or(0)).await
         };
-        timeout(self.body_time, read)
-            .await
-            .unwrap_or_else(|_| Err(ApiError::body_too_slow(self.body_time)))
+        timeout(self.body_time, read).await.unwrap_or_else(|_| Err(ApiError::body_too_slow(self.body_time)))
     }
 
     async fn collect(&self, chunks: &mut BodyDataStream, length: usize) -> Result<Read, ApiError> {
         let (mut bytes, mut reading) = (Vec::with_capacity(length.min(SHORT)), None);
         while let Some(chunk) = chunks.next().await {
-            let chunk: Bytes =
-                chunk.map_err(|e| ApiError::bad(format!("the body breaks off: {e}")))?;
+            let chunk: Bytes = chunk.map_err(|e| ApiError::bad(format!("the body breaks off: {e}")))?;
             if bytes.len() + chunk.len() > self.body_max {
                 drop_rest(chunks).await;
                 return Err(ApiError::body_too_long(self.body_max));
@@ -138,9 +134,7 @@ impl Intake {
     pub fn hold(&self, field: &str, tokens: usize) -> Result<Held, ApiError> {
         let most = self.held_max;
         if tokens > most {
-            let what = format!(
-                "{tokens} prompt and prediction tokens; all requests together may have at most {most}"
-            );
+            let what = format!("{tokens} prompt and prediction tokens; all requests together may have at most {most}");
             return Err(ApiError::field(field, what));
         }
         let fits = |held: usize| held.checked_add(tokens).filter(|&held| held <= most);
@@ -193,15 +187,11 @@ mod tests {
     #[tokio::test]
     async fn bodies_over_the_limit_are_rejected() {
         let intake = intake();
-        assert_eq!(
-            read(&intake, vec![60_000, 40_000]).await.expect("just fits").bytes.len(),
-            100_000
-        );
+        assert_eq!(read(&intake, vec![60_000, 40_000]).await.expect("just fits").bytes.len(), 100_000);
         assert_eq!(read(&intake, vec![60_000, 40_001]).await.expect_err("too long").status, 413);
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_LENGTH, 100_001.into());
-        let error =
-            intake.read(&headers, Body::empty()).await.expect_err("the length is in the headers");
+        let error = intake.read(&headers, Body::empty()).await.expect_err("the length is in the headers");
         assert_eq!(error.status, 413);
     }
 

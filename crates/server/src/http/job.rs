@@ -108,12 +108,7 @@ pub struct JobHandle {
 
 impl JobHandle {
     /// Creates the jobs of a client's prompts, which form one group, and the client's side.
-    pub fn issue(
-        requests: Vec<Request>,
-        logprobs: Option<u32>,
-        held: Held,
-        group: u64,
-    ) -> (Vec<Job>, Self) {
+    pub fn issue(requests: Vec<Request>, logprobs: Option<u32>, held: Held, group: u64) -> (Vec<Job>, Self) {
         let held = Arc::new(held);
         let choices = requests.iter().map(|request| request.samples as usize).sum();
         let readers = Arc::new(Readers::new(choices));

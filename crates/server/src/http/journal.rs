@@ -9,14 +9,11 @@ use super::options::LogForm;
 /// Starts the log to standard error, if a format is given.
 pub fn begin(form: Option<LogForm>) {
     let Some(form) = form else { return };
-    let lines =
-        tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).with_ansi(false);
+    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).with_ansi(false);
     // An existing subscriber of the process stays.
     let _ = match form {
         LogForm::Text => tracing::subscriber::set_global_default(lines.finish()),
-        LogForm::Json => {
-            tracing::subscriber::set_global_default(lines.json().flatten_event(true).finish())
-        }
+        LogForm::Json => tracing::subscriber::set_global_default(lines.json().flatten_event(true).finish()),
     };
 }
 

@@ -72,18 +72,10 @@ impl Metrics {
         let help = "Answers to completions and chats, by path and status.";
         head(out, "kvarena_server_answers_total", "counter", help)?;
         for ((path, status), count) in &*lock(&self.answers) {
-            writeln!(
-                out,
-                "kvarena_server_answers_total{{path=\"{path}\",status=\"{status}\"}} {count}"
-            )?;
+            writeln!(out, "kvarena_server_answers_total{{path=\"{path}\",status=\"{status}\"}} {count}")?;
         }
         let Snapshot { stats, tally, load, ended, parts, page_bytes } = &*lock(&self.snapshot);
-        head(
-            out,
-            "kvarena_server_streams_ended_total",
-            "counter",
-            "Streams that ended, by reason.",
-        )?;
+        head(out, "kvarena_server_streams_ended_total", "counter", "Streams that ended, by reason.")?;
         let Ended { stopped, at_length, cancelled } = ended;
         for (why, count) in [("stop", stopped), ("length", at_length), ("cancelled", cancelled)] {
             writeln!(out, "kvarena_server_streams_ended_total{{why=\"{why}\"}} {count}")?;
@@ -92,18 +84,9 @@ impl Metrics {
         for (state, count) in [("waiting", waiting), ("running", load.running)] {
             writeln!(out, "kvarena_server_streams{{state=\"{state}\"}} {count}")?;
         }
-        head(
-            out,
-            "kvarena_server_host_bytes_total",
-            "counter",
-            "Bytes copied to and from host memory.",
-        )?;
+        head(out, "kvarena_server_host_bytes_total", "counter", "Bytes copied to and from host memory.")?;
         for (way, pages) in [("save", stats.saved_pages), ("load", stats.loaded_pages)] {
-            writeln!(
-                out,
-                "kvarena_server_host_bytes_total{{way=\"{way}\"}} {}",
-                pages * page_bytes
-            )?;
+            writeln!(out, "kvarena_server_host_bytes_total{{way=\"{way}\"}} {}", pages * page_bytes)?;
         }
         for (name, help, count) in [
             ("load_waits", "Times a step left out a stream that loads pages.", tally.load_waits),
@@ -113,21 +96,12 @@ impl Metrics {
             ("drafted_tokens", "Drafts that steps checked.", tally.drafted),
             ("accepted_tokens", "Accepted drafts.", tally.accepted),
             ("steps", "Steps committed.", tally.steps),
-            (
-                "aborted_steps",
-                "Failed steps, and steps planned after a failed one.",
-                tally.aborted_steps,
-            ),
+            ("aborted_steps", "Failed steps, and steps planned after a failed one.", tally.aborted_steps),
         ] {
             head(out, &format!("kvarena_server_{name}_total"), "counter", help)?;
             writeln!(out, "kvarena_server_{name}_total {count}")?;
         }
-        head(
-            out,
-            "kvarena_server_busy_seconds_total",
-            "counter",
-            "Time of the engine's thread, by part.",
-        )?;
+        head(out, "kvarena_server_busy_seconds_total", "counter", "Time of the engine's thread, by part.")?;
         for (part, spent) in Part::ALL.iter().zip(parts) {
             let (part, seconds) = (part.name(), spent.as_secs_f64());
             writeln!(out, "kvarena_server_busy_seconds_total{{part=\"{part}\"}} {seconds}")?;
@@ -144,10 +118,8 @@ impl Metrics {
 
 /// Converts Prometheus's text format to OpenMetrics: descriptions of counters omit `_total`, and an end marker follows.
 pub fn open_metrics(text: &str) -> String {
-    let counters: HashSet<&str> = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
-        .collect();
+    let counters: HashSet<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {
         let mut words = line.splitn(4, ' ');
@@ -205,16 +177,9 @@ mod tests {
             }
         }
         let open = open_metrics(&text);
-        assert!(
-            open.ends_with("# EOF\n") && open.contains("# TYPE kvarena_server_answers counter\n"),
-            "{open}"
-        );
-        for name in
-            open.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
-        {
-            let samples = open
-                .lines()
-                .filter(|line| line.split([' ', '{']).next() == Some(&format!("{name}_total")));
+        assert!(open.ends_with("# EOF\n") && open.contains("# TYPE kvarena_server_answers counter\n"), "{open}");
+        for name in open.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")) {
+            let samples = open.lines().filter(|line| line.split([' ', '{']).next() == Some(&format!("{name}_total")));
             assert!(samples.count() > 0, "{name}_total has no sample");
         }
         let count = types.len();

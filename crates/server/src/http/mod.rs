@@ -103,8 +103,7 @@ impl Door {
     /// # Errors
     /// An address cannot be bound, an option is invalid, or `generation_config.json` is.
     pub fn open(args: &Args, address: &str) -> Result<Self> {
-        let no_address =
-            |e: std::io::Error| Error::request(format!("cannot listen at {address}: {e}"));
+        let no_address = |e: std::io::Error| Error::request(format!("cannot listen at {address}: {e}"));
         let listener = TcpListener::bind(address).map_err(no_address)?;
         listener.set_nonblocking(true).map_err(no_address)?;
         let local = listener.local_addr().map_err(no_address)?;
@@ -138,8 +137,7 @@ pub fn run<R: Runner>(args: &Args, door: Door, text: Text, server: &mut Server<R
         Signals::catch()?
     };
     let (over, is_over) = oneshot::channel();
-    let clients =
-        runtime.spawn(listen(listener, routers, bounds, Arc::clone(&queue), signals, is_over));
+    let clients = runtime.spawn(listen(listener, routers, bounds, Arc::clone(&queue), signals, is_over));
     announce(&format!("serving {name} at http://{local}"))?;
     if let Some((endpoint, replay)) = announcer.as_ref().map(Announcer::endpoints) {
         announce(&format!("events at {endpoint}, missed ones at {replay}"))?;
@@ -166,12 +164,7 @@ fn announce(what: &str) -> Result<()> {
     wrote.map_err(|e| Error::run(format!("cannot write the output: {e}")))
 }
 
-fn host<R: Runner>(
-    args: &Args,
-    generation: &Generation,
-    text: Text,
-    server: &Server<R>,
-) -> Result<Host> {
+fn host<R: Runner>(args: &Args, generation: &Generation, text: Text, server: &Server<R>) -> Result<Host> {
     let model = match (&args.model, args.random_model) {
         (_, Some(shape)) => shape.name(),
         (None, None) => GLOSSARY.name.to_owned(),
@@ -254,8 +247,7 @@ struct Signals {
 impl Signals {
     /// Catches the signals from now on. The caller has entered a runtime.
     fn catch() -> Result<Self> {
-        let catch =
-            |kind| signal(kind).map_err(|e| Error::run(format!("cannot catch signals: {e}")));
+        let catch = |kind| signal(kind).map_err(|e| Error::run(format!("cannot catch signals: {e}")));
         let terminate = catch(SignalKind::terminate())?;
         Ok(Self { terminate, interrupt: catch(SignalKind::interrupt())? })
     }

@@ -45,8 +45,7 @@ fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>
         );
         return Err(ApiError::too_long(name, what, host.limits.room(0).saturating_sub(1)));
     }
-    let tokens =
-        host.text.encode_with(text, special).map_err(|e| ApiError::field(name, e.message))?;
+    let tokens = host.text.encode_with(text, special).map_err(|e| ApiError::field(name, e.message))?;
     known(host, name, tokens)
 }
 
@@ -76,9 +75,7 @@ pub fn prompts(prompt: Option<&RawValue>, host: &Host) -> Result<Vec<Prompt>> {
     match &list[..] {
         [] => Err(wrong("prompt: the list is empty".into())),
         [first, ..] if is_number(first) => Ok(vec![ids(&list, host)?.into()]),
-        many if many.len() > CHOICES_MAX => {
-            Err(wrong(format!("{} prompts, of at most {CHOICES_MAX}", many.len())))
-        }
+        many if many.len() > CHOICES_MAX => Err(wrong(format!("{} prompts, of at most {CHOICES_MAX}", many.len()))),
         many => many.iter().map(|prompt| one(prompt, host)).collect(),
     }
 }
@@ -106,8 +103,8 @@ fn items(json: &RawValue) -> Result<Option<Vec<&RawValue>>> {
 }
 
 fn text(json: &RawValue, host: &Host) -> Result<Prompt> {
-    let text: String = serde_json::from_str(json.get())
-        .map_err(|e| ApiError::field("prompt", format!("prompt: {e}")))?;
+    let text: String =
+        serde_json::from_str(json.get()).map_err(|e| ApiError::field("prompt", format!("prompt: {e}")))?;
     let tokens = encode(host, "prompt", &text, true)?;
     Ok(Prompt { tokens, text: Some(PromptText { text, offsets: Vec::new() }) })
 }
@@ -115,13 +112,11 @@ fn text(json: &RawValue, host: &Host) -> Result<Prompt> {
 fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
     let room = host.limits.room(0);
     if list.len() > room {
-        let what =
-            format!("a prompt of {} tokens, but {}", list.len(), host.limits.least(list.len()));
+        let what = format!("a prompt of {} tokens, but {}", list.len(), host.limits.least(list.len()));
         return Err(ApiError::too_long("prompt", what, room - 1));
     }
     let id = |json: &&RawValue| {
-        let wrong =
-            || ApiError::field("prompt", format!("{} is not a token id", brief_json(json.get())));
+        let wrong = || ApiError::field("prompt", format!("{} is not a token id", brief_json(json.get())));
         json.get().parse::<u32>().map_err(|_| wrong())
     };
     known(host, "prompt", list.iter().map(id).collect::<Result<_>>()?)
@@ -134,8 +129,7 @@ pub fn prediction(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
     if value["type"] != "content" {
         return Err(wrong(format!("{} is not of type content", brief(value))));
     }
-    let content =
-        content(value).map_err(wrong)?.ok_or_else(|| wrong("content is missing".into()))?;
+    let content = content(value).map_err(wrong)?.ok_or_else(|| wrong("content is missing".into()))?;
     encode(host, "prediction", &content, true)
 }
 
@@ -159,8 +153,7 @@ pub fn messages(body: Body<'_>, host: &Host) -> Result<Vec<u32>> {
 }
 
 /// Fields of messages that templates read, in addition to role and content.
-const PASSED: [&str; 6] =
-    ["name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"];
+const PASSED: [&str; 6] = ["name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"];
 
 /// Converts a message to the template's form.
 fn message(value: &Value) -> std::result::Result<Value, String> {
@@ -202,9 +195,7 @@ fn message(value: &Value) -> std::result::Result<Value, String> {
 fn content(value: &Value) -> std::result::Result<Option<String>, String> {
     match &value["content"] {
         Value::String(content) => Ok(Some(content.clone())),
-        Value::Array(parts) => {
-            parts.iter().map(part).collect::<std::result::Result<_, _>>().map(Some)
-        }
+        Value::Array(parts) => parts.iter().map(part).collect::<std::result::Result<_, _>>().map(Some),
         Value::Null => Ok(None),
         other => Err(format!("content: {} is no text", brief(other))),
     }
@@ -214,10 +205,9 @@ fn content(value: &Value) -> std::result::Result<Option<String>, String> {
 fn part(value: &Value) -> std::result::Result<&str, String> {
     match (&value["type"], &value["text"]) {
         (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text),
-        (Value::String(kind), _) if kind != "text" => Err(format!(
-            "content: parts of type {} are not served, only text",
-            brief(&value["type"])
-        )),
+        (Value::String(kind), _) if kind != "text" => {
+            Err(format!("content: parts of type {} are not served, only text", brief(&value["type"])))
+        }
         _ => Err(format!("content: {} is no part of type text", brief(value))),
     }
 }

@@ -67,9 +67,7 @@ pub fn router(app: Arc<App>, key: Option<Secret>, cors: CorsLayer) -> Router {
         .route("/version", get(version))
         .merge(guarded)
         .fallback(|uri: Uri| async move { ApiError::no_such_path(404, uri.path()).response() })
-        .method_not_allowed_fallback(|uri: Uri| async move {
-            ApiError::no_such_path(405, uri.path()).response()
-        })
+        .method_not_allowed_fallback(|uri: Uri| async move { ApiError::no_such_path(405, uri.path()).response() })
         // `Intake` limits bodies.
         .layer(DefaultBodyLimit::disable())
         .layer(cors)
@@ -108,12 +106,7 @@ async fn answer(app: Arc<App>, kind: Kind, path: &'static str, request: Request)
     response
 }
 
-async fn begin(
-    app: Arc<App>,
-    kind: Kind,
-    request: Request,
-    entry: &mut Entry,
-) -> Result<ClientAnswer, ApiError> {
+async fn begin(app: Arc<App>, kind: Kind, request: Request, entry: &mut Entry) -> Result<ClientAnswer, ApiError> {
     if app.queue.is_closed() {
         return Err(ApiError::closing());
     }
@@ -127,13 +120,11 @@ async fn begin(
     // A blocking thread encodes, because a long prompt takes time.
     let parse = move |bytes: &[u8]| CheckedRequest::parse(&host, kind, bytes, seed);
     let mut checked = app.intake.parse(read, parse).await?;
-    let tokens =
-        |request: &kvarena_host::request::Request| request.prompt.len() + request.prediction.len();
+    let tokens = |request: &kvarena_host::request::Request| request.prompt.len() + request.prediction.len();
     let held = app.intake.hold(kind.prompt_field(), checked.requests.iter().map(tokens).sum())?;
     entry.prompt_tokens = checked.requests.iter().map(|request| request.prompt.len()).sum();
     let answer = Answer::new(Arc::clone(&app.host), &checked, &name);
-    let (jobs, handle) =
-        JobHandle::issue(std::mem::take(&mut checked.requests), checked.logprobs, held, number);
+    let (jobs, handle) = JobHandle::issue(std::mem::take(&mut checked.requests), checked.logprobs, held, number);
     app.queue.push(jobs).map_err(|why| match why {
         PushError::Full => ApiError::full(app.queue.waiting()),
         PushError::Closed => ApiError::closing(),
@@ -233,8 +224,7 @@ fn events(client: ClientAnswer) -> Response {
         }
         None
     });
-    let headers =
-        [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     (headers, Body::from_stream(frames)).into_response()
 }
 
@@ -277,9 +267,7 @@ async fn version() -> Response {
 async fn metrics(State(app): Shared, headers: HeaderMap) -> Response {
     let text = app.metrics.text(app.queue.waiting());
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    let (kind, text) = match accepts
-        .is_some_and(|accept| accept.contains("application/openmetrics-text"))
-    {
+    let (kind, text) = match accepts.is_some_and(|accept| accept.contains("application/openmetrics-text")) {
         true => ("application/openmetrics-text; version=1.0.0; charset=utf-8", open_metrics(&text)),
         false => ("text/plain; version=0.0.4; charset=utf-8", text),
     };
@@ -287,11 +275,7 @@ async fn metrics(State(app): Shared, headers: HeaderMap) -> Response {
 }
 
 /// Returns an answer computed from a body, for paths without generation.
-async fn text_of(
-    app: Arc<App>,
-    request: Request,
-    answer: fn(&Host, &[u8]) -> Result<Value, ApiError>,
-) -> Response {
+async fn text_of(app: Arc<App>, request: Request, answer: fn(&Host, &[u8]) -> Result<Value, ApiError>) -> Response {
     let made = async {
         let (parts, body) = request.into_parts();
         let read = app.intake.read(&parts.headers, body).await?;

@@ -81,8 +81,7 @@ mod tests {
 
     fn all_after(open: usize, stops: &[&str], pieces: &[&str]) -> (String, bool) {
         let mut matcher = StopMatcher::new(stops.iter().map(|&stop| stop.to_owned()).collect());
-        let mut text: String =
-            pieces[..open].iter().map(|piece| matcher.push_open(piece)).collect();
+        let mut text: String = pieces[..open].iter().map(|piece| matcher.push_open(piece)).collect();
         for piece in &pieces[open..] {
             let (certain, found) = matcher.push(piece);
             text.push_str(&certain);
@@ -97,16 +96,8 @@ mod tests {
     fn a_stop_string_over_several_tokens_is_cut_off() {
         assert_eq!(all(&["END"], &["say E", "N", "D more"]), ("say ".into(), true));
         assert_eq!(all(&["END"], &["say E", "N", "d"]), ("say ENd".into(), false));
-        assert_eq!(
-            all(&["END"], &["E", "N"]),
-            ("EN".into(), false),
-            "the text ends inside the stop string"
-        );
-        assert_eq!(
-            all(&["aab"], &["aa", "ab"]),
-            ("a".into(), true),
-            "a match may begin inside a failed match"
-        );
+        assert_eq!(all(&["END"], &["E", "N"]), ("EN".into(), false), "the text ends inside the stop string");
+        assert_eq!(all(&["aab"], &["aa", "ab"]), ("a".into(), true), "a match may begin inside a failed match");
         assert_eq!(all(&[], &["x", "y"]), ("xy".into(), false));
     }
 
@@ -182,11 +173,7 @@ mod tests {
             let expected = (text[..first.unwrap_or(text.len())].to_owned(), first.is_some());
             let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
             let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
-            assert_eq!(
-                all_after(open, &stops, &pieces),
-                expected,
-                "{stops:?} in {pieces:?}, {open}"
-            );
+            assert_eq!(all_after(open, &stops, &pieces), expected, "{stops:?} in {pieces:?}, {open}");
         }
     }
 }

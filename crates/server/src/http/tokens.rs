@@ -26,9 +26,7 @@ pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
 }
 
 fn has_messages(bytes: &[u8]) -> bool {
-    let fields = serde_json::from_slice::<
-        std::collections::BTreeMap<String, &serde_json::value::RawValue>,
-    >(bytes);
+    let fields = serde_json::from_slice::<std::collections::BTreeMap<String, &serde_json::value::RawValue>>(bytes);
     fields.is_ok_and(|fields| fields.contains_key("messages"))
 }
 
@@ -41,19 +39,13 @@ pub fn detokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
     }
     host.check_model_if_named(Body(&fields))?;
     let wrong = |what: String| ApiError::field("tokens", format!("tokens: {what}"));
-    let list = fields
-        .get("tokens")
-        .and_then(Value::as_array)
-        .ok_or_else(|| wrong("no list of tokens".into()))?;
+    let list = fields.get("tokens").and_then(Value::as_array).ok_or_else(|| wrong("no list of tokens".into()))?;
     let token = |id: &Value| {
         let token = prompt::token(id).map_err(wrong)?;
         let vocab = host.limits.vocab;
         match (token as usize) < vocab {
             true => Ok(token),
-            false => Err(wrong(format!(
-                "{} is past the model's vocabulary of {vocab} tokens",
-                brief(id)
-            ))),
+            false => Err(wrong(format!("{} is past the model's vocabulary of {vocab} tokens", brief(id)))),
         }
     };
     let tokens = list.iter().map(token).collect::<Result<Vec<u32>>>()?;
@@ -67,12 +59,10 @@ mod tests {
 
     #[test]
     fn both_paths_check_the_model_if_it_is_named() {
-        let tokenized = |model: Value| {
-            tokenize(&host(), json!({ "model": model, "prompt": "1 2" }).to_string().as_bytes())
-        };
-        let detokenized = |model: Value| {
-            detokenize(&host(), json!({ "model": model, "tokens": [1, 2] }).to_string().as_bytes())
-        };
+        let tokenized =
+            |model: Value| tokenize(&host(), json!({ "model": model, "prompt": "1 2" }).to_string().as_bytes());
+        let detokenized =
+            |model: Value| detokenize(&host(), json!({ "model": model, "tokens": [1, 2] }).to_string().as_bytes());
         assert_eq!(tokenized("tiny".into()).expect("served")["tokens"], json!([1, 2]));
         assert_eq!(detokenized("tiny".into()).expect("served")["prompt"], "1 2");
         assert_eq!(tokenized(Value::Null).expect("served")["count"], 2);

@@ -52,10 +52,8 @@ impl Listening {
     /// Posts a request. Returns the status and the body of the answer.
     pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let body = body.to_string();
-        let head = format!(
-            "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        );
+        let head =
+            format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
         let mut stream = self.connect();
         stream.write_all((head + &body).as_bytes()).expect("it reads");
         let mut answer = String::new();

@@ -66,17 +66,10 @@ impl Scratch {
 
     /// Widens K and V of `positions` into the tiles of K and V, from row `row` on. All positions are in one page. For
     /// latent rows, K's tile contains V. If the unit widens numbers in registers, the function fills only `ahead`.
-    pub(super) fn load_slots<T: Number>(
-        &mut self,
-        job: &Job<'_, T>,
-        unit: Unit,
-        positions: Range<u32>,
-        row: usize,
-    ) {
+    pub(super) fn load_slots<T: Number>(&mut self, job: &Job<'_, T>, unit: Unit, positions: Range<u32>, row: usize) {
         let (page_size, first) = (job.layout.page_size(), positions.start);
         let width = unit.heads as usize * stored_dim(job);
-        let page =
-            job.table.track_page(job.words, unit.row.row, job.place.track, first / page_size);
+        let page = job.table.track_page(job.words, unit.row.row, job.place.track, first / page_size);
         let in_place = computes_in_place(job, unit);
         let sides = [(&job.k, &mut self.k), (&job.v, &mut self.v)];
         for (side, (strides, tiles)) in sides.into_iter().enumerate().take(side_count(job.layout)) {

@@ -107,11 +107,10 @@ impl Scratch {
             job.isa.run(Fold { rows, tile });
         } else {
             let tiles: [&[f32]; 2] = [cast_slice(&self.k), cast_slice(&self.v)];
-            let [keys, values] = [0, v_side]
-                .map(|side| std::array::from_fn::<_, TILE, _>(|row| &tiles[side][row * width..]));
+            let [keys, values] =
+                [0, v_side].map(|side| std::array::from_fn::<_, TILE, _>(|row| &tiles[side][row * width..]));
             let (keys, values) = (&keys[..len], &values[..len]);
-            job.isa
-                .run(Fold { rows, tile: Tile { keys, values, apart: TILE * width, ahead: None } });
+            job.isa.run(Fold { rows, tile: Tile { keys, values, apart: TILE * width, ahead: None } });
         }
     }
 }
@@ -123,9 +122,7 @@ pub(in crate::backend::cpu) fn join_parts(
 ) {
     let lines = out.len() / softmax.len();
     let rows = softmax.iter_mut().zip(out.chunks_exact_mut(lines));
-    for ((softmax, out), (later, more)) in
-        rows.zip(more_softmax.iter().zip(more.chunks_exact(lines)))
-    {
+    for ((softmax, out), (later, more)) in rows.zip(more_softmax.iter().zip(more.chunks_exact(lines))) {
         math::join((softmax, cast_slice_mut(out)), (*later, cast_slice(more)));
     }
 }

@@ -13,8 +13,7 @@ const PAGES: u32 = 6;
 fn filled(layout: Layout, seed: u64) -> (Cpu, Vec<Vec<u8>>) {
     let shape = KvShape::heads(2, 3);
     let capacity = Capacity::Pages(PAGES);
-    let config =
-        PoolConfig { layers: 3, shape, page_size: 5, capacity, layout, ..PoolConfig::default() };
+    let config = PoolConfig { layers: 3, shape, page_size: 5, capacity, layout, ..PoolConfig::default() };
     let layout = with_spare_plane(&config);
     let table = TableShape::new(5, 1, 10, 10).expect("a small table");
     let mut cpu = CpuOptions::with_threads(1).open(&layout, &table, 1).expect("a small pool");

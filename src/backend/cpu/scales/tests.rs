@@ -5,8 +5,7 @@ use half::{bf16, f16};
 use crate::backend::{Backend, Cpu, CpuError, CpuOptions, CpuRows, OpenBackend};
 use crate::id::{LayerId, PageId, SlotId};
 use crate::layout::{
-    Capacity, KvDtype, KvScales, KvShape, Layout, PlaneName, PoolConfig, ScaleError, Scaling,
-    TableShape,
+    Capacity, KvDtype, KvScales, KvShape, Layout, PlaneName, PoolConfig, ScaleError, Scaling, TableShape,
 };
 use crate::plan::{BatchPlan, PageCopy, SlotMapping};
 use crate::testkit::planner::{Item, Planner};
@@ -171,14 +170,12 @@ fn pages_move_only_between_pools_of_equal_scales() {
     let page_first = config(Layout::PageFirst, Scaling::Static);
     let layer_first = PoolConfig { layout: Layout::LayerFirst, ..page_first };
     let by_token = PoolConfig { scaling: Scaling::ByToken, ..page_first };
-    let copies: Vec<_> = (0..6)
-        .map(|page| PageCopy { source: PageId::new(page), target: PageId::new(5 - page) })
-        .collect();
+    let copies: Vec<_> =
+        (0..6).map(|page| PageCopy { source: PageId::new(page), target: PageId::new(5 - page) }).collect();
     for (config, scales) in [(layer_first, given()), (by_token, None)] {
         let mut source = open(&config, scales.clone()).expect("a small pool");
         let slots = store(&mut source, (&rows[0][..]).into(), (&rows[1][..]).into());
-        let other =
-            PoolConfig { layout: Layout::PageFirst, capacity: Capacity::Pages(7), ..config };
+        let other = PoolConfig { layout: Layout::PageFirst, capacity: Capacity::Pages(7), ..config };
         let mut target = open(&other, scales.clone()).expect("a small pool");
         source.copy_to_pool(&mut target, &copies).expect("the fingerprints are equal");
         let moved: Vec<_> = slots

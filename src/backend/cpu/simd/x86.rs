@@ -51,8 +51,7 @@ impl Lanes for V3 {
         let avx = self.avx;
         let (ab, cd) = (avx._mm256_hadd_ps(cast(a), cast(b)), avx._mm256_hadd_ps(cast(c), cast(d)));
         let halves = avx._mm256_hadd_ps(ab, cd);
-        let (low, high) =
-            (avx._mm256_castps256_ps128(halves), avx._mm256_extractf128_ps::<1>(halves));
+        let (low, high) = (avx._mm256_castps256_ps128(halves), avx._mm256_extractf128_ps::<1>(halves));
         cast(self.sse._mm_add_ps(low, high))
     }
 }

@@ -78,11 +78,7 @@ impl LatentVariants {
     }
 
     /// Returns the bytes of the largest plan: that of the narrowest items.
-    pub(in crate::backend::cuda) fn plan_bytes(
-        gpu: &Gpu,
-        layout: &PoolLayout,
-        limits: StepLimits,
-    ) -> usize {
+    pub(in crate::backend::cuda) fn plan_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         if !layout.is_latent() {
             return 0;
         }
@@ -177,8 +173,7 @@ impl LatentVariants {
         start: &mut Start,
         stream: RawStream,
     ) -> Result<(), CudaError> {
-        let Variant { kernels: [main, join], split, cut, plan, partial, tops, .. } =
-            &self.list[index];
+        let Variant { kernels: [main, join], split, cut, plan, partial, tops, .. } = &self.list[index];
         let fp8 = pool.layout().dtype().is_quantised();
         let (ctas, capturing) = (ctas(gpu), is_capturing(stream)?);
         params.partial = partial.address();
@@ -219,9 +214,7 @@ pub(in crate::backend::cuda) unsafe fn launch_plain(
     params: AttendParams,
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let Latent::Plain(kernel) = pool.selection().latent() else {
-        unreachable!("`prepare` gives split work a variant")
-    };
+    let Latent::Plain(kernel) = pool.selection().latent() else { unreachable!("`prepare` gives split work a variant") };
     let (blocks, extra) = (8 * gpu.multiprocessors(), extra(pool, layer));
     // SAFETY: the caller guarantees the rows; scales and rope belong to the layer.
     unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }

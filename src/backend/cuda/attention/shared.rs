@@ -4,8 +4,8 @@
 //! larger tails ([`TAIL_ROWS`]).
 
 use super::split::{
-    ITEM_ROWS, ITEMS_MAX, RowAssignment, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit,
-    SpanWork, SplitShape, TAIL_ROWS,
+    ITEM_ROWS, ITEMS_MAX, RowAssignment, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanWork, SplitShape,
+    TAIL_ROWS,
 };
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
@@ -13,8 +13,8 @@ use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::RawStream;
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::{
-    AttendParams, AttendSharedParams, DecodeWork, LayerScales, RowShare, SharedHead, SpanItem,
-    SpanMeeting, SpanMember, SpanParts,
+    AttendParams, AttendSharedParams, DecodeWork, LayerScales, RowShare, SharedHead, SpanItem, SpanMeeting, SpanMember,
+    SpanParts,
 };
 use crate::backend::cuda::kernels::{Selection, Shared};
 use crate::backend::cuda::plan::image::{StepLimits, put};
@@ -77,9 +77,7 @@ impl SharedDecode {
         let rows = limits.rows.min(SHARED_ROWS_MAX) as usize;
         // The maximum is at one query head for each kv head.
         let members = (limits.tokens as usize).min(rows * ITEM_ROWS as usize);
-        SHARED_VARIANTS_MAX
-            * Offsets::new((CHUNKS * gpu.multiprocessors()) as usize, (usize::MAX, rows), members)
-                .end
+        SHARED_VARIANTS_MAX * Offsets::new((CHUNKS * gpu.multiprocessors()) as usize, (usize::MAX, rows), members).end
     }
 
     /// Allocates the memory, if a kernel supports this pool on this device.
@@ -144,11 +142,7 @@ impl SharedDecode {
     }
 
     /// Loads the kernel that a step with spans may use, because a later capture cannot load it.
-    pub(in crate::backend::cuda) fn load(
-        &self,
-        gpu: &Gpu,
-        plan: &BatchPlan<'_>,
-    ) -> Result<(), CudaError> {
+    pub(in crate::backend::cuda) fn load(&self, gpu: &Gpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         // The narrowest kernel is loaded with the variant.
         let wide = self.taken_of(plan).filter(|taken| taken.tails > self.shape.narrowest());
         wide.map_or(Ok(()), |taken| gpu.load(self.kernels[taken.tails]).map(|_| ()))

@@ -226,12 +226,7 @@ impl Variant {
     }
 
     /// Loads the kernel that reads spans once and allocates its memory, if it supports the variant.
-    pub(super) fn add_shared(
-        &mut self,
-        gpu: &Gpu,
-        limits: StepLimits,
-        stream: RawStream,
-    ) -> Result<(), CudaError> {
+    pub(super) fn add_shared(&mut self, gpu: &Gpu, limits: StepLimits, stream: RawStream) -> Result<(), CudaError> {
         if self.may_share {
             self.shared = SharedDecode::new(gpu, &self.of, *self.split.shape(), limits, stream)?;
             self.may_share = false;

@@ -50,21 +50,13 @@ impl Variants {
     }
 
     /// Returns the image bytes of all variants' decode splits.
-    pub(in crate::backend::cuda) fn image_bytes(
-        gpu: &Gpu,
-        layout: &PoolLayout,
-        limits: StepLimits,
-    ) -> usize {
+    pub(in crate::backend::cuda) fn image_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         let works = (gpu.multiprocessors() * RESIDENT_MAX) as usize * size_of::<DecodeWork>();
         variants_max(layout) * (works + limits.rows as usize * size_of::<BatchRow>())
     }
 
     /// Returns the bytes of the largest plan of the extend kernel or over latent rows.
-    pub(in crate::backend::cuda) fn extend_bytes(
-        gpu: &Gpu,
-        layout: &PoolLayout,
-        limits: StepLimits,
-    ) -> usize {
+    pub(in crate::backend::cuda) fn extend_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         let ctas = gpu.multiprocessors() * RESIDENT_MAX;
         let words = |own: PoolLayout| SplitShape {
             kv_heads: 1,
@@ -135,8 +127,7 @@ impl Variants {
             let (group, narrowest) = (shape.group, shape.narrowest());
             // A chunk of a prompt may have any number of tokens.
             let most = if work.extend { ITEM_ROWS } else { work.decode_tokens.clamp(1, ITEM_ROWS) };
-            kernels
-                .extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
+            kernels.extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
             if work.spans && may_share(&key, index) {
                 let shared = of.shared(&shape).into_iter().flatten();
                 let [few, more] = TAIL_ROWS;
@@ -300,10 +291,7 @@ impl Variants {
         let decode_start = start.first(capturing);
         let shared = variant.shared.as_ref().filter(|shared| shared.taken().is_some());
         let extend = variant.extend.as_ref().filter(|_| variant.count.extend_items > 0);
-        assert!(
-            extend.is_some() || variant.count.extend_items == 0,
-            "staging adds the extend kernel if it has items"
-        );
+        assert!(extend.is_some() || variant.count.extend_items == 0, "staging adds the extend kernel if it has items");
         let decode = variant.count.decode_units > 0 || shared.is_some();
         if let Some(shared) = shared {
             let params = (params, scales);
@@ -340,9 +328,7 @@ impl Variants {
             let (kernel, blocks) = (trees.unwrap_or(extend.kernel), shape.extend_ctas);
             let extra = ExtraParams { scales, ..ExtraParams::default() };
             // SAFETY: the same.
-            unsafe {
-                gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream)
-            }?;
+            unsafe { gpu.launch_attention(kernel, blocks, &params, &extra, Start::InOrder, stream) }?;
         }
         if decode || extend.is_some() {
             start.launched(capturing);
@@ -399,8 +385,7 @@ mod tests {
         let (dtype, label_channels) = (KvDtype::Bf16, 16);
         let config = PoolConfig { layers: 2, groups, dtype, label_channels, ..Default::default() };
         let layout = config.layout().expect("a valid pool");
-        let all: Vec<_> =
-            layout.views().map(|view| (view.label_channels(), variants_max(&view))).collect();
+        let all: Vec<_> = layout.views().map(|view| (view.label_channels(), variants_max(&view))).collect();
         assert_eq!(all, [(16, 16), (0, 16)]);
     }
 }

@@ -141,10 +141,7 @@ impl Gpu {
     }
 
     /// Rejects objects of another device. For `None`, the host guarantees the device.
-    pub(in crate::backend::cuda) fn check_same(
-        &self,
-        ordinal: Option<u32>,
-    ) -> Result<(), CudaError> {
+    pub(in crate::backend::cuda) fn check_same(&self, ordinal: Option<u32>) -> Result<(), CudaError> {
         match ordinal {
             Some(ordinal) if ordinal != self.ordinal() => Err(CudaError::OtherDevice { ordinal }),
             _ => Ok(()),

@@ -41,10 +41,8 @@ impl Mapping {
     pub fn reserve(gpu: &Gpu, bytes: u64, piece: u64) -> Result<Self, CudaError> {
         let out = CudaError::OutOfMemory { bytes };
         let len = usize::try_from(bytes).map_err(|_| out.clone())?.next_multiple_of(SYSTEM_PAGE);
-        let (access, kind) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-        );
+        let (access, kind) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
         // SAFETY: a new private mapping, at an address that the system chooses.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, access, kind, -1, 0) };
         if start == libc::MAP_FAILED {
@@ -149,10 +147,8 @@ pub(in crate::backend::cuda) fn available_memory() -> Option<u64> {
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     let group = "/sys/fs/cgroup/memory";
     // Tries version 2 of control groups, then version 1.
-    let limit = number(&format!("{group}.max"))
-        .or_else(|| number(&format!("{group}/memory.limit_in_bytes")));
-    let used = number(&format!("{group}.current"))
-        .or_else(|| number(&format!("{group}/memory.usage_in_bytes")));
+    let limit = number(&format!("{group}.max")).or_else(|| number(&format!("{group}/memory.limit_in_bytes")));
+    let used = number(&format!("{group}.current")).or_else(|| number(&format!("{group}/memory.usage_in_bytes")));
     let left = limit.zip(used).map_or(u64::MAX, |(limit, used)| limit.saturating_sub(used));
     Some(left.min(kib * 1024))
 }

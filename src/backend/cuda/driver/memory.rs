@@ -42,11 +42,7 @@ impl DeviceBuffer {
 
     /// Allocates memory for a backend's lifetime, and fills it with zeros in the stream's order. `bytes` is a multiple
     /// of 4.
-    pub(in crate::backend::cuda) fn zeros(
-        gpu: &Gpu,
-        bytes: usize,
-        stream: RawStream,
-    ) -> Result<Self, CudaError> {
+    pub(in crate::backend::cuda) fn zeros(gpu: &Gpu, bytes: usize, stream: RawStream) -> Result<Self, CudaError> {
         let buffer = Self::lasting(gpu, bytes as u64)?;
         // SAFETY: the range is this buffer.
         let result = unsafe { sys::cuMemsetD32Async(buffer.address, 0, bytes / 4, raw(stream)) };
@@ -60,9 +56,7 @@ impl DeviceBuffer {
         let from = |bytes| if bytes > 0 { from(bytes) } else { Ok(0) };
         let address = match from(bytes) {
             // Dropped memory may still wait for work. `reclaim` waits for that work and frees the memory.
-            Err(CudaError::OutOfMemory { .. }) if work::reclaim(gpu.context()) == Ok(true) => {
-                from(bytes)?
-            }
+            Err(CudaError::OutOfMemory { .. }) if work::reclaim(gpu.context()) == Ok(true) => from(bytes)?,
             taken => taken?,
         };
         Ok(Self { gpu: gpu.clone(), address, bytes, pooled })
@@ -189,17 +183,14 @@ fn from_pool(bytes: u64) -> Result<u64, CudaError> {
 
 /// Lets `submit` submit work to a new stream of the bound context, and waits for this work alone. A wait for the
 /// context would disturb a capture by another thread, or not end.
-fn on_new_stream(
-    submit: impl FnOnce(sys::CUstream) -> Result<(), CudaError>,
-) -> Result<(), CudaError> {
+fn on_new_stream(submit: impl FnOnce(sys::CUstream) -> Result<(), CudaError>) -> Result<(), CudaError> {
     let mut stream = ptr::null_mut();
     let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
     // SAFETY: `stream` is valid memory for one handle; a context is bound.
     check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
     let submitted = submit(stream);
     // SAFETY: the stream lives, and its work is that of `submit`; destroyed once.
-    let (reached, _) =
-        unsafe { (sys::cuStreamSynchronize(stream), sys::cuStreamDestroy_v2(stream)) };
+    let (reached, _) = unsafe { (sys::cuStreamSynchronize(stream), sys::cuStreamDestroy_v2(stream)) };
     submitted.and(check("cuStreamSynchronize", reached))
 }
 
@@ -248,11 +239,7 @@ impl DeviceRows<'_> {
     /// Until the work that reads them is done, the device can read these elements, and no work outside the stream's
     /// order writes them.
     pub unsafe fn from_raw(address: u64, dtype: Dtype, len: usize, stride: Option<usize>) -> Self {
-        Self {
-            extent: Extent::of_numbers(address, dtype, len, stride),
-            device: None,
-            owner: PhantomData,
-        }
+        Self { extent: Extent::of_numbers(address, dtype, len, stride), device: None, owner: PhantomData }
     }
 
     /// Describes `len` positions (u32) at a raw device address as the lists of a selection.
@@ -293,11 +280,7 @@ impl DeviceRowsMut<'_> {
     /// Until the work that writes them is done, the device can write these elements, and no work outside the stream's
     /// order accesses them.
     pub unsafe fn from_raw(address: u64, dtype: Dtype, len: usize, stride: Option<usize>) -> Self {
-        Self {
-            extent: Extent::of_numbers(address, dtype, len, stride),
-            device: None,
-            owner: PhantomData,
-        }
+        Self { extent: Extent::of_numbers(address, dtype, len, stride), device: None, owner: PhantomData }
     }
 
     /// Describes space for `len` positions (u32) at a raw device address as the lists of a selection.

@@ -67,11 +67,7 @@ impl CudaStream {
     ///
     /// # Safety
     /// The stream belongs to `gpu`'s primary context, and lives as long as `owner`.
-    pub unsafe fn from_raw(
-        gpu: &Gpu,
-        stream: RawStream,
-        owner: Arc<dyn Any + Send + Sync>,
-    ) -> Result<Self, CudaError> {
+    pub unsafe fn from_raw(gpu: &Gpu, stream: RawStream, owner: Arc<dyn Any + Send + Sync>) -> Result<Self, CudaError> {
         match stream {
             PER_THREAD => Err(CudaError::PerThreadStream),
             LEGACY => Ok(Self::with(gpu, 0, Owner::Host(owner))),
@@ -115,10 +111,7 @@ impl CudaStream {
     ///
     /// # Errors
     /// The errors of the body and of the driver.
-    pub fn capture<E: From<CudaError>>(
-        &self,
-        body: impl FnOnce() -> Result<(), E>,
-    ) -> Result<CudaGraph, E> {
+    pub fn capture<E: From<CudaError>>(&self, body: impl FnOnce() -> Result<(), E>) -> Result<CudaGraph, E> {
         self.gpu().bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives.

@@ -13,10 +13,9 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 
 pub use cust::sys::{
-    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
-    CU_MEMHOSTREGISTER_PORTABLE, CUcontext, CUdevice, CUdevice_attribute, CUevent,
-    CUevent_flags_enum, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUjit_option,
-    CUmodule, CUstream, CUstream_flags_enum, CUstreamCaptureMode,
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE,
+    CUcontext, CUdevice, CUdevice_attribute, CUevent, CUevent_flags_enum, CUfunction, CUfunction_attribute, CUgraph,
+    CUgraphExec, CUjit_option, CUmodule, CUstream, CUstream_flags_enum, CUstreamCaptureMode,
 };
 
 // SAFETY: the signatures are those of NVIDIA's cuda.h; enums are C integers.
@@ -24,21 +23,12 @@ unsafe extern "C" {
     pub fn cuInit(flags: u32) -> u32;
     pub fn cuDriverGetVersion(version: *mut i32) -> u32;
     pub fn cuDeviceGet(device: *mut CUdevice, ordinal: i32) -> u32;
-    pub fn cuDeviceGetAttribute(
-        value: *mut i32,
-        attribute: CUdevice_attribute,
-        device: CUdevice,
-    ) -> u32;
+    pub fn cuDeviceGetAttribute(value: *mut i32, attribute: CUdevice_attribute, device: CUdevice) -> u32;
     pub fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) -> u32;
     pub fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> u32;
     pub fn cuCtxSetCurrent(context: CUcontext) -> u32;
     pub fn cuCtxSynchronize() -> u32;
-    pub fn cuGetProcAddress(
-        symbol: *const c_char,
-        found: *mut *mut c_void,
-        version: i32,
-        flags: u64,
-    ) -> u32;
+    pub fn cuGetProcAddress(symbol: *const c_char, found: *mut *mut c_void, version: i32, flags: u64) -> u32;
 
     pub fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
     pub fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
@@ -51,18 +41,8 @@ unsafe extern "C" {
     pub fn cuMemFreeHost(memory: *mut c_void) -> u32;
     pub fn cuMemcpyHtoD_v2(target: u64, source: *const c_void, bytes: usize) -> u32;
     pub fn cuMemcpyDtoH_v2(target: *mut c_void, source: u64, bytes: usize) -> u32;
-    pub fn cuMemcpyHtoDAsync_v2(
-        target: u64,
-        source: *const c_void,
-        bytes: usize,
-        stream: CUstream,
-    ) -> u32;
-    pub fn cuMemcpyDtoHAsync_v2(
-        target: *mut c_void,
-        source: u64,
-        bytes: usize,
-        stream: CUstream,
-    ) -> u32;
+    pub fn cuMemcpyHtoDAsync_v2(target: u64, source: *const c_void, bytes: usize, stream: CUstream) -> u32;
+    pub fn cuMemcpyDtoHAsync_v2(target: *mut c_void, source: u64, bytes: usize, stream: CUstream) -> u32;
     pub fn cuMemsetD8_v2(target: u64, byte: u8, count: usize) -> u32;
     pub fn cuMemsetD32Async(target: u64, word: u32, count: usize, stream: CUstream) -> u32;
 
@@ -74,16 +54,8 @@ unsafe extern "C" {
         values: *mut *mut c_void,
     ) -> u32;
     pub fn cuModuleUnload(module: CUmodule) -> u32;
-    pub fn cuModuleGetFunction(
-        function: *mut CUfunction,
-        module: CUmodule,
-        name: *const c_char,
-    ) -> u32;
-    pub fn cuFuncSetAttribute(
-        function: CUfunction,
-        attribute: CUfunction_attribute,
-        value: i32,
-    ) -> u32;
+    pub fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> u32;
+    pub fn cuFuncSetAttribute(function: CUfunction, attribute: CUfunction_attribute, value: i32) -> u32;
     pub fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: *mut i32,
         function: CUfunction,

@@ -67,8 +67,7 @@ struct Work {
     waiting: Vec<Waiting>,
 }
 
-static WORK: Mutex<Work> =
-    Mutex::new(Work { streams: Vec::new(), ends: Vec::new(), waiting: Vec::new() });
+static WORK: Mutex<Work> = Mutex::new(Work { streams: Vec::new(), ends: Vec::new(), waiting: Vec::new() });
 
 fn work() -> MutexGuard<'static, Work> {
     // A panic leaves no partial change of the lists.

@@ -75,10 +75,7 @@ mod tests {
         for at in (0..bytes.len()).step_by(bytes.len() / 50) {
             let mut corrupt = bytes.to_vec();
             corrupt[at] ^= 1;
-            assert!(
-                Archive::new(name, corrupt.leak()).decompress().is_none(),
-                "bit 0 of byte {at} is flipped"
-            );
+            assert!(Archive::new(name, corrupt.leak()).decompress().is_none(), "bit 0 of byte {at} is flipped");
             assert!(Archive::new(name, &bytes[..at]).decompress().is_none(), "cut at {at}");
         }
     }

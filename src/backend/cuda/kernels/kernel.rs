@@ -86,12 +86,7 @@ pub(super) struct Serves {
 impl Kernel {
     /// Describes the entry point `name` in a text of the same name. A CTA has at most `threads` threads and at most
     /// `shared` bytes of dynamic shared memory.
-    pub const fn new(
-        name: &'static str,
-        archive: &'static Archive,
-        threads: u32,
-        shared: u32,
-    ) -> Self {
+    pub const fn new(name: &'static str, archive: &'static Archive, threads: u32, shared: u32) -> Self {
         Self {
             name,
             text: name,
@@ -252,14 +247,9 @@ mod tests {
             }
             let ptx = find(&texts.0, kernel.text()).expect("the kernel's text");
             let target = if kernel.is_sm90a() { ".target sm_90a" } else { ".target sm_80" };
-            assert!(
-                ptx.contains(target) && kernel.is_sm90a() == name.ends_with("_sm90a"),
-                "{name}"
-            );
+            assert!(ptx.contains(target) && kernel.is_sm90a() == name.ends_with("_sm90a"), "{name}");
             let (bytes, mut devices) = (shared_bytes(ptx, kernel.shared()), 0);
-            for (capability, kib) in
-                [(80, 163), (86, 99), (87, 163), (89, 99), (90, 227), (100, 227), (120, 99)]
-            {
+            for (capability, kib) in [(80, 163), (86, 99), (87, 163), (89, 99), (90, 227), (100, 227), (120, 99)] {
                 if kernel.runs_on(capability) {
                     let max = kib << 10;
                     assert!(bytes <= max, "{capability}: {name} has {bytes} of {max} bytes");

@@ -42,10 +42,8 @@ impl LoadedModule {
         let ptx = with_marks(ptx, capability);
         let ptx = CString::new(ptx.into_owned()).map_err(|_| (0, "a zero in the PTX".into()))?;
         let (mut module, mut log) = (null_mut(), vec![0_u8; LOG_BYTES]);
-        let mut options = [
-            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-        ];
+        let mut options =
+            [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         // The driver takes numeric options by value, in the place of a pointer.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let count = options.len() as u32;
@@ -144,11 +142,8 @@ impl Loaded {
         let (mut missing, mut archives): (Vec<&Kernel>, Vec<&Kernel>) = (Vec::new(), Vec::new());
         let same_archive = |a: &Kernel, b: &Kernel| std::ptr::eq(a.archive(), b.archive());
         for &kernel in kernels {
-            let same_text =
-                |other: &&Kernel| same_archive(other, kernel) && other.text() == kernel.text();
-            if self.modules.iter().any(|module| module.is_of(kernel))
-                || missing.iter().any(same_text)
-            {
+            let same_text = |other: &&Kernel| same_archive(other, kernel) && other.text() == kernel.text();
+            if self.modules.iter().any(|module| module.is_of(kernel)) || missing.iter().any(same_text) {
                 continue;
             }
             missing.push(kernel);
@@ -203,11 +198,9 @@ impl Loaded {
             .map_err(|code| refused(kernel, capability, code, "".into()))?;
         // With the static part, even less than 48 KiB of dynamic memory may exceed the default limit.
         if kernel.shared() > 0 {
-            let attribute =
-                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function was just found in a loaded module.
-            let result =
-                unsafe { sys::cuFuncSetAttribute(handle, attribute, kernel.shared() as i32) };
+            let result = unsafe { sys::cuFuncSetAttribute(handle, attribute, kernel.shared() as i32) };
             check("cuFuncSetAttribute", result)?;
         }
         let pdl = self.pdl && kernel.waits(capability);
@@ -237,9 +230,7 @@ fn in_parallel<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> V
     let mut all: Vec<(usize, R)> = thread::scope(|scope| {
         let count = items.len().min(THREADS_MAX);
         let threads: Vec<_> = (0..count).map(|_| scope.spawn(work)).collect();
-        let done = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        let done = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
         done.flatten().collect()
     });
     all.sort_by_key(|(index, _)| *index);

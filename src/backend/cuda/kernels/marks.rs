@@ -7,10 +7,8 @@
 use std::borrow::Cow;
 
 /// Comments in the PTX, and the instructions that replace them.
-const MARKS: [(&str, &str); 2] = [
-    ("// pdl: wait", "griddepcontrol.wait;"),
-    ("// pdl: launch dependents", "griddepcontrol.launch_dependents;"),
-];
+const MARKS: [(&str, &str); 2] =
+    [("// pdl: wait", "griddepcontrol.wait;"), ("// pdl: launch dependents", "griddepcontrol.launch_dependents;")];
 
 /// Start of a comment that contains a line for newer devices. A line that ends with [`OLDER`] is only for older devices
 /// (`e4m3.cuh`).
@@ -48,9 +46,7 @@ mod tests {
                 archives.len() - 1
             });
             let text = find(&archives[index].1, kernel.text()).expect("the kernel's text");
-            let (_, entry) = text
-                .split_once(&format!(".entry {}(", kernel.name()))
-                .expect("the entry is in its text");
+            let (_, entry) = text.split_once(&format!(".entry {}(", kernel.name())).expect("the entry is in its text");
             let marked = text.contains(MARKS[0].0) && text.contains(".target sm_80");
             assert!(marked || !text.contains(MARKS[0].0), "{}", kernel.name());
             (kernel, entry.split(".entry").next().unwrap_or_default().to_owned())

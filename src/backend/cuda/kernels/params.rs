@@ -13,8 +13,8 @@ mod sparse;
 
 pub use latent::{LatentJoin, LayerRope, RowBoxes, StoreLatentFp8Params, TensorMap};
 pub use moves::{
-    COMPACTIONS_MAX, COPY_PAGES_MAX, CompactSlotsParams, CopyPagesParams, LoadPlanParams,
-    ROWS_BF16, ROWS_F16, ROWS_F32, RopeStoreParams, StoreCacheParams, StoreFp8Params,
+    COMPACTIONS_MAX, COPY_PAGES_MAX, CompactSlotsParams, CopyPagesParams, LoadPlanParams, ROWS_BF16, ROWS_F16,
+    ROWS_F32, RopeStoreParams, StoreCacheParams, StoreFp8Params,
 };
 pub use sparse::{CANDIDATES, Lists, SCORE_TOKENS, SelectParams, StoreLabelsParams};
 
@@ -27,8 +27,7 @@ pub const PAGE_TOKENS_MAX: u32 = 1024;
 /// Maximum number of kv heads for 16-bit rows, also over fp8: `attend_decode_*` stores a head in 16 bits of a word.
 pub const KV_HEADS_MAX: u32 = 65535;
 
-const _: () =
-    assert!(PAGE_SIZE_MAX <= PAGE_TOKENS_MAX, "attend_decode.cuh has no bits for the slot");
+const _: () = assert!(PAGE_SIZE_MAX <= PAGE_TOKENS_MAX, "attend_decode.cuh has no bits for the slot");
 
 /// The parameters of all attention kernels except `attend_shared_*`, by value. [`AttendSharedParams`] and
 /// [`SelectParams`] begin with it.

@@ -135,9 +135,7 @@ mod tests {
 
     fn each(mut check: impl FnMut(Selection)) {
         for capability in CAPABILITIES {
-            for (scaling, rows) in
-                SCALINGS.into_iter().flat_map(|s| [(s, Dtype::Bf16), (s, Dtype::F16)])
-            {
+            for (scaling, rows) in SCALINGS.into_iter().flat_map(|s| [(s, Dtype::Bf16), (s, Dtype::F16)]) {
                 for head_dim in [64, 128, 256] {
                     check(Selection { capability, scaling, rows, head_dim });
                 }
@@ -203,9 +201,7 @@ mod tests {
 
     #[test]
     fn latent_rows_of_16_bits_have_split_work_on_every_device() {
-        for (capability, scaling) in
-            CAPABILITIES.into_iter().flat_map(|c| [(c, None), (c, Some(Scaling::ByToken))])
-        {
+        for (capability, scaling) in CAPABILITIES.into_iter().flat_map(|c| [(c, None), (c, Some(Scaling::ByToken))]) {
             for (rows, dtype) in [(Dtype::F32, "f32"), (Dtype::F16, "f16"), (Dtype::Bf16, "bf16")] {
                 let of = Selection { capability, scaling, rows, head_dim: 576 };
                 let fp8 = if scaling.is_some() { "fp8_" } else { "" };
@@ -215,9 +211,7 @@ mod tests {
                 };
                 let (name, wanted) = match (rows, capability) {
                     (Dtype::F32, _) => (format!("attend_latent_{fp8}f32"), None),
-                    (_, 90) => {
-                        (format!("attend_latent_{fp8}{dtype}_sm90a"), Some(LatentItems::Hopper))
-                    }
+                    (_, 90) => (format!("attend_latent_{fp8}{dtype}_sm90a"), Some(LatentItems::Hopper)),
                     _ => (format!("attend_latent_tiles_{fp8}{dtype}"), Some(LatentItems::Tiles)),
                 };
                 assert_eq!((main.name(), items), (&*name, wanted));
@@ -241,9 +235,7 @@ mod tests {
     }
 
     fn list(kernels: &[Option<&'static Kernel>]) -> String {
-        let short = |kernel: &&Kernel| {
-            format!("`{}`", kernel.name().replace("attend_", "").replace("_bf16", ""))
-        };
+        let short = |kernel: &&Kernel| format!("`{}`", kernel.name().replace("attend_", "").replace("_bf16", ""));
         let names: Vec<_> = kernels.iter().flatten().map(short).collect();
         if names.is_empty() { "-".into() } else { names.join(", ") }
     }
@@ -264,9 +256,9 @@ mod tests {
 
     /// Returns the lines of the table in `ptx/README.md`, with the kernels of each compute capability.
     fn table() -> String {
-        let mut text = String::from(
-            "| pool, head_dim | compute capability | decode | extend, trees | spans | lists |\n",
-        ) + "|---|---|---|---|---|---|\n";
+        let mut text =
+            String::from("| pool, head_dim | compute capability | decode | extend, trees | spans | lists |\n")
+                + "|---|---|---|---|---|---|\n";
         let of_heads = SCALINGS.into_iter().flat_map(|s| [64, 128, 256].map(|d| (s, d)));
         let latent = [(None, 576), (Some(Scaling::ByToken), 576)];
         for (scaling, head_dim) in of_heads.chain(latent) {
@@ -278,8 +270,7 @@ mod tests {
             let mut groups: Vec<([String; 4], Vec<String>)> = Vec::new();
             for capability in [80, 86, 89, 90, 100, 120] {
                 let of = Selection { capability, scaling, rows: Dtype::Bf16, head_dim };
-                let (cells, shown) =
-                    (cells(of), format!("{}.{}", capability / 10, capability % 10));
+                let (cells, shown) = (cells(of), format!("{}.{}", capability / 10, capability % 10));
                 match groups.iter_mut().find(|group| group.0 == cells) {
                     Some(group) => group.1.push(shown),
                     None => groups.push((cells, vec![shown])),

@@ -94,25 +94,15 @@ fn compact_planes(
         compactions: [Compaction::default(); COMPACTIONS_MAX],
     };
     let blocks = ((all / u64::from(unit)) as u32).div_ceil(COMPACT_SLOTS.threads());
-    for (some, track) in compactions
-        .chunks(COMPACTIONS_MAX)
-        .flat_map(|some| tracks.clone().map(move |track| (some, track)))
+    for (some, track) in
+        compactions.chunks(COMPACTIONS_MAX).flat_map(|some| tracks.clone().map(move |track| (some, track)))
     {
         params.compactions[..some.len()].copy_from_slice(some);
         params.chunk_base = tables.chunk_base(track);
         let grid = (blocks, some.len() as u32);
         // SAFETY: rows and places were checked, and the tables name only pages of the pool, so all addresses are in the
         // pool.
-        unsafe {
-            gpu.launch(
-                COMPACT_SLOTS,
-                grid,
-                (COMPACT_SLOTS.threads(), 1),
-                stream,
-                &params,
-                Start::InOrder,
-            )
-        }?;
+        unsafe { gpu.launch(COMPACT_SLOTS, grid, (COMPACT_SLOTS.threads(), 1), stream, &params, Start::InOrder) }?;
     }
     Ok(())
 }

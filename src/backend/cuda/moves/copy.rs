@@ -92,9 +92,7 @@ fn copy_pieces(
         params.copies[..copies.len()].copy_from_slice(copies);
         let grid = (units.page.div_ceil(BLOCK_UNITS), copies.len() as u32);
         // SAFETY: each page was checked against its side's count, so all addresses are inside the two memories.
-        unsafe {
-            gpu.launch(COPY_PAGES, grid, (COPY_PAGES.threads(), 1), stream, &params, Start::InOrder)
-        }?;
+        unsafe { gpu.launch(COPY_PAGES, grid, (COPY_PAGES.threads(), 1), stream, &params, Start::InOrder) }?;
     }
     Ok(())
 }
@@ -124,8 +122,7 @@ mod tests {
         let small = Units { bytes: 16, piece: 2, page: 6 };
         assert_eq!(units(32, 3), Ok(small));
         let max = 16 * u64::from(u32::MAX - BLOCK_UNITS);
-        let largest =
-            Units { bytes: 16, piece: u32::MAX - BLOCK_UNITS, page: u32::MAX - BLOCK_UNITS };
+        let largest = Units { bytes: 16, piece: u32::MAX - BLOCK_UNITS, page: u32::MAX - BLOCK_UNITS };
         assert_eq!(units(max, 1), Ok(largest));
         assert_eq!(units(max + 16, 1), Err(CudaError::PageBytes { bytes: max + 16, max }));
         // 2^32 units in one piece, the same number in 64 pieces, and more than 2^32 units of 2 bytes.

@@ -76,8 +76,7 @@ pub(super) struct MoveQueue {
 
 impl MoveQueue {
     pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
-        let (in_flight, spare) =
-            (VecDeque::with_capacity(EVENTS_MAX), Vec::with_capacity(EVENTS_MAX));
+        let (in_flight, spare) = (VecDeque::with_capacity(EVENTS_MAX), Vec::with_capacity(EVENTS_MAX));
         let done = (Part::default(), MoveId::new(0));
         Ok(Self { stream: CudaStream::new(gpu)?, in_flight, spare, done })
     }

@@ -68,19 +68,11 @@ pub(in crate::backend::cuda) struct HostMoves {
 
 /// Returns the last save and the last load among the moves of several pages.
 fn latest(moves: impl Iterator<Item = Moved>) -> Moved {
-    moves.fold(Moved::default(), |all, of| Moved {
-        saved: all.saved.max(of.saved),
-        loaded: all.loaded.max(of.loaded),
-    })
+    moves.fold(Moved::default(), |all, of| Moved { saved: all.saved.max(of.saved), loaded: all.loaded.max(of.loaded) })
 }
 
 impl HostMoves {
-    pub fn new(
-        gpu: &Gpu,
-        layout: &PoolLayout,
-        pool: &Pages,
-        fewer: bool,
-    ) -> Result<Self, CudaError> {
+    pub fn new(gpu: &Gpu, layout: &PoolLayout, pool: &Pages, fewer: bool) -> Result<Self, CudaError> {
         let region = Region::new(gpu, layout, fewer)?;
         let columns = |count: u32| {
             memory::filled(count.into(), Moved::default())
@@ -130,9 +122,7 @@ impl HostMoves {
         };
         match self.begins.front() {
             // All work outside the open steps was submitted before the first of them began.
-            Some((first, begin)) if direction == Direction::Load && *first > self.outside => {
-                begin.block(own)?
-            }
+            Some((first, begin)) if direction == Direction::Load && *first > self.outside => begin.block(own)?,
             _ => {
                 self.fork.record(stream)?;
                 self.fork.block(own)?;
@@ -155,13 +145,7 @@ impl HostMoves {
     }
 
     /// Submits a move on its direction's stream, a large load in parts.
-    fn submit(
-        &mut self,
-        direction: Direction,
-        pool: &Pages,
-        id: MoveId,
-        moves: &[PageMove],
-    ) -> Result<(), CudaError> {
+    fn submit(&mut self, direction: Direction, pool: &Pages, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
         let (queue, transfer) = match direction {
             Direction::Save => (&mut self.saves, &mut self.save_transfer),
             Direction::Load => (&mut self.loads, &mut self.load_transfer),
@@ -205,8 +189,7 @@ impl HostMoves {
     }
 
     fn latest_of(&self, moves: &[PageMove]) -> Moved {
-        let both =
-            |of: &PageMove| [self.of_device[of.device.index()], self.of_host[of.host.index()]];
+        let both = |of: &PageMove| [self.of_device[of.device.index()], self.of_host[of.host.index()]];
         latest(moves.iter().flat_map(both))
     }
 
@@ -276,11 +259,7 @@ impl HostMoves {
     }
 
     /// Makes a stream wait for the moves of pages.
-    fn block(
-        &self,
-        pages: impl Iterator<Item = PageId>,
-        stream: &CudaStream,
-    ) -> Result<(), CudaError> {
+    fn block(&self, pages: impl Iterator<Item = PageId>, stream: &CudaStream) -> Result<(), CudaError> {
         let last = latest(pages.map(|page| self.of_device[page.index()]));
         self.saves.block(Part::last(last.saved), stream)?;
         self.loads.block(Part::last(last.loaded), stream)
@@ -288,11 +267,7 @@ impl HostMoves {
 
     /// Makes a stream wait for the moves of pages that copies use. In a capture, which cannot wait, it rejects pages
     /// with unfinished moves.
-    pub fn before_copies(
-        &self,
-        mut pages: impl Iterator<Item = PageId>,
-        stream: &CudaStream,
-    ) -> Result<(), CudaError> {
+    pub fn before_copies(&self, mut pages: impl Iterator<Item = PageId>, stream: &CudaStream) -> Result<(), CudaError> {
         if !self.is_moving() {
             return Ok(());
         }

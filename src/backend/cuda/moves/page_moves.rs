@@ -94,10 +94,7 @@ impl Cuda {
     }
 
     /// Makes the stream wait until this layer of all pages that steps use is loaded, before a call of the layer.
-    pub(in crate::backend::cuda) fn before_layer(
-        &mut self,
-        layer: LayerId,
-    ) -> Result<(), CudaError> {
+    pub(in crate::backend::cuda) fn before_layer(&mut self, layer: LayerId) -> Result<(), CudaError> {
         let Some(host) = &mut self.host else { return Ok(()) };
         let layout = self.pools.of(0).layout();
         check::layer(layer, layout)?;

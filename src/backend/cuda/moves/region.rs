@@ -164,9 +164,7 @@ pub struct CudaRead {
 impl AsRef<[u8]> for CudaRead {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the page is pinned and initialised. While it is leased, nothing writes it.
-        unsafe {
-            slice::from_raw_parts(self.pages.start(self.page), self.pages.page_bytes as usize)
-        }
+        unsafe { slice::from_raw_parts(self.pages.start(self.page), self.pages.page_bytes as usize) }
     }
 }
 
@@ -186,9 +184,7 @@ pub struct CudaWrite {
 impl AsMut<[u8]> for CudaWrite {
     fn as_mut(&mut self) -> &mut [u8] {
         // SAFETY: the page is pinned and initialised. While it is leased to this writer, nothing else accesses it.
-        unsafe {
-            slice::from_raw_parts_mut(self.pages.start(self.page), self.pages.page_bytes as usize)
-        }
+        unsafe { slice::from_raw_parts_mut(self.pages.start(self.page), self.pages.page_bytes as usize) }
     }
 }
 

@@ -114,8 +114,7 @@ impl Transfer {
             Direction::Save => PageCopy { source: of_pool, target: of_other },
             Direction::Load => PageCopy { source: of_other, target: of_pool },
         }));
-        let (source, target) =
-            if direction == Direction::Save { (pool, other) } else { (other, pool) };
+        let (source, target) = if direction == Direction::Save { (pool, other) } else { (other, pool) };
         copy_on_device(gpu, source, target, &self.copies, stream)
     }
 
@@ -198,8 +197,7 @@ impl BatchCopy {
     fn find() -> Option<Self> {
         let found = sys::find_function(c"cuMemcpyBatchAsync", 12_080)?;
         // SAFETY: the driver documents this signature for the name at this version.
-        let function =
-            unsafe { std::mem::transmute::<*mut std::ffi::c_void, BatchFunction>(found) };
+        let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, BatchFunction>(found) };
         let (targets, sources, bytes) = (Vec::new(), Vec::new(), Vec::new());
         Some(Self { function, targets, sources, bytes })
     }
@@ -236,8 +234,7 @@ impl BatchCopy {
     fn call(&mut self, stream: RawStream) -> Result<(), CudaError> {
         let count = self.bytes.len();
         let (source_place, target_place) = ([0; 2], [0; 2]);
-        let mut attributes =
-            BatchAttributes { source_order: 1, source_place, target_place, flags: 1 };
+        let mut attributes = BatchAttributes { source_order: 1, source_place, target_place, flags: 1 };
         let (mut start, mut failed) = (0, 0);
         // SAFETY: the arrays contain `count` entries each, all of checked pages of pinned memory, the pool or a chunk.
         // The driver copies the arrays before it returns.

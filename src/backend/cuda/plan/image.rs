@@ -45,11 +45,7 @@ impl Image {
 }
 
 /// Copies records to offset `at` and returns the offset after them.
-pub(in crate::backend::cuda) fn put<T: bytemuck::Pod>(
-    bytes: &mut [u8],
-    at: usize,
-    records: &[T],
-) -> usize {
+pub(in crate::backend::cuda) fn put<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, records: &[T]) -> usize {
     let end = at + size_of_val(records);
     bytes[at..end].copy_from_slice(bytemuck::cast_slice(records));
     end

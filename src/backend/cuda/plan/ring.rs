@@ -48,11 +48,7 @@ pub(in crate::backend::cuda) struct Load {
 }
 
 impl UploadRing {
-    pub(in crate::backend::cuda) fn new(
-        gpu: &Gpu,
-        slots: usize,
-        slot_bytes: usize,
-    ) -> Result<Self, CudaError> {
+    pub(in crate::backend::cuda) fn new(gpu: &Gpu, slots: usize, slot_bytes: usize) -> Result<Self, CudaError> {
         let slot_bytes = slot_bytes.next_multiple_of(64);
         let mut counters = DeviceBuffer::lasting(gpu, (slots * size_of::<u32>()) as u64)?;
         counters.fill(0)?;
@@ -79,10 +75,7 @@ impl UploadRing {
 
     /// Returns the next slot; `stream` is the backend's. Waits for the slot's reader only if the host is a whole ring
     /// ahead of the device.
-    pub(in crate::backend::cuda) fn acquire(
-        &mut self,
-        stream: RawStream,
-    ) -> Result<Upload<'_>, CudaError> {
+    pub(in crate::backend::cuda) fn acquire(&mut self, stream: RawStream) -> Result<Upload<'_>, CudaError> {
         let slot = self.next;
         let (ticket, turn) = self.sent[slot];
         while self.read(slot) < ticket {
@@ -129,12 +122,7 @@ impl Upload<'_> {
     }
 
     /// Launches the kernel that reads the slot, in the stream's order. The context is bound.
-    pub(in crate::backend::cuda) fn send(
-        self,
-        gpu: &Gpu,
-        load: &Load,
-        stream: RawStream,
-    ) -> Result<(), CudaError> {
+    pub(in crate::backend::cuda) fn send(self, gpu: &Gpu, load: &Load, stream: RawStream) -> Result<(), CudaError> {
         let ring = self.ring;
         let units = load.image_bytes.div_ceil(16);
         let end = load.writes_at + load.writes * 8;

@@ -126,8 +126,7 @@ impl Stage {
         // such as those of a long cached prefix, take several uploads.
         let words = layout.tracks() as usize + 1;
         let writes = (words * tokens + 4 * rows) * size_of::<TableWrite>();
-        let decode =
-            Variants::image_bytes(gpu, layout, limits) + SharedDecode::image_bytes(gpu, limits);
+        let decode = Variants::image_bytes(gpu, layout, limits) + SharedDecode::image_bytes(gpu, limits);
         let split = decode.max(Variants::extend_bytes(gpu, layout, limits));
         let bytes = offsets.decode + split + writes;
         Ok(Self {
@@ -139,10 +138,7 @@ impl Stage {
             spans: SpanCheck::default(),
             chunks: ChunkRows::new(layout, table, limits)?,
             trees: false,
-            masks: DeviceBuffer::lasting(
-                gpu,
-                (tokens * size_of::<u64>()).next_multiple_of(16) as u64,
-            )?,
+            masks: DeviceBuffer::lasting(gpu, (tokens * size_of::<u64>()).next_multiple_of(16) as u64)?,
             marked: Vec::with_capacity(rows),
             start: Start::InOrder,
         })
@@ -199,17 +195,9 @@ impl Stage {
     }
 
     /// Returns the address and number of the rows for a variant of attention, which may have chunks.
-    pub(in crate::backend::cuda) fn rows_of(
-        &self,
-        image: &Image,
-        chunk: Option<u32>,
-    ) -> Result<(u64, u32), CudaError> {
+    pub(in crate::backend::cuda) fn rows_of(&self, image: &Image, chunk: Option<u32>) -> Result<(u64, u32), CudaError> {
         let Some(chunk) = chunk else { return Ok((image.rows, image.row_count as u32)) };
-        let (at, _, rows) = self
-            .chunks
-            .all()
-            .find(|&(_, size, _)| size == chunk)
-            .ok_or(CudaError::Chunk { chunk })?;
+        let (at, _, rows) = self.chunks.all().find(|&(_, size, _)| size == chunk).ok_or(CudaError::Chunk { chunk })?;
         Ok((image.chunks + at as u64, rows.len() as u32))
     }
 

@@ -91,8 +91,7 @@ mod tests {
                 assert_eq!(page, position / page_size, "{position} / {page_size}");
             }
             let longer = shape(limit + 1);
-            let error =
-                CudaError::RowTokens { tokens: longest_row(&longer, page_size), max: limit.into() };
+            let error = CudaError::RowTokens { tokens: longest_row(&longer, page_size), max: limit.into() };
             assert_eq!(check_shape(&longer, page_size), Err(error), "{page_size}");
         }
     }

@@ -12,9 +12,7 @@ use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::{
     LayerScales, ROWS_BF16, ROWS_F16, ROWS_F32, StoreFp8Params, StoreLatentFp8Params, wide_magic,
 };
-use crate::backend::cuda::kernels::{
-    Kernel, STORE_CACHE_FP8, STORE_CACHE_FP8_ANY, STORE_LATENT_FP8,
-};
+use crate::backend::cuda::kernels::{Kernel, STORE_CACHE_FP8, STORE_CACHE_FP8_ANY, STORE_LATENT_FP8};
 use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
 use crate::layout::{Dtype, PoolLayout};
@@ -65,8 +63,7 @@ pub(in crate::backend::cuda) fn store(
     if tokens == 0 {
         return Ok(());
     }
-    let LayerScales { k: k_scales, v: v_scales, page_stride, head_stride, by_token } =
-        pool.scales(layer);
+    let LayerScales { k: k_scales, v: v_scales, page_stride, head_stride, by_token } = pool.scales(layer);
     let params = StoreFp8Params {
         k: k.extent.address,
         v: v.extent.address,

@@ -14,9 +14,7 @@ use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::{
     AttendParams, CANDIDATES, SCORE_TOKENS, SelectParams, StoreLabelsParams, is_tree, wide_magic,
 };
-use crate::backend::cuda::kernels::{
-    Kernel, SCORE_LABELS_BF16, SCORE_LABELS_F16, SELECT_TOP, STORE_LABELS,
-};
+use crate::backend::cuda::kernels::{Kernel, SCORE_LABELS_BF16, SCORE_LABELS_F16, SELECT_TOP, STORE_LABELS};
 use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
 use crate::layout::{Dtype, LabelChannels, LayerPlace, PlaneName, PoolLayout, Strides};
@@ -165,9 +163,7 @@ impl Labels {
         let blocks = labels.div_ceil(STORE_LABELS.threads().into());
         let grid = (u32::try_from(blocks).unwrap_or(u32::MAX), 1);
         // SAFETY: slots are in the pool (checked when staged), rows are long enough (checked by the store of K).
-        unsafe {
-            gpu.launch(STORE_LABELS, grid, (STORE_LABELS.threads(), 1), stream, &params, Start::Pdl)
-        }
+        unsafe { gpu.launch(STORE_LABELS, grid, (STORE_LABELS.threads(), 1), stream, &params, Start::Pdl) }
     }
 
     /// Fills lists `[rows, kv_heads, top]` at `positions`; `attend` has q, tables and rows of the staged plan.
@@ -215,8 +211,6 @@ impl Labels {
         let parts = (TOP_RESIDENT * gpu.multiprocessors() / lists).clamp(1, TOP_PARTS);
         let grid = (lists, parts);
         // SAFETY: the caller guarantees the addresses.
-        unsafe {
-            gpu.launch(SELECT_TOP, grid, (SELECT_TOP.threads(), 1), stream, &params, Start::Pdl)
-        }
+        unsafe { gpu.launch(SELECT_TOP, grid, (SELECT_TOP.threads(), 1), stream, &params, Start::Pdl) }
     }
 }

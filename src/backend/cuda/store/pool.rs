@@ -48,8 +48,7 @@ impl Pool {
             true => [PlaneName::Latent; 2],
             false => [PlaneName::K, PlaneName::V],
         };
-        let [k, v] =
-            names.map(|name| layout.strides(name).expect("the pool has its shape's planes"));
+        let [k, v] = names.map(|name| layout.strides(name).expect("the pool has its shape's planes"));
         assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V have equal strides");
         let pages = Pages::of(memory.address(), &layout);
         let fingerprint = layout.page_fingerprint(scales, labels);
@@ -184,8 +183,7 @@ impl Pages {
         let mut pages = Self { count, ..*like };
         let (page_stride, mut next) = (like.page_bytes(), address);
         for group in &mut pages.groups[..like.group_count] {
-            *group =
-                Pieces { address: next, page_stride, piece_stride: group.piece_bytes, ..*group };
+            *group = Pieces { address: next, page_stride, piece_stride: group.piece_bytes, ..*group };
             next += group.bytes();
         }
         pages
@@ -245,13 +243,7 @@ impl Pages {
     pub(in crate::backend::cuda) fn whole(&self) -> Pieces {
         debug_assert!(self.is_packed());
         let bytes = self.page_bytes();
-        Pieces {
-            address: self.address(),
-            page_stride: bytes,
-            piece_stride: bytes,
-            piece_bytes: bytes,
-            count: 1,
-        }
+        Pieces { address: self.address(), page_stride: bytes, piece_stride: bytes, piece_bytes: bytes, count: 1 }
     }
 
     /// Returns whether pages of the two pools have pieces of the same sizes and numbers.

@@ -9,9 +9,8 @@ use crate::backend::cuda::driver::raw::RawStream;
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::RopeStoreParams;
 use crate::backend::cuda::kernels::{
-    Kernel, ROPE_STORE_BF16_D64, ROPE_STORE_BF16_D128, ROPE_STORE_BF16_D256, ROPE_STORE_F16_D64,
-    ROPE_STORE_F16_D128, ROPE_STORE_F16_D256, ROPE_STORE_F32_D64, ROPE_STORE_F32_D128,
-    ROPE_STORE_F32_D256,
+    Kernel, ROPE_STORE_BF16_D64, ROPE_STORE_BF16_D128, ROPE_STORE_BF16_D256, ROPE_STORE_F16_D64, ROPE_STORE_F16_D128,
+    ROPE_STORE_F16_D256, ROPE_STORE_F32_D64, ROPE_STORE_F32_D128, ROPE_STORE_F32_D256,
 };
 use crate::backend::cuda::plan::image::Image;
 use crate::backend::{Operand, Rope, rope};

@@ -24,8 +24,7 @@ const STREAMING_TOKENS: std::ops::RangeInclusive<u32> = 513..=8192;
 /// alignment of the host's rows and the bytes of a slot number.
 pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, tokens: u32) -> Vec<&'static Kernel> {
     let bytes = layout.store_widths()[0] * layout.dtype().rows().size() as usize;
-    let (row_bytes, units) =
-        if layout.is_latent() { (bytes / 2, bytes / 32) } else { (bytes, bytes / 16) };
+    let (row_bytes, units) = if layout.is_latent() { (bytes / 2, bytes / 32) } else { (bytes, bytes / 16) };
     let mut kernels = vec![STORE_CACHE_ANY];
     if row_bytes.is_multiple_of(16) {
         kernels.extend((units <= 256).then_some(STORE_CACHE));
@@ -55,8 +54,7 @@ pub(in crate::backend::cuda) fn store(
         (v_stride, v_address) = (k_stride, k.extent.address.saturating_add(row_bytes));
         v_pool += row_bytes;
     }
-    let unit_bytes =
-        unit_bytes(&[row_bytes, k_stride.into(), v_stride.into(), k.extent.address, v_address]);
+    let unit_bytes = unit_bytes(&[row_bytes, k_stride.into(), v_stride.into(), k.extent.address, v_address]);
     if unit_bytes < dtype.size().min(4) {
         return Err(CudaError::RowsAlignment { align: dtype.size() });
     }

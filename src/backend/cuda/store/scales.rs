@@ -34,8 +34,8 @@ impl Scales {
             Some(Scaling::ByToken) => {
                 // K and V share numbers in latent rows, so they share scales.
                 let v = if layout.is_latent() { PlaneName::KScales } else { PlaneName::VScales };
-                let planes = [PlaneName::KScales, v]
-                    .map(|name| layout.strides(name).expect("the pool has planes of scales"));
+                let planes =
+                    [PlaneName::KScales, v].map(|name| layout.strides(name).expect("the pool has planes of scales"));
                 assert_eq!(Strides { origin: planes[0].origin, ..planes[1] }, planes[0]);
                 Self::ByToken { pool, planes }
             }

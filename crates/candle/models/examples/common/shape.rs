@@ -8,9 +8,7 @@ use candle::{DType, Device, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Capacity, EngineConfig, Extend, KvDtype, KvShape, Namespace, PoolConfig, SeqKey, TokenId,
-};
+use kvarena::{Capacity, EngineConfig, Extend, KvDtype, KvShape, Namespace, PoolConfig, SeqKey, TokenId};
 use kvarena_candle::KvArena;
 use kvarena_candle_models::models::qwen3 as unpatched;
 use kvarena_candle_models::paged::qwen3 as paged;
@@ -35,14 +33,7 @@ pub struct Shape {
 struct Random(Mutex<HashMap<String, Tensor>>);
 
 impl SimpleBackend for Random {
-    fn get(
-        &self,
-        shape: candle::Shape,
-        name: &str,
-        _: Init,
-        dtype: DType,
-        device: &Device,
-    ) -> candle::Result<Tensor> {
+    fn get(&self, shape: candle::Shape, name: &str, _: Init, dtype: DType, device: &Device) -> candle::Result<Tensor> {
         let mut all = self.0.lock().expect("one thread");
         if let Some(tensor) = all.get(name) {
             return Ok(tensor.clone());
@@ -66,10 +57,7 @@ impl SimpleBackend for Random {
 
 impl Shape {
     /// Returns both models over the same weights.
-    pub fn models(
-        &self,
-        device: &Device,
-    ) -> Outcome<(unpatched::ModelForCausalLM, paged::ModelForCausalLM)> {
+    pub fn models(&self, device: &Device) -> Outcome<(unpatched::ModelForCausalLM, paged::ModelForCausalLM)> {
         let config = json!({
             "vocab_size": self.vocab, "hidden_size": self.hidden, "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers, "num_attention_heads": self.q_heads, "head_dim": self.head_dim,

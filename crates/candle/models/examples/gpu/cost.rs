@@ -21,9 +21,7 @@ const KV_HEADS: usize = QWEN3.kv_heads;
 const HEAD_DIM: usize = QWEN3.head_dim;
 
 pub fn run() -> Outcome {
-    println!(
-        "us, medians over decode steps of {BATCH} sequences of {CONTEXT} tokens, {LAYERS} layers"
-    );
+    println!("us, medians over decode steps of {BATCH} sequences of {CONTEXT} tokens, {LAYERS} layers");
     println!("| candle's events | | bridge | direct calls | difference |");
     println!("|---|---|---|---|---|");
     for tracking in [true, false] {
@@ -35,9 +33,7 @@ pub fn run() -> Outcome {
         }
         println!("| {kind} | candle's allocation, part of layer | {:.1} | | |", cost.allocation()?);
         let (bridge, direct) = (cost.device_times(true)?, cost.device_times(false)?);
-        for (at, name) in
-            ["device, layer, launches queued", "device, layer, device idle"].iter().enumerate()
-        {
+        for (at, name) in ["device, layer, launches queued", "device, layer, device idle"].iter().enumerate() {
             let (bridge, direct) = (bridge[at], direct[at]);
             println!("| {kind} | {name} | {bridge:.1} | {direct:.1} | {:.1} |", bridge - direct);
         }
@@ -62,8 +58,7 @@ impl Cost {
         let mut arena = QWEN3.arena(device, BATCH as u32 * most, BATCH as u32 * CONTEXT)?;
         let mut items = Vec::new();
         for first in 0..BATCH as u32 {
-            let prompt: Vec<TokenId> =
-                (0..CONTEXT).map(|at| TokenId::new(first * 1000 + at)).collect();
+            let prompt: Vec<TokenId> = (0..CONTEXT).map(|at| TokenId::new(first * 1000 + at)).collect();
             let seq = arena.engine.admit(Namespace::default(), &prompt, 0)?;
             items.push(Extend { seq, len: CONTEXT });
         }
@@ -71,9 +66,7 @@ impl Cost {
         let id = arena.step(&items)?.launched();
         arena.close(id)?;
         items.iter_mut().for_each(|item| item.len = 1);
-        let tensor = |heads| {
-            Tensor::randn(0f32, 1.0, (BATCH, heads, HEAD_DIM), device)?.to_dtype(DType::BF16)
-        };
+        let tensor = |heads| Tensor::randn(0f32, 1.0, (BATCH, heads, HEAD_DIM), device)?.to_dtype(DType::BF16);
         let qkv = [tensor(Q_HEADS)?, tensor(KV_HEADS)?, tensor(KV_HEADS)?];
         Ok(Self {
             device: device.clone(),
@@ -173,8 +166,7 @@ impl Cost {
         let mut times = [const { Vec::new() }; 2];
         for turn in 0..40 {
             self.append()?;
-            let mut events =
-                (0..=LAYERS).map(|_| CudaEvent::new(&gpu, true)).collect::<Result<Vec<_>, _>>()?;
+            let mut events = (0..=LAYERS).map(|_| CudaEvent::new(&gpu, true)).collect::<Result<Vec<_>, _>>()?;
             let [q, k, v] = &self.qkv;
             let raw = [address(q)?, address(k)?, address(v)?];
             let out = address(&self.out)?;
@@ -232,8 +224,7 @@ fn layer_direct(
     };
     let [q, k, v] = [rows(qkv[0], Q_HEADS), rows(qkv[1], KV_HEADS), rows(qkv[2], KV_HEADS)];
     // SAFETY: the result's tensor also lives until then, and nothing else accesses it.
-    let out =
-        unsafe { DeviceRowsMut::from_raw(out, Dtype::Bf16, BATCH * Q_HEADS * HEAD_DIM, None) };
+    let out = unsafe { DeviceRowsMut::from_raw(out, Dtype::Bf16, BATCH * Q_HEADS * HEAD_DIM, None) };
     pool.store_cache(plan, layer, Either::Right(k), Either::Right(v))?;
     let queries = Queries { rows: Either::Right(q), sinks: None };
     pool.attend_queries(plan, layer, attend, queries, Either::Right(out), None)?;

@@ -43,10 +43,7 @@ fn main() -> Outcome {
             "cost" => cost::run()?,
             "parts" => parts::run()?,
             other => {
-                return Err(format!(
-                    "{other} is none of tokens, replays, steps, graphs, cost, parts"
-                )
-                .into());
+                return Err(format!("{other} is none of tokens, replays, steps, graphs, cost, parts").into());
             }
         }
         println!("[{part}: {:.1} s]\n", start.elapsed().as_secs_f64());

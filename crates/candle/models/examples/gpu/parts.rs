@@ -32,10 +32,7 @@ pub fn run() -> Outcome {
     let device = device()?;
     let (decode, prefill) = (Parts::new(&device, 1)?, Parts::new(&device, CONTEXT)?);
     let (decode, prefill) = (decode.times()?, prefill.times()?);
-    println!(
-        "{BATCH} sequences of {CONTEXT} tokens; device time of one of {} layers, in us",
-        QWEN3.layers
-    );
+    println!("{BATCH} sequences of {CONTEXT} tokens; device time of one of {} layers, in us", QWEN3.layers);
     println!("| | decode | prefill |");
     println!("|---|---|---|");
     for (name, (decode, prefill)) in NAMES.iter().zip(decode.iter().zip(&prefill)) {
@@ -98,10 +95,8 @@ impl Parts {
         let q = self.random(&[rows, heads, shape.head_dim])?;
         let k = self.random(&[rows, kv_heads, shape.head_dim])?;
         let all = q.reshape((rows, heads * shape.head_dim))?;
-        let [to_q, to_kv] = [
-            weight(heads * shape.head_dim, shape.hidden)?,
-            weight(kv_heads * shape.head_dim, shape.hidden)?,
-        ];
+        let [to_q, to_kv] =
+            [weight(heads * shape.head_dim, shape.hidden)?, weight(kv_heads * shape.head_dim, shape.hidden)?];
         let [from_q, up, down] = [
             weight(shape.hidden, heads * shape.head_dim)?,
             weight(shape.intermediate, shape.hidden)?,

@@ -23,32 +23,21 @@ const SIZES: &str = "1x512,1x4096,16x512,16x1024,16x2048,16x4096,64x512,64x1024,
 pub fn run(sizes: &str, graphs: bool) -> Outcome {
     let device = device()?;
     let (mut unpatched, paged) = QWEN3.models(&device)?;
-    println!(
-        "Qwen3-0.6B's shape, bf16, random weights; ms, medians of {DECODES} decode steps by turns"
-    );
-    println!(
-        "| batch x context | decode: candle | bridge | graph | candle / bridge | candle / graph |"
-    );
+    println!("Qwen3-0.6B's shape, bf16, random weights; ms, medians of {DECODES} decode steps by turns");
+    println!("| batch x context | decode: candle | bridge | graph | candle / bridge | candle / graph |");
     println!("|---|---|---|---|---|---|");
     let mut prefills = Vec::new();
     for size in if sizes.is_empty() { SIZES } else { sizes }.split(',') {
         let (batch, context) = size.split_once('x').ok_or("a size is batch x context")?;
-        let mut bench = Bench {
-            device: &device,
-            batch: batch.parse()?,
-            context: context.parse()?,
-            graphs,
-            rng: Rng::new(7),
-        };
+        let mut bench =
+            Bench { device: &device, batch: batch.parse()?, context: context.parse()?, graphs, rng: Rng::new(7) };
         match bench.row(&mut unpatched, &paged) {
             Ok(prefill) => prefills.push((size, prefill)),
             Err(error) => println!("| {size} | {} |", first_line(&error.to_string())),
         }
         unpatched.clear_kv_cache();
     }
-    println!(
-        "\n| batch x context | prefill: candle | bridge | candle / bridge | all but 32 tokens cached |"
-    );
+    println!("\n| batch x context | prefill: candle | bridge | candle / bridge | all but 32 tokens cached |");
     println!("|---|---|---|---|---|");
     for (size, [candle_ms, bridge_ms, cached_ms]) in prefills {
         let ratio = candle_ms / bridge_ms;
@@ -89,8 +78,7 @@ impl Bench<'_> {
             for seq in seqs.drain(..) {
                 arena.engine.finish(seq)?;
             }
-            let candle_ms =
-                self.time(|bench| bench.prefill_unpatched(unpatched, &prompts, chunk))?;
+            let candle_ms = self.time(|bench| bench.prefill_unpatched(unpatched, &prompts, chunk))?;
             let bridge_ms = self.time(|_| {
                 seqs = prefill(&mut arena, paged, &prompts, chunk)?;
                 Ok(())
@@ -112,8 +100,7 @@ impl Bench<'_> {
                 times[2].push(cached_ms);
             }
         }
-        let [candle_ms, bridge_ms, graph_ms] =
-            self.decode((unpatched, paged), &mut arena, &seqs)?;
+        let [candle_ms, bridge_ms, graph_ms] = self.decode((unpatched, paged), &mut arena, &seqs)?;
         println!(
             "| {batch}x{context} | {candle_ms:.2} | {bridge_ms:.2} | {graph_ms:.2} | {:.2} | {:.2} |",
             candle_ms / bridge_ms,
@@ -174,8 +161,7 @@ impl Bench<'_> {
                         return Ok(());
                     }
                     let mut step = arena.step_padded(&items, items.len())?;
-                    let tokens =
-                        if way == 2 { graphs.forward(&mut step)? } else { next(paged, &step)? };
+                    let tokens = if way == 2 { graphs.forward(&mut step)? } else { next(paged, &step)? };
                     tokens.to_vec1::<u32>()?;
                     let id = step.launched();
                     Ok(arena.close(id)?)

@@ -65,11 +65,7 @@ fn is_equal(name: &str, prompt: &[u32], expected: &[u32], text: &[u32]) -> Outco
 }
 
 /// Serves the prompts twice, with joins and chunks. The second run hits the cache.
-pub fn by_steps(
-    loaded: &Loaded,
-    arena: &mut KvArena,
-    prompts: &[Vec<u32>],
-) -> Outcome<Vec<(String, Texts)>> {
+pub fn by_steps(loaded: &Loaded, arena: &mut KvArena, prompts: &[Vec<u32>]) -> Outcome<Vec<(String, Texts)>> {
     let limits = Limits { new_tokens: NEW, step_tokens: 48, joins: 2 };
     let mut all = Vec::new();
     for _ in 0..2 {
@@ -88,8 +84,7 @@ fn folder(name: &str) -> PathBuf {
 
 /// Returns the prompts and their new tokens.
 fn golden(name: &str) -> Outcome<[Texts; 2]> {
-    let all: Value =
-        serde_json::from_str(&std::fs::read_to_string(folder(name).join("golden.json"))?)?;
+    let all: Value = serde_json::from_str(&std::fs::read_to_string(folder(name).join("golden.json"))?)?;
     let cases = all["cases"].as_array().ok_or("cases")?;
     let tokens = |value: &Value| serde_json::from_value::<Vec<u32>>(value.clone());
     let mut pairs = [Texts::new(), Texts::new()];
@@ -111,11 +106,7 @@ fn logits(model: &Loaded, tokens: &[u32]) -> Outcome<Vec<f32>> {
 }
 
 /// Decodes all prompts together, with graphs.
-pub fn by_graphs(
-    loaded: &Loaded,
-    arena: &mut KvArena,
-    prompts: &[Vec<u32>],
-) -> Outcome<Vec<(String, Texts)>> {
+pub fn by_graphs(loaded: &Loaded, arena: &mut KvArena, prompts: &[Vec<u32>]) -> Outcome<Vec<(String, Texts)>> {
     let mut graphs = Graphs::new(arena, &loaded.model, |model, step| model.forward(step))?;
     let mut items = Vec::new();
     for prompt in prompts {

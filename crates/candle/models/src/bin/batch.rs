@@ -24,10 +24,7 @@ struct Args {
     #[arg(long)]
     model: PathBuf,
     /// The text before each prompt.
-    #[arg(
-        long,
-        default_value = "You answer in one short sentence, and you say so where you do not know."
-    )]
+    #[arg(long, default_value = "You answer in one short sentence, and you say so where you do not know.")]
     system: String,
     /// A file with one prompt a line. Default: eight questions.
     #[arg(long)]
@@ -49,16 +46,12 @@ fn main() -> ExitCode {
 }
 
 fn batch(args: &Args) -> Result<(), Box<dyn Error>> {
-    let text = Text::load(&args.model)
-        .map_err(|error| format!("{}: tokenizer.json: {error}", args.model.display()))?;
+    let text = Text::load(&args.model).map_err(|error| format!("{}: tokenizer.json: {error}", args.model.display()))?;
     let questions = match &args.prompts {
-        Some(path) => {
-            fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?
-        }
+        Some(path) => fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?,
         None => (1..=8).map(|n| format!("What is {n} times {n}?\n")).collect(),
     };
-    let prompts =
-        questions.lines().map(|line| text.encode(&format!("{}\n{line}\n", args.system), true));
+    let prompts = questions.lines().map(|line| text.encode(&format!("{}\n{line}\n", args.system), true));
     let prompts = prompts.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
     let (device, dtype) = device(args.gpu)?;
     let loaded = load(&args.model, dtype, &device)?;
@@ -70,8 +63,7 @@ fn batch(args: &Args) -> Result<(), Box<dyn Error>> {
     let mut own = Contiguous::load(&args.model, dtype, &device)?;
     let start = Instant::now();
     let texts = prompts.iter();
-    let texts =
-        texts.map(|prompt| own.generate(&device, prompt, args.new_tokens.get(), &loaded.end));
+    let texts = texts.map(|prompt| own.generate(&device, prompt, args.new_tokens.get(), &loaded.end));
     let texts = texts.collect::<candle::Result<Vec<_>>>();
     let time = start.elapsed();
 
@@ -87,10 +79,7 @@ fn batch(args: &Args) -> Result<(), Box<dyn Error>> {
         }
         // candle 0.11.1's gemma3 cannot append to its own cache on a CPU.
         Err(error) => {
-            println!(
-                "candle's own model fails: {}",
-                error.to_string().lines().next().unwrap_or("")
-            );
+            println!("candle's own model fails: {}", error.to_string().lines().next().unwrap_or(""));
         }
     }
     Ok(())

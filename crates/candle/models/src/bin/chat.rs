@@ -45,8 +45,7 @@ fn converse(args: &Args) -> Result<(), Box<dyn Error>> {
     let mut chat = Chat::read(&args.model)?;
     let (device, dtype) = device(args.gpu)?;
     let loaded = load(&args.model, dtype, &device)?;
-    let mut arena =
-        KvArena::new(loaded.arena([args.cache_tokens as usize], args.step_tokens)?, &device)?;
+    let mut arena = KvArena::new(loaded.arena([args.cache_tokens as usize], args.step_tokens)?, &device)?;
     let limits = Limits { new_tokens: args.new_tokens, step_tokens: args.step_tokens, joins: 1 };
     prompt()?;
     for line in io::stdin().lock().lines() {

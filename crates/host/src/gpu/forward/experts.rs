@@ -6,9 +6,7 @@ use kvarena::backend::cuda::DeviceBuffer;
 
 use super::super::device::Device;
 use super::super::error::GpuError;
-use super::super::kernels::{
-    BiasParams, ExpertsParams, NormAddParams, NormParams, Route, RouteParams,
-};
+use super::super::kernels::{BiasParams, ExpertsParams, NormAddParams, NormParams, Route, RouteParams};
 use super::Forward;
 use crate::config::ModelConfig;
 use crate::experts::ExpertsConfig;
@@ -35,11 +33,7 @@ impl Mixture {
     }
 
     /// Allocates the activations of `tokens` tokens, if the model has experts.
-    pub(super) fn new(
-        device: &Device,
-        config: &ModelConfig,
-        tokens: usize,
-    ) -> Result<Option<Self>, GpuError> {
+    pub(super) fn new(device: &Device, config: &ModelConfig, tokens: usize) -> Result<Option<Self>, GpuError> {
         let Some(experts) = config.experts else { return Ok(None) };
         let chosen = tokens * experts.per_token;
         Ok(Some(Self {
@@ -70,16 +64,10 @@ impl Forward {
     }
 
     /// Norms the output and adds it to x, if the model norms outputs.
-    pub(super) fn add_output(
-        &self,
-        device: &Device,
-        weight: u64,
-        tokens: usize,
-    ) -> Result<(), GpuError> {
+    pub(super) fn add_output(&self, device: &Device, weight: u64, tokens: usize) -> Result<(), GpuError> {
         let Some(output) = &self.output else { return Ok(()) };
         let (x, y, hidden) = (self.x.address(), output.address(), self.config.hidden);
-        let params =
-            NormAddParams { x, y, weight, hidden: hidden as u32, eps: self.config.norm_eps };
+        let params = NormAddParams { x, y, weight, hidden: hidden as u32, eps: self.config.norm_eps };
         let block = (hidden / 8).next_multiple_of(32) as u32;
         // SAFETY: the width was checked in `new`; x and the output have memory for the step.
         unsafe { device.kernels.norm_add.launch(device.raw(), (tokens as u32, 1), block, &params) }
@@ -88,8 +76,7 @@ impl Forward {
     /// Computes the output of a layer's experts from x. Like `Op::Down`, adds the output to x, or writes it to x or to
     /// this rank's part of the sum.
     pub(super) fn mix(&self, device: &Device, index: usize, tokens: usize) -> Result<(), GpuError> {
-        let Mixture { config, normed, routes, activated } =
-            self.mixture.as_ref().expect("the model has experts");
+        let Mixture { config, normed, routes, activated } = self.mixture.as_ref().expect("the model has experts");
         let (layer, hidden) = (&self.weights.layers[index], self.config.hidden);
         let weights = &layer.experts;
         let ExpertsConfig { count, per_token, intermediate, .. } = *config;

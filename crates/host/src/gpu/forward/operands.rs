@@ -15,12 +15,7 @@ impl Forward {
     ///
     /// # Panics
     /// If there are more tokens than the limits allow, or more draws than rows of logits at a time.
-    pub fn plan(
-        &mut self,
-        device: &Device,
-        (tokens, draws): (usize, usize),
-        unhurried: bool,
-    ) -> Result<(), GpuError> {
+    pub fn plan(&mut self, device: &Device, (tokens, draws): (usize, usize), unhurried: bool) -> Result<(), GpuError> {
         assert!(tokens <= padded_rows(self.limits.tokens) && draws <= self.limits.logits);
         // Separate kernels compute experts, so a layer with experts has only two products.
         let ops: &[Op] = match self.mixture {
@@ -29,18 +24,15 @@ impl Forward {
         };
         if tokens > 0 && !self.products.is_planned(Op::Qkv, tokens) {
             let layers = 0..self.config.layers;
-            let of_layers = |&op| -> Vec<Operands> {
-                layers.clone().map(|layer| self.operands(op, layer, tokens)).collect()
-            };
+            let of_layers =
+                |&op| -> Vec<Operands> { layers.clone().map(|layer| self.operands(op, layer, tokens)).collect() };
             let operands: Vec<_> = ops.iter().map(of_layers).collect();
             let product = |(&op, operands)| Product { op, widths: self.widths(op), operands };
-            let products: Vec<_> =
-                ops.iter().zip(operands.iter().map(Vec::as_slice)).map(product).collect();
+            let products: Vec<_> = ops.iter().zip(operands.iter().map(Vec::as_slice)).map(product).collect();
             self.products.plan(device, tokens, &products, unhurried)?;
         }
         if draws > 0 && !self.products.is_planned(Op::Logits, draws) {
-            let (op, widths, operands) =
-                (Op::Logits, self.widths(Op::Logits), &[self.logits_operands(0)][..]);
+            let (op, widths, operands) = (Op::Logits, self.widths(Op::Logits), &[self.logits_operands(0)][..]);
             let product = Product { op, widths, operands };
             self.products.plan(device, draws, &[product], unhurried)?;
         }
@@ -110,13 +102,7 @@ impl Forward {
         padded_rows(tokens) <= self.part_rows
     }
 
-    pub(super) fn product(
-        &self,
-        device: &Device,
-        op: Op,
-        tokens: usize,
-        operands: Operands,
-    ) -> Result<(), GpuError> {
+    pub(super) fn product(&self, device: &Device, op: Op, tokens: usize, operands: Operands) -> Result<(), GpuError> {
         // SAFETY: weights and activations live as long as the model, and have memory for that many rows, rounded up.
         unsafe { self.products.run(device, op, self.widths(op), tokens, operands) }
     }

@@ -34,12 +34,7 @@ impl Forward {
         Ok(())
     }
 
-    fn sample(
-        &self,
-        device: &Device,
-        (first, count): (usize, usize),
-        step: StepAddresses,
-    ) -> Result<(), GpuError> {
+    fn sample(&self, device: &Device, (first, count): (usize, usize), step: StepAddresses) -> Result<(), GpuError> {
         let at = |buffer: &DeviceBuffer, bytes: u64| buffer.address() + bytes * first as u64;
         let params = SampleParams {
             logits: self.logits.address(),

@@ -74,15 +74,11 @@ impl Products {
             lists.push(self.shortlist(device, rows, product, tune)?);
         }
         let mut chosen: Vec<Method> = lists.iter().map(|list| list[0]).collect();
-        let sequence = |methods: &[Method]| {
-            products.iter().copied().zip(methods.iter().copied()).collect::<Vec<_>>()
-        };
+        let sequence = |methods: &[Method]| products.iter().copied().zip(methods.iter().copied()).collect::<Vec<_>>();
         if products.len() > 1 && lists.iter().any(|list| list.len() > 1) {
             let mut least = self.measure(device, rows, &sequence(&chosen), LAUNCHES)?;
-            for (i, &method) in lists
-                .iter()
-                .enumerate()
-                .flat_map(|(i, list)| list[1..].iter().map(move |method| (i, method)))
+            for (i, &method) in
+                lists.iter().enumerate().flat_map(|(i, list)| list[1..].iter().map(move |method| (i, method)))
             {
                 let mut other = chosen.clone();
                 other[i] = method;
@@ -95,16 +91,7 @@ impl Products {
         for (product, method) in sequence(&chosen) {
             // A first launch loads the kernel, which must not happen in a capture.
             // SAFETY: the caller passes operands for that many rows.
-            unsafe {
-                self.run_method(
-                    device,
-                    product.op,
-                    product.widths,
-                    rows,
-                    method,
-                    product.operands[0],
-                )
-            }?;
+            unsafe { self.run_method(device, product.op, product.widths, rows, method, product.operands[0]) }?;
             self.methods.insert((product.op, rows), method);
         }
         Ok(())
@@ -119,8 +106,7 @@ impl Products {
         tune: bool,
     ) -> Result<Vec<Method>, GpuError> {
         let Product { op, widths, .. } = product;
-        let mut methods =
-            self.cublaslt_methods(op, widths, rows, if tune { ALGORITHMS } else { 1 })?;
+        let mut methods = self.cublaslt_methods(op, widths, rows, if tune { ALGORITHMS } else { 1 })?;
         let own = match self.choice {
             Choice::First => Vec::new(),
             // The kernels that fuse the activation support only SiLU.
@@ -133,9 +119,7 @@ impl Products {
                 skinny.chain(own.into_iter().map(Method::Gemm)).collect()
             }
             Choice::Skinny => skinny_methods(op, widths, rows),
-            Choice::Gemm => {
-                gemm_methods(device, widths, rows).into_iter().map(Method::Gemm).collect()
-            }
+            Choice::Gemm => gemm_methods(device, widths, rows).into_iter().map(Method::Gemm).collect(),
         };
         match self.choice {
             Choice::Skinny | Choice::Gemm if !own.is_empty() => {
@@ -178,8 +162,7 @@ impl Products {
         let outs = if op == Op::GateUp { 2 * outs } else { outs };
         let (bf16, f32) = (sys::cudaDataType_t::CUDA_R_16BF, sys::cudaDataType_t::CUDA_R_32F);
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        let description = result::create_matmul_desc(compute, f32)
-            .map_err(|e| lt("cublasLtMatmulDescCreate", e))?;
+        let description = result::create_matmul_desc(compute, f32).map_err(|e| lt("cublasLtMatmulDescCreate", e))?;
         let transposed = 1_i32;
         // SAFETY: the attribute takes an i32, which lives during the call.
         unsafe {
@@ -212,8 +195,7 @@ impl Products {
         [weights, xs, ys]: [sys::cublasLtMatrixLayout_t; 3],
         most: usize,
     ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, GpuError> {
-        let preference =
-            result::create_matmul_pref().map_err(|e| lt("cublasLtMatmulPreferenceCreate", e))?;
+        let preference = result::create_matmul_pref().map_err(|e| lt("cublasLtMatmulPreferenceCreate", e))?;
         let bytes = WORKSPACE_BYTES;
         // SAFETY: the attribute takes a size, which lives during the call.
         unsafe {
@@ -274,8 +256,7 @@ impl Products {
         device.stream.synchronize()?;
         let graph = device.stream.capture(all)?;
         let mut best = f32::INFINITY;
-        let (mut begun, mut done) =
-            (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);
+        let (mut begun, mut done) = (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);
         for _ in 0..launches {
             begun.record(&device.stream)?;
             // SAFETY: operands and weights live, and the graph contains no work of kvarena.

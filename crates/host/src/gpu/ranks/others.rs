@@ -13,8 +13,8 @@ use std::thread::{self, JoinHandle};
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaRead, CudaWrite};
 use kvarena::{
-    Backend, Compaction, HostMemory, HostPageId, MoveId, OpenBackend, PageCopy, PageMove,
-    PoolLayout, StepBounds, StepEnd, TableShape,
+    Backend, Compaction, HostMemory, HostPageId, MoveId, OpenBackend, PageCopy, PageMove, PoolLayout, StepBounds,
+    StepEnd, TableShape,
 };
 
 use super::WeightSource;
@@ -107,12 +107,7 @@ impl OtherRanks {
     ///
     /// # Errors
     /// A GPU that cannot be used, weights that cannot be loaded, or too little memory.
-    pub fn start(
-        links: Vec<Link>,
-        config: &ModelConfig,
-        source: &WeightSource,
-        options: GpuOptions,
-    ) -> Result<Self> {
+    pub fn start(links: Vec<Link>, config: &ModelConfig, source: &WeightSource, options: GpuOptions) -> Result<Self> {
         let (mut senders, mut threads, mut ready) = (Vec::new(), Vec::new(), Vec::new());
         let progress: Vec<_> = links.iter().map(|_| Arc::new(Progress::default())).collect();
         for (link, progress) in links.into_iter().zip(&progress) {
@@ -121,8 +116,7 @@ impl OtherRanks {
             let options = GpuOptions { keep_logits: false, keep_times: false, ..options };
             let seed = Seed { config: config.clone(), source: source.clone(), options, link };
             let progress = Arc::clone(progress);
-            threads
-                .push(thread::spawn(move || run_rank(seed, &messages, &ready_sender, &progress)));
+            threads.push(thread::spawn(move || run_rank(seed, &messages, &ready_sender, &progress)));
             senders.push(sender);
             ready.push(ready_receiver);
         }
@@ -183,12 +177,7 @@ fn lost() -> Error {
 }
 
 /// Runs the thread of a rank, which repeats the work of rank 0 on the rank's own GPU.
-fn run_rank(
-    seed: Seed,
-    messages: &Receiver<Message>,
-    ready: &Sender<Result<u64>>,
-    progress: &Progress,
-) {
+fn run_rank(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>, progress: &Progress) {
     let (rank, model) = (seed.link.rank(), seed.config.clone());
     let share = Share { rank, ranks: seed.link.ranks() };
     let begin = || -> Result<(GpuRunner, u64)> {
@@ -269,12 +258,7 @@ fn handle(
     Ok(())
 }
 
-pub fn begin_moves(
-    backend: &mut Cuda,
-    direction: Direction,
-    id: MoveId,
-    moves: &[PageMove],
-) -> Moving {
+pub fn begin_moves(backend: &mut Cuda, direction: Direction, id: MoveId, moves: &[PageMove]) -> Moving {
     match direction {
         Direction::Save => backend.save_pages(id, moves),
         Direction::Load => backend.load_pages(id, moves),

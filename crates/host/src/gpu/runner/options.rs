@@ -35,9 +35,8 @@ impl GpuOptions {
     /// Returns the largest `padded tokens / padded rows` of all decode steps, rounded up. This is
     /// [`Prepare::decode_tokens`](kvarena::backend::cuda::Prepare).
     pub(super) fn decode_tokens(&self) -> u32 {
-        let sizes = (1..=self.concurrency as usize).flat_map(|streams| {
-            (streams..=streams * self.width()).map(move |tokens| padded_step(streams, tokens))
-        });
+        let sizes = (1..=self.concurrency as usize)
+            .flat_map(|streams| (streams..=streams * self.width()).map(move |tokens| padded_step(streams, tokens)));
         sizes.map(|(rows, tokens)| tokens.div_ceil(rows) as u32).max().unwrap_or(1)
     }
 

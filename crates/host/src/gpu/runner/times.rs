@@ -47,20 +47,13 @@ impl GpuRunner {
             shapes: None,
         };
         let only = |attention, products, small| Parts { attention, products, small };
-        let parts = [
-            Parts::ALL,
-            only(true, false, false),
-            only(false, true, false),
-            only(false, false, true),
-        ];
+        let parts = [Parts::ALL, only(true, false, false), only(false, true, false), only(false, false, true)];
         let mut times = [0.0; 4];
         for (time, parts) in times.iter_mut().zip(parts) {
-            let graph = device
-                .stream
-                .capture(|| forward.run(device, backend, plan, addresses, parts, |_, _| Ok(())))?;
+            let graph =
+                device.stream.capture(|| forward.run(device, backend, plan, addresses, parts, |_, _| Ok(())))?;
             let mut samples = Vec::new();
-            let (mut begun, mut done) =
-                (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);
+            let (mut begun, mut done) = (CudaEvent::new(&device.gpu, true)?, CudaEvent::new(&device.gpu, true)?);
             for _ in 0..12 {
                 begun.record(&device.stream)?;
                 // SAFETY: as for the launch of the step; the same plan is staged.

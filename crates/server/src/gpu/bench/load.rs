@@ -97,11 +97,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 ///
 /// # Errors
 /// A failed run, or pages that are not where the measurement needs them.
-pub fn rows(
-    server: &mut Server<impl OnGpu>,
-    prompts: &mut Prompts,
-    context: usize,
-) -> Result<Vec<Value>> {
+pub fn rows(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, context: usize) -> Result<Vec<Value>> {
     wait_for_host_pages(server.engine_mut())?;
     let layout = server.engine().shape().layout;
     let pages = context as u64 / u64::from(layout.page_size());

@@ -61,8 +61,7 @@ fn rank_times(link: &Link, width: usize, batches: &[usize]) -> Vec<[Option<f32>;
     let device = Device::open_number(link.rank() as u32).unwrap_or_else(|error| end(error));
     let [x, y] = [1, 2].map(|seed| filled(&device, seed, most).unwrap_or_else(|error| end(error)));
     let times = batches.iter().map(|&rows| {
-        row_times(&device, link, [x.address(), y.address()], (rows, width))
-            .unwrap_or_else(|error| end(error))
+        row_times(&device, link, [x.address(), y.address()], (rows, width)).unwrap_or_else(|error| end(error))
     });
     times.collect()
 }

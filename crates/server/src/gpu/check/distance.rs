@@ -95,8 +95,7 @@ impl Case {
                 let what = format!("{setting:?}: {} logits, {} tokens", device.len(), tokens.len());
                 return Err(Error::run(what));
             }
-            for (device, reference) in device.chunks_exact(vocab).zip(reference.chunks_exact(vocab))
-            {
+            for (device, reference) in device.chunks_exact(vocab).zip(reference.chunks_exact(vocab)) {
                 let mut of_token = 0.0;
                 for (a, b) in device.iter().zip(reference) {
                     let (a, b) = (f64::from(*a), f64::from(*b));

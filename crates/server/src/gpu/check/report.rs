@@ -46,9 +46,7 @@ impl<W: Write> Report<'_, W> {
         self.failures += usize::from(distance.is_close());
         let verdict = if distance.is_close() { "NOT FOUND" } else { "found" };
         let (name, Distance { token, logits, .. }) = (&case.name, distance);
-        self.line(format_args!(
-            "{name}: fault {fault:?} {verdict}: token {token:.3}, logits {logits:.4}"
-        ))
+        self.line(format_args!("{name}: fault {fault:?} {verdict}: token {token:.3}, logits {logits:.4}"))
     }
 
     /// Checks that draws do not depend on graphs and overlap.
@@ -70,8 +68,9 @@ impl<W: Write> Report<'_, W> {
             return self.line(format_args!("{name}: too few tokens to check edits"));
         }
         match case.shaped_draws(setting) {
-            Ok(tokens) if tokens > 0 => self
-                .line(format_args!("{name}: {tokens} changed draws equal the CPU's, {setting:?}")),
+            Ok(tokens) if tokens > 0 => {
+                self.line(format_args!("{name}: {tokens} changed draws equal the CPU's, {setting:?}"))
+            }
             Ok(_) => Err(Error::run(format!("{setting:?}: no draw is changed"))),
             Err(error) => {
                 self.failures += 1;

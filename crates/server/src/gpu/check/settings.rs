@@ -28,8 +28,7 @@ pub enum Schedule {
 }
 
 /// All schedules.
-pub const SCHEDULES: [Schedule; 4] =
-    [Schedule::AllAtOnce, Schedule::Chunked, Schedule::Preempting, Schedule::Forked];
+pub const SCHEDULES: [Schedule; 4] = [Schedule::AllAtOnce, Schedule::Chunked, Schedule::Preempting, Schedule::Forked];
 
 /// One combination of settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,8 +91,7 @@ impl Default for Setting {
 /// reads and host pages. They use every choice of products except `Choice::Fastest`.
 pub fn settings() -> Vec<Setting> {
     let mut settings = Vec::new();
-    for (page_size, layout) in
-        [1, 16].into_iter().flat_map(|s| [Layout::PageFirst, Layout::LayerFirst].map(|l| (s, l)))
+    for (page_size, layout) in [1, 16].into_iter().flat_map(|s| [Layout::PageFirst, Layout::LayerFirst].map(|l| (s, l)))
     {
         for (graphs, overlap) in [(true, true), (true, false), (false, true), (false, false)] {
             for schedule in SCHEDULES {
@@ -141,11 +139,7 @@ fn sparse() -> impl Iterator<Item = Setting> {
     let few = launched.into_iter().zip(pages.into_iter().cycle());
     all.chain(few.flat_map(|((graphs, overlap), (page_size, layout))| {
         let plain = Setting { page_size, layout, graphs, overlap, ..Setting::default() };
-        [Schedule::AllAtOnce, Schedule::Forked].map(|schedule| Setting {
-            schedule,
-            sparse: Some(FEW),
-            ..plain
-        })
+        [Schedule::AllAtOnce, Schedule::Forked].map(|schedule| Setting { schedule, sparse: Some(FEW), ..plain })
     }))
 }
 

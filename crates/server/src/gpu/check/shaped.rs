@@ -18,8 +18,7 @@ pub(super) const VOCAB_MIN: usize = 432;
 /// Gives three of every four requests a shaping, each of a different kind. One kind sets a minimum length, so its
 /// requests also get stop tokens.
 pub(super) fn shape(requests: &mut [Request]) {
-    let penalties =
-        Shaping { repetition: 1.7, frequency: 0.8, presence: 0.5, ..Shaping::default() };
+    let penalties = Shaping { repetition: 1.7, frequency: 0.8, presence: 0.5, ..Shaping::default() };
     let limited = Shaping {
         allowed: Some((0..60).map(|i| 7 * i).collect()),
         bias: vec![(7, 3.0), (14, -2.0)],
@@ -68,11 +67,8 @@ impl Case {
                 for ((n, &token), logits) in tokens.iter().enumerate().zip(logits) {
                     edits.clear();
                     let (answer, answer_len) = (&tokens[..n], n as u32);
-                    let history =
-                        DrawHistory { prompt: &prompt_tokens, answer, counts: &counts, answer_len };
-                    let list = shaping
-                        .as_ref()
-                        .map(|shaping| shaping.edits(history, stop, &mut changes, &mut edits));
+                    let history = DrawHistory { prompt: &prompt_tokens, answer, counts: &counts, answer_len };
+                    let list = shaping.as_ref().map(|shaping| shaping.edits(history, stop, &mut changes, &mut edits));
                     counts.add(token);
                     shaping::apply(&edits, list.is_some_and(|list| list.only), logits, &mut edited);
                     let edits = list.unwrap_or_default();

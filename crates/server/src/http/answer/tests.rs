@@ -131,10 +131,7 @@ fn a_streamed_chat_equals_the_whole_answer() {
     let mut ended = [false; 4];
     for piece in pieces(&mut answer) {
         let chunk = answer.chunk(piece);
-        assert_eq!(
-            (&chunk["object"], &chunk["usage"]),
-            (&json!("chat.completion.chunk"), &Value::Null)
-        );
+        assert_eq!((&chunk["object"], &chunk["usage"]), (&json!("chat.completion.chunk"), &Value::Null));
         let choice = &chunk["choices"][0];
         let index = choice["index"].as_u64().expect("a number") as usize;
         let is_first = texts[index].is_empty() && !ended[index];
@@ -199,13 +196,7 @@ fn host_with(tokenizer: &Value) -> Arc<Host> {
 /// Returns the whole text of a choice, and the joined text of its chunks.
 fn texts(mut make: impl FnMut() -> Answer, tokens: &[u32]) -> [String; 2] {
     let received = |answer: &mut Answer| -> Vec<Piece> {
-        let event = |&token: &u32| Event::Token {
-            choice: 0,
-            token,
-            cached: 0,
-            drafts: [0; 2],
-            logprob: None,
-        };
+        let event = |&token: &u32| Event::Token { choice: 0, token, cached: 0, drafts: [0; 2], logprob: None };
         let done = Event::Done { choice: 0, finish: Finish::Length };
         let events = tokens.iter().map(event).chain([done]);
         events.filter_map(|event| answer.receive(event).expect("nothing failed")).collect()
@@ -214,9 +205,7 @@ fn texts(mut make: impl FnMut() -> Answer, tokens: &[u32]) -> [String; 2] {
     let pieces = received(&mut whole);
     let body = whole.whole(pieces);
     let chunks = received(&mut streamed).into_iter().map(|piece| streamed.chunk(piece));
-    let chunks: String = chunks
-        .map(|chunk| chunk["choices"][0]["text"].as_str().expect("text").to_owned())
-        .collect();
+    let chunks: String = chunks.map(|chunk| chunk["choices"][0]["text"].as_str().expect("text").to_owned()).collect();
     [body["choices"][0]["text"].as_str().expect("text").to_owned(), chunks]
 }
 
@@ -224,9 +213,7 @@ fn texts(mut make: impl FnMut() -> Answer, tokens: &[u32]) -> [String; 2] {
 #[test]
 fn all_ways_to_read_an_answer_give_one_text() {
     use kvarena_host::sample::splitmix;
-    for tokenizer in
-        [tokenizers::byte_level(), tokenizers::sentence_piece(), tokenizers::word_piece()]
-    {
+    for tokenizer in [tokenizers::byte_level(), tokenizers::sentence_piece(), tokenizers::word_piece()] {
         let host = host_with(&tokenizer);
         let vocab = tokenizer["model"]["vocab"].as_object().expect("a vocabulary").len() as u64;
         let special = tokenizer["added_tokens"].as_array().expect("a list").len() as u64;
@@ -245,21 +232,12 @@ fn all_ways_to_read_an_answer_give_one_text() {
                     })
                 };
                 let shown = answer.iter().copied().filter(|&token| u64::from(token) >= special);
-                let expected = host
-                    .text
-                    .decode_shown(&prompt.iter().copied().chain(shown).collect::<Vec<_>>());
+                let expected = host.text.decode_shown(&prompt.iter().copied().chain(shown).collect::<Vec<_>>());
                 let [whole, streamed] = texts(|| make(true), answer);
-                assert_eq!(
-                    (&whole, &streamed),
-                    (&expected, &expected),
-                    "{prompt:?} and {answer:?}"
-                );
+                assert_eq!((&whole, &streamed), (&expected, &expected), "{prompt:?} and {answer:?}");
                 let [whole, streamed] = texts(|| make(false), answer);
                 assert_eq!(whole, streamed);
-                assert!(
-                    expected.ends_with(&whole),
-                    "{prompt:?} and {answer:?}: {whole:?}, {expected:?}"
-                );
+                assert!(expected.ends_with(&whole), "{prompt:?} and {answer:?}: {whole:?}, {expected:?}");
             }
         }
     }
@@ -291,10 +269,7 @@ fn an_echo_begins_with_the_prompts_own_text() {
         let choice = &answer.whole(pieces)["choices"][0];
         assert_eq!(choice["text"], format!("{own}{expected}"));
         let places = choice["logprobs"]["text_offset"].as_array().expect("offsets");
-        assert_eq!(
-            places[..prompt.len()],
-            offsets.into_iter().map(Value::from).collect::<Vec<_>>()
-        );
+        assert_eq!(places[..prompt.len()], offsets.into_iter().map(Value::from).collect::<Vec<_>>());
         assert_eq!(places[prompt.len()], own.chars().count());
     }
 }
@@ -324,19 +299,15 @@ fn the_best_token_of_a_text_is_in_the_map() {
             let logprob = Some(Logprob { own: -0.5, top: top.clone() });
             let token = Event::Token { choice: 0, token, cached: 0, drafts: [0; 2], logprob };
             let done = Event::Done { choice: 0, finish: Finish::Length };
-            let received =
-                [token, done].map(|event| answer.receive(event).expect("nothing failed"));
-            let logprobs =
-                answer.whole(received.into_iter().flatten().collect())["choices"][0]["logprobs"]
-                    .take();
+            let received = [token, done].map(|event| answer.receive(event).expect("nothing failed"));
+            let logprobs = answer.whole(received.into_iter().flatten().collect())["choices"][0]["logprobs"].take();
             if kind == Kind::Completion {
                 assert_eq!(logprobs["top_logprobs"], json!([map]));
                 continue;
             }
             let bytes = |entry: &Value| entry["bytes"].clone();
             let entry = &logprobs["content"][0];
-            let listed: Vec<Value> =
-                entry["top_logprobs"].as_array().expect("a list").iter().map(bytes).collect();
+            let listed: Vec<Value> = entry["top_logprobs"].as_array().expect("a list").iter().map(bytes).collect();
             let expected: Vec<Value> = top.iter().map(|(token, _)| json!([token - 2])).collect();
             assert_eq!((listed, entry["bytes"][0].is_u64()), (expected, true));
         }

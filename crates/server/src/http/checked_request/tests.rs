@@ -26,8 +26,7 @@ pub(in crate::http) fn limits() -> Limits {
 
 /// Returns a template that joins the contents of messages.
 pub(in crate::http) fn joined() -> Template {
-    let config =
-        json!({ "chat_template": "{% for m in messages %}{{ m.content or '' }} {% endfor %}" });
+    let config = json!({ "chat_template": "{% for m in messages %}{{ m.content or '' }} {% endfor %}" });
     Template::of_config(Path::new("a test's template"), &config).expect("a template")
 }
 
@@ -81,13 +80,8 @@ fn missing_fields_have_openais_defaults() {
     let sampling = Sampling { temperature: 1.0, seed: 77, ..Sampling::default() };
     assert_eq!((request.sampling, &request.stop[..]), (sampling, &[4][..]));
     assert_eq!((checked.stream, checked.include_usage, checked.logprobs), (false, false, None));
-    let checked =
-        chat(json!({ "messages": [{ "role": "user", "content": "1 2 3" }] })).expect("served");
-    assert_eq!(
-        checked.requests[0].max_new_tokens,
-        Some(48),
-        "a chat continues to the model's maximum length"
-    );
+    let checked = chat(json!({ "messages": [{ "role": "user", "content": "1 2 3" }] })).expect("served");
+    assert_eq!(checked.requests[0].max_new_tokens, Some(48), "a chat continues to the model's maximum length");
 }
 
 #[test]
@@ -100,8 +94,7 @@ fn given_fields_are_used() {
     .expect("served");
     let prompts: Vec<_> = checked.requests.iter().map(prompt_of).collect();
     assert_eq!(prompts, [vec![1, 2], vec![3]]);
-    let sampling =
-        Sampling { temperature: 0.0, top_k: 7, top_p: 0.5, seed: u64::MAX, ..Sampling::default() };
+    let sampling = Sampling { temperature: 0.0, top_k: 7, top_p: 0.5, seed: u64::MAX, ..Sampling::default() };
     for request in &checked.requests {
         assert_eq!((request.sampling, request.max_new_tokens), (sampling, Some(5)));
         assert_eq!((request.samples, &request.stop[..]), (3, &[9][..]));
@@ -124,9 +117,7 @@ fn given_fields_are_used() {
 fn prompts_without_a_seed_have_different_ones() {
     let seeds = |more: Value| -> Vec<u64> {
         let mut body = json!({ "prompt": vec!["1 2"; 6] });
-        body.as_object_mut()
-            .expect("an object")
-            .extend(more.as_object().expect("an object").clone());
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         let checked = complete(body).expect("served");
         checked.requests.iter().map(|request| request.sampling.seed).collect()
     };
@@ -143,21 +134,13 @@ fn requests_that_allow_no_token_are_refused() {
     // The model's own stop token is 4.
     for (more, name) in [
         (json!({ "allowed_token_ids": [10], "bad_words": ["10"] }), "allowed_token_ids"),
-        (
-            json!({ "allowed_token_ids": [10], "stop_token_ids": [10], "min_tokens": 1 }),
-            "allowed_token_ids",
-        ),
+        (json!({ "allowed_token_ids": [10], "stop_token_ids": [10], "min_tokens": 1 }), "allowed_token_ids"),
         (json!({ "allowed_token_ids": [4], "min_tokens": 3 }), "allowed_token_ids"),
-        (
-            json!({ "allowed_token_ids": [4, 10, 10], "bad_words": ["10"], "min_tokens": 3 }),
-            "allowed_token_ids",
-        ),
+        (json!({ "allowed_token_ids": [4, 10, 10], "bad_words": ["10"], "min_tokens": 3 }), "allowed_token_ids"),
         (json!({ "bad_words": (0..100).map(|i| i.to_string()).collect::<Vec<_>>() }), "bad_words"),
     ] {
         let mut body = json!({ "prompt": "1 2" });
-        body.as_object_mut()
-            .expect("an object")
-            .extend(more.as_object().expect("an object").clone());
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         refuses(complete(body), 400, name, "allow no token");
     }
     for more in [
@@ -166,9 +149,7 @@ fn requests_that_allow_no_token_are_refused() {
         json!({ "allowed_token_ids": [10], "bad_words": ["10 10"], "min_tokens": 3 }),
     ] {
         let mut body = json!({ "prompt": "1 2" });
-        body.as_object_mut()
-            .expect("an object")
-            .extend(more.as_object().expect("an object").clone());
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         complete(body).expect("a token is allowed");
     }
 }
@@ -220,11 +201,8 @@ fn refuses(answer: Result<CheckedRequest>, status: u16, param: &str, words: &str
 
 #[test]
 fn invalid_bodies_are_refused() {
-    for bytes in
-        [&b""[..], b"{", b"{\"model\": \"tiny\", \"prompt\": \"1\"} x", b"\xff\xfe", b"[1]", b"7"]
-    {
-        let error =
-            CheckedRequest::parse(&host(), Kind::Completion, bytes, 0).expect_err("refused");
+    for bytes in [&b""[..], b"{", b"{\"model\": \"tiny\", \"prompt\": \"1\"} x", b"\xff\xfe", b"[1]", b"7"] {
+        let error = CheckedRequest::parse(&host(), Kind::Completion, bytes, 0).expect_err("refused");
         assert_eq!((error.status, error.param), (400, None));
     }
     let deep = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
@@ -294,11 +272,7 @@ fn fields_of_the_wrong_type_or_range() {
         ("bad_words", json!(["1".repeat(1025)]), "no word"),
         ("bad_words", json!(vec!["1"; 129]), "129 words"),
         ("bad_words", json!(["1".repeat(1 << 20)]), "of at most 1048576"),
-        (
-            "logit_bias",
-            Value::Object((0..1025).map(|i| (i.to_string(), 1.into())).collect()),
-            "1025",
-        ),
+        ("logit_bias", Value::Object((0..1025).map(|i| (i.to_string(), 1.into())).collect()), "1025"),
         ("stop_token_ids", json!([100]), "vocabulary of 100"),
         ("stop", json!("x".repeat(1025)), "1025 bytes"),
         ("cache_salt", json!(7), "7 is no string"),
@@ -358,8 +332,7 @@ fn tokens_past_the_vocabulary_are_refused() {
 #[test]
 fn a_chat_needs_a_template() {
     let host = Host { text: Text::default(), ..host() };
-    let parse =
-        |kind, body: Value| CheckedRequest::parse(&host, kind, body.to_string().as_bytes(), 0);
+    let parse = |kind, body: Value| CheckedRequest::parse(&host, kind, body.to_string().as_bytes(), 0);
     let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "1" }] });
     refuses(parse(Kind::Chat, body.clone()), 400, "messages", "--chat-template FILE");
     assert!(tokenize(&host, body.to_string().as_bytes()).is_err());
@@ -369,16 +342,14 @@ fn a_chat_needs_a_template() {
 /// `generation_config.json` has defaults of sampling; each value of a request replaces one.
 #[test]
 fn recommended_parameters_are_defaults() {
-    let sampling =
-        Sampling { temperature: 0.6, top_k: 20, top_p: 0.95, min_p: 0.1, ..Sampling::default() };
+    let sampling = Sampling { temperature: 0.6, top_k: 20, top_p: 0.95, min_p: 0.1, ..Sampling::default() };
     let host = || {
         let defaults = Defaults { sampling, ..host().defaults };
         Host { defaults, repetition: 1.5, ..host() }
     };
     let parse = |mut body: Value| {
         (body["model"], body["prompt"]) = ("tiny".into(), "1".into());
-        let answer =
-            CheckedRequest::parse(&host(), Kind::Completion, body.to_string().as_bytes(), 0);
+        let answer = CheckedRequest::parse(&host(), Kind::Completion, body.to_string().as_bytes(), 0);
         let request = answer.expect("served").requests.swap_remove(0);
         (request.sampling, request.shaping.map_or(1.0, |shaping| shaping.rules().repetition))
     };
@@ -437,8 +408,7 @@ fn prompts_past_the_limit_are_refused() {
     let prompt = |len: u32| json!((0..len).map(|i| i % 7).collect::<Vec<_>>());
     let checked = complete(json!({ "prompt": prompt(50) })).expect("one token fits");
     assert_eq!(checked.requests[0].max_new_tokens, Some(1));
-    for body in [json!({ "prompt": prompt(51) }), json!({ "prompt": prompt(40), "max_tokens": 12 })]
-    {
+    for body in [json!({ "prompt": prompt(51) }), json!({ "prompt": prompt(40), "max_tokens": 12 })] {
         let error = complete(body).expect_err("too long");
         assert_eq!((error.status, error.code), (400, Some("context_length_exceeded")));
         assert!(error.message.contains("50 positions"), "{error:?}");
@@ -463,8 +433,7 @@ fn fields_that_change_the_answer_are_refused_by_name() {
     for (kind, plain) in bodies {
         for field in FIELDS.iter().filter(|field| field.is_of(kind)) {
             let Use::Refused(neutral) = field.usage else { continue };
-            let values =
-                [json!(true), json!("some"), json!({ "a": 1 }), json!([1]), json!(7), json!(false)];
+            let values = [json!(true), json!("some"), json!({ "a": 1 }), json!([1]), json!(7), json!(false)];
             for value in values {
                 let mut body = plain.clone();
                 body[field.name] = value.clone();
@@ -488,12 +457,9 @@ fn false_for_a_default_of_true_is_refused() {
         refuses(complete(plain(name)), 400, name, "not served");
     }
     let messages = json!([{ "role": "user", "content": "1" }]);
-    for (name, value) in [
-        ("add_generation_prompt", false),
-        ("skip_special_tokens", false),
-        ("add_special_tokens", true),
-        ("echo", true),
-    ] {
+    for (name, value) in
+        [("add_generation_prompt", false), ("skip_special_tokens", false), ("add_special_tokens", true), ("echo", true)]
+    {
         let body = json!({ "messages": messages, name: value });
         refuses(chat(body), 400, name, "not served");
     }
@@ -510,10 +476,7 @@ fn null_fields_are_served() {
             body
         };
         if !["model", "prompt", "messages"].contains(&field.name) {
-            complete(keep("messages"))
-                .map(drop)
-                .or_else(|_| chat(keep("prompt")).map(drop))
-                .expect(field.name);
+            complete(keep("messages")).map(drop).or_else(|_| chat(keep("prompt")).map(drop)).expect(field.name);
         }
     }
 }
@@ -527,10 +490,7 @@ fn options_for_logits_are_read() {
     }))
     .expect("served");
     let request = &checked.requests[0];
-    assert_eq!(
-        (request.sampling.min_p, request.sampling.top_k, request.max_new_tokens),
-        (0.25, 0, Some(3))
-    );
+    assert_eq!((request.sampling.min_p, request.sampling.top_k, request.max_new_tokens), (0.25, 0, Some(3)));
     let expected = Shaping {
         repetition: 1.5,
         frequency: -0.5,
@@ -543,14 +503,10 @@ fn options_for_logits_are_read() {
     let mut shaping = request.shaping.as_ref().expect("shaped").rules().clone();
     shaping.bias.sort_by_key(|(token, _)| std::cmp::Reverse(*token));
     assert_eq!(shaping, expected);
-    let plain = complete(
-        json!({ "prompt": "1", "repetition_penalty": 1, "presence_penalty": 0.0, "min_tokens": 0 }),
-    );
+    let plain = complete(json!({ "prompt": "1", "repetition_penalty": 1, "presence_penalty": 0.0, "min_tokens": 0 }));
     assert_eq!(plain.expect("served").requests[0].shaping, None);
     let host = Host { edits_logits: false, ..host() };
-    for (name, value) in
-        [("min_p", json!(0.5)), ("logit_bias", json!({ "5": 1 })), ("min_tokens", json!(1))]
-    {
+    for (name, value) in [("min_p", json!(0.5)), ("logit_bias", json!({ "5": 1 })), ("min_tokens", json!(1))] {
         let body = json!({ "model": "tiny", "prompt": "1", name: value }).to_string();
         refuses(
             CheckedRequest::parse(&host, Kind::Completion, body.as_bytes(), 0),
@@ -566,9 +522,7 @@ fn salts_are_namespaces() {
     let host = host();
     let namespace = |salt: Value| {
         let body = json!({ "model": "tiny", "prompt": "1", "cache_salt": salt }).to_string();
-        CheckedRequest::parse(&host, Kind::Completion, body.as_bytes(), 0).expect("served").requests
-            [0]
-        .namespace
+        CheckedRequest::parse(&host, Kind::Completion, body.as_bytes(), 0).expect("served").requests[0].namespace
     };
     assert_eq!(namespace(json!("one")), namespace(json!("one")));
     assert_ne!(namespace(json!("one")), namespace(json!("two")));
@@ -590,9 +544,7 @@ fn too_many_choices_are_those_of_n() {
 
 #[test]
 fn echoes_need_no_new_token() {
-    let checked =
-        complete(json!({ "prompt": "1 2", "echo": true, "logprobs": 0, "max_tokens": 0 }))
-            .expect("served");
+    let checked = complete(json!({ "prompt": "1 2", "echo": true, "logprobs": 0, "max_tokens": 0 })).expect("served");
     assert!(checked.echo && checked.hides_new && checked.requests[0].scores_prompt);
     assert_eq!(checked.requests[0].max_new_tokens, Some(1));
     let checked = complete(json!({ "prompt": "1 2", "echo": true })).expect("served");
@@ -607,10 +559,7 @@ fn messages_with_tool_calls_need_no_content() {
         { "role": "assistant", "content": null, "tool_calls": [call], "refusal": null },
         { "role": "tool", "tool_call_id": "1", "content": "2" },
     ]);
-    assert_eq!(
-        prompt_of(&chat(json!({ "messages": messages })).expect("served").requests[0]),
-        [1, 2]
-    );
+    assert_eq!(prompt_of(&chat(json!({ "messages": messages })).expect("served").requests[0]), [1, 2]);
     let odd = json!([{ "role": "user", "content": "1", "audio": { "id": "x" } }]);
     refuses(chat(json!({ "messages": odd })), 400, "messages", "audio");
 }
@@ -624,10 +573,7 @@ fn texts_are_refused_by_their_bytes() {
     assert_eq!((error.status, error.code), (400, Some("context_length_exceeded")));
     assert!(error.message.contains("maximum context length is 50 tokens"), "{error:?}");
     let messages = json!([{ "role": "user", "content": long }]);
-    assert_eq!(
-        chat(json!({ "messages": messages })).expect_err("too long").code,
-        Some("context_length_exceeded")
-    );
+    assert_eq!(chat(json!({ "messages": messages })).expect_err("too long").code, Some("context_length_exceeded"));
     let prediction = json!({ "type": "content", "content": long });
     let error = complete(json!({ "prompt": "1", "prediction": prediction })).expect_err("too long");
     assert_eq!(error.param.as_deref(), Some("prediction"));

@@ -74,11 +74,7 @@ impl SplitShape {
 
     pub(super) const fn width_words(&self, width: usize) -> usize {
         let ctas = self.decode_ctas[width];
-        if ctas == 0 {
-            0
-        } else {
-            ctas.div_ceil(self.decode_stripes(width)) as usize * DECODE_WORDS
-        }
+        if ctas == 0 { 0 } else { ctas.div_ceil(self.decode_stripes(width)) as usize * DECODE_WORDS }
     }
 
     /// Returns the number of bytes of a decode kernel's `partial`.
@@ -141,17 +137,10 @@ impl DecodeSplit {
     }
 
     /// Cuts the units into work chunks for a decode kernel, and returns the number of units.
-    pub fn plan(
-        &mut self,
-        shape: &SplitShape,
-        width: usize,
-        rows: &[BatchRow],
-        words: &mut [u32],
-    ) -> u32 {
+    pub fn plan(&mut self, shape: &SplitShape, width: usize, rows: &[BatchRow], words: &mut [u32]) -> u32 {
         let (decoded, mut total) = (shape.decoded(width), 0);
         self.ends.clear();
-        self.ends
-            .extend(rows.iter().map(|row| if decoded.has(row) { shape.units(row) } else { 0 }));
+        self.ends.extend(rows.iter().map(|row| if decoded.has(row) { shape.units(row) } else { 0 }));
         for end in &mut self.ends {
             total += *end;
             *end = total;
@@ -164,9 +153,7 @@ impl DecodeSplit {
         let per = total.div_ceil(shape.decode_ctas[width] / stripes).max(least);
         let mut index = 0;
         let words = &mut words[..shape.width_words(width)];
-        let (works, []) = words.as_chunks_mut::<DECODE_WORDS>() else {
-            unreachable!("a work chunk is whole")
-        };
+        let (works, []) = words.as_chunks_mut::<DECODE_WORDS>() else { unreachable!("a work chunk is whole") };
         for (i, work) in works.iter_mut().enumerate() {
             let begin = i as u32 * per;
             *work = [0; DECODE_WORDS];
@@ -179,12 +166,7 @@ impl DecodeSplit {
                 let start = if index == 0 { 0 } else { self.ends[index - 1] * heads };
                 let row = &rows[index];
                 work[1..4].copy_from_slice(&[(begin + per).min(total), index as u32, start]);
-                work[4..].copy_from_slice(&[
-                    row.row.raw(),
-                    row.qo_start,
-                    row.extend_len,
-                    row.kv_len,
-                ]);
+                work[4..].copy_from_slice(&[row.row.raw(), row.qo_start, row.extend_len, row.kv_len]);
             }
         }
         total * stripes

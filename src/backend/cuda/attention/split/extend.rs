@@ -30,9 +30,8 @@ impl SplitShape {
     /// Returns the maximum number of words of the extend plan, a multiple of 4.
     pub const fn extend_words(&self) -> usize {
         // The last tile of each sequence may be partly empty; each slot may be an extra item.
-        let tiles = (self.tokens_max as u64 * self.group as u64 / self.extend_rows() as u64)
-            as usize
-            + self.batch_max as usize;
+        let tiles =
+            (self.tokens_max as u64 * self.group as u64 / self.extend_rows() as u64) as usize + self.batch_max as usize;
         HEAD_WORDS + (tiles + self.extend_slots() as usize) * EXTEND_WORDS
     }
 
@@ -86,12 +85,7 @@ impl ExtendSplit {
     }
 
     /// Builds the items of the extend kernel's rows, and returns their number over all kv heads.
-    pub fn plan(
-        &mut self,
-        shape: &SplitShape,
-        rows: &[BatchRow],
-        is_left: impl Fn(&BatchRow) -> bool,
-    ) -> u32 {
+    pub fn plan(&mut self, shape: &SplitShape, rows: &[BatchRow], is_left: impl Fn(&BatchRow) -> bool) -> u32 {
         self.whole.clear();
         // Most steps only decode, which one vectorised pass detects.
         if rows.iter().fold(false, |any, row| any | is_left(row)) {
@@ -145,11 +139,7 @@ fn tiles(shape: &SplitShape, row: &BatchRow, works: &mut Vec<ExtendWork>) {
             extend_len: row.extend_len,
             kv_len: row.kv_len,
             q_begin,
-            kv_begin: if padding {
-                0
-            } else {
-                shape.first_seen(cached_len + q_begin / shape.group)
-            },
+            kv_begin: if padding { 0 } else { shape.first_seen(cached_len + q_begin / shape.group) },
             kv_end: if padding { 0 } else { cached_len + last + 1 },
             part: 1,
         });
@@ -178,8 +168,7 @@ fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
         }
         last = chunk;
         let pieces = whole.iter().map(|work| count(work).div_ceil(chunk)).sum::<u32>();
-        let slots: u32 =
-            whole.iter().map(|work| count(work).div_ceil(chunk)).filter(|&n| n > 1).sum();
+        let slots: u32 = whole.iter().map(|work| count(work).div_ceil(chunk)).filter(|&n| n > 1).sum();
         if slots > shape.extend_slots() {
             break;
         }

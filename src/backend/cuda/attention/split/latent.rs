@@ -62,8 +62,7 @@ const TILE_SHAPES: [TileShape; 3] = [
     TileShape { rows: LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 1 },
 ];
 /// Two wide items over the same tokens as one item of a cluster.
-const PAIR: TileShape =
-    TileShape { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
+const PAIR: TileShape = TileShape { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3, least: 2, ctas: 2 };
 /// Items of [`LatentItems::Tiles`].
 const TILE: TileShape = TileShape { rows: 16, tokens: 32, extra: 3, least: 2, ctas: 1 };
 /// Maximum number of turns in which the tiles of the sequences are dealt.
@@ -93,12 +92,7 @@ pub struct LatentSplit {
 
 impl LatentSplit {
     /// Allocates the memory for steps. `limits` are the maximum numbers of rows and tokens; `window` is 0 for none.
-    pub fn new(
-        items: LatentItems,
-        (heads, window): (u32, u32),
-        ctas: u32,
-        limits: (u32, u32),
-    ) -> Self {
+    pub fn new(items: LatentItems, (heads, window): (u32, u32), ctas: u32, limits: (u32, u32)) -> Self {
         assert!(heads > 0 && ctas > 0);
         let words = vec![0; Self::words_max(items, heads, ctas, limits)];
         Self { items, heads, window, ctas, pairs: false, align: 1, words, used: 0, turns: 1 }
@@ -117,12 +111,7 @@ impl LatentSplit {
     }
 
     /// Returns the maximum number of words of a plan, a multiple of 4.
-    pub const fn words_max(
-        items: LatentItems,
-        heads: u32,
-        ctas: u32,
-        (rows, tokens): (u32, u32),
-    ) -> usize {
+    pub const fn words_max(items: LatentItems, heads: u32, ctas: u32, (rows, tokens): (u32, u32)) -> usize {
         // The last tile of each sequence may be partly empty; each CTA may cut an item.
         let tiles = tokens as u64 * heads as u64 / items.rows() as u64;
         let tiles = tiles + rows as u64 + ctas as u64;
@@ -182,8 +171,7 @@ impl LatentSplit {
         let share = (total.div_ceil(ctas.into()) as u32 + extra).max(tile.least + extra);
         // Whole items are preferred if they take up to a twelfth more, or if the longest takes up to an eighth more.
         let whole = (share + share / 12).max(longest);
-        let cuts =
-            whole > share + share / 8 + 4 || !fits(items(turns).map(|w| cost(&w)), whole, ctas);
+        let cuts = whole > share + share / 8 + 4 || !fits(items(turns).map(|w| cost(&w)), whole, ctas);
         let (share, turns) = if cuts { (share, 1) } else { (whole, turns) };
 
         let (mut cta, mut left, mut count) = (0, share, 0_u32);
@@ -216,10 +204,8 @@ impl LatentSplit {
                 }
                 let rows = work.extend_len * heads;
                 let part = slot << 16 | parts;
-                let join =
-                    LatentJoin { qo_start: work.qo_start, q_begin: work.q_begin, rows, part };
-                self.words[4 + joins * JOIN_WORDS..][..JOIN_WORDS]
-                    .copy_from_slice(bytemuck::cast_slice(&[join]));
+                let join = LatentJoin { qo_start: work.qo_start, q_begin: work.q_begin, rows, part };
+                self.words[4 + joins * JOIN_WORDS..][..JOIN_WORDS].copy_from_slice(bytemuck::cast_slice(&[join]));
                 (joins, slot) = (joins + 1, slot + parts);
                 most_rows = most_rows.max(tile.rows.min(rows - work.q_begin));
                 most_parts = most_parts.max(parts);
@@ -327,8 +313,7 @@ mod tests {
         let (words, ctas) = (split.words(), split.ctas as usize);
         assert_eq!(words[3], split.items.rows().max(words[split.lists_at() + ctas + 1]));
         let lists = &words[split.lists_at()..][..ctas + 1];
-        let works: &[ExtendWork] =
-            bytemuck::cast_slice(&words[LatentSplit::works_at(split.ctas)..]);
+        let works: &[ExtendWork] = bytemuck::cast_slice(&words[LatentSplit::works_at(split.ctas)..]);
         let cta = |i: usize| works[lists[i] as usize..lists[i + 1] as usize].to_vec();
         let rows_max = words[split.lists_at() + ctas + 1];
         let rows = |join: &LatentJoin| rows_max.min(join.rows - join.q_begin);
@@ -381,8 +366,7 @@ mod tests {
         }
         assert_eq!((parts.next(), joined.next()), (None, None));
         assert!(slot * tile.ctas <= split.slots());
-        let load =
-            |works: &Vec<ExtendWork>| works.iter().map(|w| items.units(w) + tile.extra).sum();
+        let load = |works: &Vec<ExtendWork>| works.iter().map(|w| items.units(w) + tile.extra).sum();
         ctas.iter().map(load).max().expect("there are CTAs")
     }
 

@@ -29,8 +29,8 @@ pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT, decode_extra};
 use extend::ExtendSplit;
 pub use latent::{LatentItems, LatentSplit};
 pub use shared::{
-    ITEM_ROWS, ITEMS_MAX, RowAssignment, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit,
-    SpanCosts, SpanWork, TAIL_ROWS,
+    ITEM_ROWS, ITEMS_MAX, RowAssignment, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanCosts, SpanWork,
+    TAIL_ROWS,
 };
 
 /// The inputs of a split that do not change from step to step.
@@ -150,10 +150,7 @@ impl Split {
     /// marked ([`TREE_ROW`]). `decode`, for `AttendParams::plan` of `attend_decode_*`, has
     /// [`SplitShape::decode_words`] words, enough for any width. The function writes only the words of this width.
     pub fn plan(&mut self, rows: &[BatchRow], width: usize, decode: &mut [u32]) -> SplitCount {
-        assert!(
-            rows.len() <= self.shape.batch_max as usize,
-            "more rows than the split has room for"
-        );
+        assert!(rows.len() <= self.shape.batch_max as usize, "more rows than the split has room for");
         assert_eq!(decode.len(), self.shape.decode_words());
         let decode_units = self.decode.plan(&self.shape, width, rows, decode);
         let decoded = self.shape.decoded(width);
@@ -230,12 +227,7 @@ mod tests {
 
     /// Reads the decode plan in the order of the decode kernel. Parts of a sum are counted, written and found as in
     /// `ptx/src/decode/decode_parts.cuh`.
-    fn decode_shares(
-        shape: &SplitShape,
-        width: usize,
-        words: &[u32],
-        rows: &[BatchRow],
-    ) -> Vec<Share> {
+    fn decode_shares(shape: &SplitShape, width: usize, words: &[u32], rows: &[BatchRow]) -> Vec<Share> {
         let stripes = shape.decode_stripes(width);
         let heads = shape.kv_heads / stripes;
         assert!(shape.kv_heads.is_multiple_of(stripes));
@@ -327,11 +319,7 @@ mod tests {
     }
 
     /// Runs [`check`] with some rows marked as trees.
-    fn check_trees(
-        shape: SplitShape,
-        lens: &[(u32, u32)],
-        trees: &[usize],
-    ) -> (Split, SplitCount, Vec<u32>) {
+    fn check_trees(shape: SplitShape, lens: &[(u32, u32)], trees: &[usize]) -> (Split, SplitCount, Vec<u32>) {
         let mut rows = batch(lens);
         for &tree in trees {
             rows[tree].row = RowId::new(rows[tree].row.raw() | TREE_ROW);

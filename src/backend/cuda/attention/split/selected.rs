@@ -21,12 +21,7 @@ impl SplitShape {
 
 impl Split {
     /// Splits a step over lists like [`Split::plan`]. `places` receives the rows of the batch for the kernel.
-    pub fn plan_selected(
-        &mut self,
-        rows: &[BatchRow],
-        places: &mut [BatchRow],
-        decode: &mut [u32],
-    ) -> SplitCount {
+    pub fn plan_selected(&mut self, rows: &[BatchRow], places: &mut [BatchRow], decode: &mut [u32]) -> SplitCount {
         assert!(rows.len() <= self.shape.batch_max as usize && self.shape.top > 0);
         for (place, row) in places.iter_mut().zip(rows) {
             *place = self.shape.places(row);
@@ -35,9 +30,7 @@ impl Split {
         let whole = SplitShape { window: 0, ..self.shape };
         let decode_units = self.decode.plan(&whole, width, places, decode);
         // A row of one token that is no tree is never an extend item, whatever the group.
-        let extend_items = self
-            .extend
-            .plan(&self.shape, rows, |row| DecodeFilter::new(1, false).goes_to_extend(row));
+        let extend_items = self.extend.plan(&self.shape, rows, |row| DecodeFilter::new(1, false).goes_to_extend(row));
         SplitCount { width, decode_units, extend_items }
     }
 }
@@ -67,13 +60,7 @@ mod tests {
             batch_max: 8,
             tokens_max: 100,
         };
-        let rows = [
-            row(0, 1, 1),
-            row(1, 1, 5000),
-            row(2, 2, 5000),
-            row(3 | TREE_ROW, 1, 50),
-            row(4, 1, 0),
-        ];
+        let rows = [row(0, 1, 1), row(1, 1, 5000), row(2, 2, 5000), row(3 | TREE_ROW, 1, 50), row(4, 1, 0)];
         let lens = |shape: &SplitShape| {
             rows.map(|row| {
                 let BatchRow { extend_len, kv_len, .. } = shape.places(&row);

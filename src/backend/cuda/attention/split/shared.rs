@@ -147,12 +147,7 @@ impl SharedSplit {
 
     /// Splits a step for a kernel that takes these rows. Returns false if it accepts no span, if the batch has too many
     /// rows, or if reading spans once is not faster by the model's margin.
-    pub fn plan(
-        &mut self,
-        rows: &[BatchRow],
-        shared: &SharedSpans<'_>,
-        taken: RowAssignment,
-    ) -> bool {
+    pub fn plan(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: RowAssignment) -> bool {
         if rows.len() as u32 > Self::rows_max(&self.shape) {
             return false;
         }
@@ -176,8 +171,7 @@ impl SharedSplit {
         let with_tails = self.shares.iter().filter(|share| share.units > 0).count() as u32;
         let units = self.units - with_tails * DECODE_EXTRA;
         let of = |own| self.accepted.iter().filter(move |span| span.own == own);
-        let [spans, items] =
-            [false, true].map(|own| of(own).map(|span| span.end - span.begin).sum::<u32>());
+        let [spans, items] = [false, true].map(|own| of(own).map(|span| span.end - span.begin).sum::<u32>());
         let bytes = |tokens: u32| f64::from(tokens) * self.token_bytes();
         (bytes(units * DECODE_UNIT + items), bytes(spans))
     }
@@ -259,13 +253,7 @@ impl SharedSplit {
     }
 
     /// Writes the items of a query tile, one for each of its CTAs. `last` is the previous item and its CTA.
-    fn cut_query_tile(
-        &mut self,
-        head: u32,
-        span: usize,
-        query_tile: u32,
-        last: &mut Option<(usize, u32)>,
-    ) {
+    fn cut_query_tile(&mut self, head: u32, span: usize, query_tile: u32, last: &mut Option<(usize, u32)>) {
         let (of, accepted) = (self.spans[span], self.accepted[span]);
         let (whole, per, rows) = (self.tile_members(), self.head.work_tiles, self.grid.rows);
         let first_member = query_tile * whole;
@@ -277,10 +265,8 @@ impl SharedSplit {
             first += 1;
         }
         let last_cta = if end <= (first + 1) * per { first } else { (end - 1) / per };
-        let alone = 2 * self.head.span_ctas * rows
-            + head * self.head.head_rows
-            + of.row_at
-            + first_member * self.shape.group;
+        let alone =
+            2 * self.head.span_ctas * rows + head * self.head.head_rows + of.row_at + first_member * self.shape.group;
         for cta in first..=last_cta {
             let (from, to) = ((cta * per).max(begin) - begin, ((cta + 1) * per).min(end) - begin);
             let is_whole = from == 0 && to == of.tiles;
@@ -335,19 +321,14 @@ impl SharedSplit {
             let tiles = Self::token_tiles(span);
             (tiles, self.stride(tiles, per), span.query_tiles)
         });
-        let of_head =
-            strides.clone().map(|(_, stride, query_tiles)| stride * query_tiles).sum::<u32>();
+        let of_head = strides.clone().map(|(_, stride, query_tiles)| stride * query_tiles).sum::<u32>();
         let behind = strides.next_back().map_or(0, |(tiles, stride, _)| stride - tiles);
         of_head * self.shape.kv_heads - behind
     }
 
     /// Returns the step's work with `ctas` CTAs for spans.
     fn dealt(&self, work: &SpanWork, tiles: u32, ctas: u32) -> SpanWork {
-        SpanWork {
-            work_tiles: f64::from(tiles.div_ceil(ctas)),
-            tail_ctas: f64::from(self.grid.ctas - ctas),
-            ..*work
-        }
+        SpanWork { work_tiles: f64::from(tiles.div_ceil(ctas)), tail_ctas: f64::from(self.grid.ctas - ctas), ..*work }
     }
 
     /// Returns the number of CTAs for spans at which the step ends soonest. One more CTA never makes spans later or

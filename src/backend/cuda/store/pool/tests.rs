@@ -36,9 +36,7 @@ fn joined(ranges: impl IntoIterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
 
 #[test]
 fn k_and_v_are_one_group_and_a_plane_of_another_size_is_another() {
-    for (layout, pages) in
-        [Layout::LayerFirst, Layout::PageFirst].into_iter().flat_map(|l| [(l, 1), (l, 4)])
-    {
+    for (layout, pages) in [Layout::LayerFirst, Layout::PageFirst].into_iter().flat_map(|l| [(l, 1), (l, 4)]) {
         let config = config(layout, pages);
         let plain = config.layout().expect("a valid pool");
         for (pool, groups) in [(plain, 1), (with_spare_plane(&config), 2)] {

@@ -2,9 +2,7 @@
 //!
 //! From one decode step to the next usually only lengths grow; the accepted spans are then reused.
 
-use super::{
-    Accepted, ITEMS_MAX, PARTIAL_ROWS, RowAssignment, SPAN_TOKENS, SPANS_MAX, SharedSplit,
-};
+use super::{Accepted, ITEMS_MAX, PARTIAL_ROWS, RowAssignment, SPAN_TOKENS, SPANS_MAX, SharedSplit};
 use crate::backend::cuda::kernels::params::{NO_SPAN, RowShare, SpanMember, TREE_ROW};
 use crate::plan::{BatchRow, SharedSpan, SharedSpans};
 
@@ -42,12 +40,7 @@ impl Before {
     }
 
     /// Returns whether only lengths changed. Lengths matter only for own items of rows.
-    pub(super) fn is_like(
-        &self,
-        rows: &[BatchRow],
-        shared: &SharedSpans<'_>,
-        taken: RowAssignment,
-    ) -> bool {
+    pub(super) fn is_like(&self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: RowAssignment) -> bool {
         self.taken == Some(taken)
             && !taken.may_have_items()
             && self.rows.len() == rows.len()
@@ -76,12 +69,7 @@ impl Before {
 impl SharedSplit {
     /// Accepts spans for a kernel that takes these rows. It sets the members, the accepted spans, and the shares except
     /// the units of tails.
-    pub(super) fn accept(
-        &mut self,
-        rows: &[BatchRow],
-        shared: &SharedSpans<'_>,
-        taken: RowAssignment,
-    ) {
+    pub(super) fn accept(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: RowAssignment) {
         if self.before.is_like(rows, shared, taken) {
             return;
         }
@@ -138,15 +126,12 @@ impl SharedSplit {
             let (first, last) = (span.range().start, span.range().end);
             while self.around.pop_if(|around| around.0 <= first as u32).is_some() {}
             let parent = self.around.last().map_or(NO_SPAN, |around| around.1);
-            let (begin, depth) =
-                self.accepted.get(parent as usize).map_or((0, 0), |of| (of.end, of.depth));
+            let (begin, depth) = self.accepted.get(parent as usize).map_or((0, 0), |of| (of.end, of.depth));
             let (before, up_to) = (self.eligible[first], self.eligible[last]);
             let (member_rows, members) = (up_to.rows - before.rows, up_to.tokens - before.tokens);
             let gain = self.gain(member_rows, members, span.end - begin);
-            let (more_query_tiles, more_rows) =
-                (self.query_tiles(members), members * self.shape.group);
-            let room = (query_tiles + more_query_tiles) * self.shape.kv_heads + self.grid.ctas
-                <= ITEMS_MAX
+            let (more_query_tiles, more_rows) = (self.query_tiles(members), members * self.shape.group);
+            let room = (query_tiles + more_query_tiles) * self.shape.kv_heads + self.grid.ctas <= ITEMS_MAX
                 && (partial_rows + more_rows) * self.shape.kv_heads <= PARTIAL_ROWS
                 && self.accepted.len() < SPANS_MAX as usize;
             if gain <= 0.0 || !room {
@@ -203,8 +188,7 @@ impl SharedSplit {
     /// Assigns each row its deepest span. Parents come first, so a member's last span is the deepest.
     fn assign(&mut self) {
         for (i, span) in self.accepted.iter().enumerate() {
-            let range =
-                span.member_start as usize..(span.member_start + span.member_count) as usize;
+            let range = span.member_start as usize..(span.member_start + span.member_count) as usize;
             for member in &self.members[range] {
                 let share = &mut self.shares[member.batch_index as usize];
                 (share.begin, share.span, share.depth) = (span.end, i as u32, span.depth);

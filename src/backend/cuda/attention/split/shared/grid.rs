@@ -127,12 +127,7 @@ impl SharedGrid {
 impl SplitShape {
     /// Returns the rows that a kernel with shared spans would take from a step. Returns `None` if the decode kernel
     /// takes a row that this kernel does not, such as a tree.
-    pub fn taken(
-        &self,
-        grid: &SharedGrid,
-        tokens: usize,
-        rows: &[BatchRow],
-    ) -> Option<RowAssignment> {
+    pub fn taken(&self, grid: &SharedGrid, tokens: usize, rows: &[BatchRow]) -> Option<RowAssignment> {
         let (narrowest, widest) = (self.narrowest(), TAIL_ROWS.len() - 1);
         if tokens <= rows.len() {
             // The plan has space for own items only if the step has more tokens than rows.

@@ -164,8 +164,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
                 index += 1;
             }
             let share = &split.shares[index];
-            let (turn, at) =
-                ((unit - share.start) / share.units, (unit - share.start) % share.units);
+            let (turn, at) = ((unit - share.start) / share.units, (unit - share.start) % share.units);
             let stop = (at + work.unit_end - unit).min(share.units);
             let token = |units: u32| rows[index].kv_len.min(share.begin + units * DECODE_UNIT);
             if at < (share.units - DECODE_EXTRA).max(1) {
@@ -200,8 +199,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
                 while let Some(of) = split.spans.get(span as usize) {
                     assert!(of.parent == NO_SPAN || of.parent < span, "parents come first");
                     for at in parts_of(split, of, share.place + query, head) {
-                        let (place, of_head, begin, end) =
-                            written.remove(&at).expect("a part at this place");
+                        let (place, of_head, begin, end) = written.remove(&at).expect("a part at this place");
                         assert_eq!((place, of_head), (share.place + query, head));
                         let member = split.members[place as usize];
                         let wanted = (row.qo_start + query, index as u32);
@@ -240,8 +238,7 @@ fn plans_cover_every_token_once() {
     for _ in 0..200 {
         let count = rng.pick(&[2, 5, 30, 200]);
         let (rows, spans) = batch(&mut rng, count);
-        let (kv_heads, group) =
-            rng.pick(&[(1, 1), (2, 8), (8, 4), (3, 3), (8, 1), (4, 16), (2, 9)]);
+        let (kv_heads, group) = rng.pick(&[(1, 1), (2, 8), (8, 4), (3, 3), (8, 1), (4, 16), (2, 9)]);
         for ignore_cost in [false, true] {
             let all = rng.pick(&[2, 3, 4, 5, 16, 132, 132, 132]);
             let shape = shape(kv_heads, group, all);
@@ -274,8 +271,7 @@ fn plans_cover_every_token_once() {
 #[test]
 fn every_stripe_of_the_tails_keeps_a_warp() {
     let pages: Vec<PageId> = (0..16_384).map(PageId::new).collect();
-    let row =
-        |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 16_384 * 16 + 1 };
+    let row = |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 16_384 * 16 + 1 };
     let (rows, spans): (Vec<_>, _) = ((0..16).map(row).collect(), Spans::of(&[&pages[..]; 16], 16));
     for all in [2, 3, 4, 5, 8, 132] {
         let mut split = SharedSplit::new(shape(8, 4, all), SharedGrid::hopper(all), true);
@@ -292,8 +288,7 @@ fn every_stripe_of_the_tails_keeps_a_warp() {
 #[test]
 fn a_warm_split_does_not_allocate() {
     let mut rng = Rng::new(4);
-    let mut split =
-        SharedSplit::new(shape(8, 4, MULTIPROCESSORS), SharedGrid::hopper(MULTIPROCESSORS), true);
+    let mut split = SharedSplit::new(shape(8, 4, MULTIPROCESSORS), SharedGrid::hopper(MULTIPROCESSORS), true);
     let room = |split: &SharedSplit| {
         let SharedSplit { works, shares, members, spans, items, .. } = split;
         let sizes = [works.capacity(), shares.capacity(), members.capacity(), spans.capacity()];
@@ -369,13 +364,11 @@ fn a_reused_split_plans_like_a_new_one() {
 
 #[test]
 fn spans_are_refused_where_reading_them_again_is_cheaper() {
-    let (mut rows, pages): (Vec<_>, Vec<PageId>) =
-        (Vec::new(), (0..512).map(PageId::new).collect());
+    let (mut rows, pages): (Vec<_>, Vec<PageId>) = (Vec::new(), (0..512).map(PageId::new).collect());
     for i in 0..64 {
         rows.push(BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 8192 + 256 });
     }
-    let mut split =
-        SharedSplit::new(shape(8, 4, MULTIPROCESSORS), SharedGrid::hopper(MULTIPROCESSORS), false);
+    let mut split = SharedSplit::new(shape(8, 4, MULTIPROCESSORS), SharedGrid::hopper(MULTIPROCESSORS), false);
     let spans = |pages: &[PageId]| Spans::of(&vec![pages; 64], 16);
     let tails = taken(&split, 0);
     assert!(split.plan(&rows, &spans(&pages).plan(), tails));
@@ -422,17 +415,9 @@ fn a_step_uses_a_kernel_that_takes_its_rows() {
     assert_eq!(tails(&[one, two, chunk]), Some((0, 0)), "neither kernel takes the chunk");
     assert_eq!(tails(&[one, eight, chunk]), Some((0, 1)));
     assert_eq!(tails(&[four, eight]), Some((1, 1)), "a row with its own items");
-    assert_eq!(
-        tails(&[eight, eight, padding]),
-        Some((0, 2)),
-        "padding does not need the decode kernel"
-    );
+    assert_eq!(tails(&[eight, eight, padding]), Some((0, 2)), "padding does not need the decode kernel");
     assert_eq!(tails(&[one, one, tree]), Some((0, 0)), "neither kernel takes the tree");
-    assert_eq!(
-        tails(&[four, four, tree]),
-        None,
-        "only the decode kernel for wide rows takes the tree"
-    );
+    assert_eq!(tails(&[four, four, tree]), None, "only the decode kernel for wide rows takes the tree");
 }
 
 /// A row with more new tokens needs more products, but still reads its tail once.
@@ -441,8 +426,7 @@ fn products_are_counted_by_new_tokens() {
     let pages: Vec<PageId> = (0..512).map(PageId::new).collect();
     let work = |new: u32| {
         let rows = rows_of(&vec![(new, 8192 + 256, false); 64]);
-        let mut split =
-            SharedSplit::new(shape(8, 4, MULTIPROCESSORS), grid(MULTIPROCESSORS, None), false);
+        let mut split = SharedSplit::new(shape(8, 4, MULTIPROCESSORS), grid(MULTIPROCESSORS, None), false);
         let spans = Spans::of(&vec![&pages[..]; 64], 16);
         let tails = taken(&split, usize::from(new > 2));
         assert!(split.plan(&rows, &spans.plan(), tails));
@@ -503,9 +487,8 @@ fn tiles_are_dealt_in_equal_shares() {
         if !split.plan(&rows, &spans.plan(), tails) {
             continue;
         }
-        let tiles = |cta| -> u32 {
-            items_of(&split, cta).map(|item| (item.kv_end - item.kv_begin).div_ceil(128)).sum()
-        };
+        let tiles =
+            |cta| -> u32 { items_of(&split, cta).map(|item| (item.kv_end - item.kv_begin).div_ceil(128)).sum() };
         let last = split.head.span_ctas - 1;
         let between = split.spans.iter().map(|span| span.stride - span.tiles).max().unwrap_or(0);
         for cta in 0..split.head.span_ctas {

@@ -1,5 +1,5 @@
 //! Measures a whole decode step: plan, commit, complete, and appending the next token of each sequence. Also measures
-//! the engine's work for moves to host memory and back, and to a store and back; in these an item is a moved page.
+//! the engine's work for moves to swap memory and back, and to a store and back; in these an item is a moved page.
 
 mod cases;
 

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each operation changes whole words, so a run of neighbours costs one operation a word. For example, `page` and
-//! `host` store the states of pages in such sets, and `prefix/free_entries.rs` the free entries of spans.
+//! `swap` store the states of pages in such sets, and `prefix/free_entries.rs` the free entries of spans.
 
 use bitvec::prelude::Lsb0;
 use bitvec::view::BitView;

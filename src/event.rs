@@ -11,8 +11,8 @@ use crate::id::{Namespace, StepId, TokenId};
 pub enum Medium {
     /// The pool of the backend's device.
     Device,
-    /// Host memory.
-    Host,
+    /// Swap memory.
+    Swap,
 }
 
 /// A change of the cached prefixes.
@@ -44,7 +44,7 @@ pub struct Stored<'a> {
     /// The medium.
     pub medium: Medium,
     /// Hash of the page before the first of these pages, stored by an earlier event; `None` at the start of a prefix.
-    /// Pages in host memory may follow a page that is only on the device.
+    /// Pages in swap memory may follow a page that is only on the device.
     pub parent: Option<PageHash>,
     /// Hash of each page.
     pub hashes: PageHashes<'a>,

@@ -58,8 +58,8 @@ id_type!(
     "p"
 );
 id_type!(
-    /// A page of host memory. It has as many bytes as a page of the pool.
-    HostPageId,
+    /// A page of swap memory. It has as many bytes as a page of the pool.
+    SwapPageId,
     u32,
     "h"
 );

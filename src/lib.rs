@@ -67,7 +67,6 @@ pub mod fence;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 pub mod hash;
-mod host;
 pub mod id;
 pub mod layout;
 mod memory;
@@ -82,6 +81,7 @@ pub mod sequence;
 pub mod stats;
 #[doc(hidden)]
 pub mod step;
+mod swap;
 #[doc(hidden)]
 pub mod system;
 #[cfg(any(test, feature = "testkit"))]
@@ -91,8 +91,8 @@ pub mod world;
 
 #[doc(inline)]
 pub use backend::{
-    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, HostMemory, Moved, NO_POSITION, Null, OpenBackend,
-    PlanError, Queries, Rope, Select, Selection, SparseBackend,
+    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, Moved, NO_POSITION, Null, OpenBackend, PlanError, Queries,
+    Rope, Select, Selection, SparseBackend, SwapMemory,
 };
 #[doc(inline)]
 pub use config::{EngineConfig, EngineShape, PrefixMode, StepBounds};
@@ -109,7 +109,7 @@ pub use hash::HashSeed;
 pub use hash::{Hashing, NamespaceNames, PageHash, PageHashes};
 #[doc(inline)]
 pub use id::{
-    HostPageId, LayerId, MoveId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, TokenId,
+    LayerId, MoveId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, SwapPageId, TokenId,
 };
 #[cfg(feature = "serde")]
 #[doc(inline)]

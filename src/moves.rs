@@ -1,8 +1,8 @@
 //! Pages that stores read and write: [`Put`] and [`Fetch`], as plain records. `prefix/puts.rs` and `prefix/fetches.rs`
-//! select the pages; `backend/host_memory.rs` defines the leases of their bytes.
+//! select the pages; `backend/swap_memory.rs` defines the leases of their bytes.
 
 use crate::hash::PageHash;
-use crate::id::{HostPageId, TokenId};
+use crate::id::{SwapPageId, TokenId};
 
 /// Identifies a put until it is done.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -24,19 +24,19 @@ pub struct Put<'a> {
     pub parent: Option<PageHash>,
     /// Tokens of the page.
     pub tokens: &'a [TokenId],
-    /// The host page to read: [`HostMemory::lease`](crate::HostMemory::lease).
-    pub page: HostPageId,
+    /// The swap page to read: [`SwapMemory::lease`](crate::SwapMemory::lease).
+    pub page: SwapPageId,
 }
 
-/// Host pages for a store to write: the next pages of a prompt after the cached ones.
+/// Swap pages for a store to write: the next pages of a prompt after the cached ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Fetch<'a> {
     /// Identifies the fetch until it is done.
     pub id: FetchId,
-    /// Number of cached pages of the prompt; the first host page is for the page after them.
+    /// Number of cached pages of the prompt; the first swap page is for the page after them.
     pub cached_pages: u32,
-    /// The host pages to write, in the order of the prompt:
-    /// [`HostMemory::lease_mut`](crate::HostMemory::lease_mut).
-    pub pages: &'a [HostPageId],
+    /// The swap pages to write, in the order of the prompt:
+    /// [`SwapMemory::lease_mut`](crate::SwapMemory::lease_mut).
+    pub pages: &'a [SwapPageId],
 }

@@ -88,23 +88,23 @@ stats! {
         evicted_pages,
         /// Cells evicted: cached pages of one group of layers other than group 0.
         evicted_cells,
-        /// Tokens of matches that were in host memory alone and were loaded.
-        host_hit_tokens,
-        /// Pages saved to host memory, including failed and cancelled saves.
+        /// Tokens of matches that were in swap memory alone and were loaded.
+        swap_hit_tokens,
+        /// Pages saved to swap memory, including failed and cancelled saves.
         saved_pages,
-        /// Pages that were copied to host memory at their eviction, because no earlier save had copied them.
+        /// Pages that were copied to swap memory at their eviction, because no earlier save had copied them.
         forced_pages,
-        /// Pages copied from host memory to the device.
+        /// Pages copied from swap memory to the device.
         loaded_pages,
         /// Pages that came from a store.
         fetched_pages,
         /// Pages that stores have taken.
         put_pages,
-        /// Pages dropped from host memory to make room.
-        host_evicted_pages,
-        /// Cached pages dropped from the last tier that had them, unless a store has them; 0 without host memory.
+        /// Pages dropped from swap memory to make room.
+        swap_evicted_pages,
+        /// Cached pages dropped from the last tier that had them, unless a store has them; 0 without swap memory.
         lost_pages,
-        /// Pages whose copy to host memory failed.
+        /// Pages whose copy to swap memory failed.
         failed_saves,
     }
     levels {
@@ -124,12 +124,12 @@ stats! {
         protected_pages,
         /// Cells in the tree: cached pages of one group of layers other than group 0.
         cells,
-        /// Evictable pages that have a copy in host memory.
+        /// Evictable pages that have a copy in swap memory.
         clean_pages,
-        /// Host pages that contain cached pages.
-        host_cached_pages,
-        /// Host pages that are free and ready to be written.
-        host_free_pages,
+        /// Swap pages that contain cached pages.
+        swap_cached_pages,
+        /// Swap pages that are free and ready to be written.
+        swap_free_pages,
         /// Sequences, preempted ones included.
         sequences,
         /// Steps planned and not yet complete.

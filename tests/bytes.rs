@@ -53,9 +53,9 @@ fn check(config: EngineConfig) {
     check_reported(&config, reported, measured);
 }
 
-fn check_hosts() {
-    for (host_pages, page_size) in [(1, 16), (1_000, 1), (70_000, 16)] {
-        let pool = PoolConfig { page_size, host_pages, ..Default::default() };
+fn check_swap() {
+    for (swap_pages, page_size) in [(1, 16), (1_000, 1), (70_000, 16)] {
+        let pool = PoolConfig { page_size, swap_pages, ..Default::default() };
         let config = EngineConfig::from(pool);
         check(config);
         check(EngineConfig { prefix: PrefixMode::None, ..config });
@@ -86,7 +86,7 @@ fn check_groups() {
 fn the_config_reports_what_the_engine_takes() {
     check_pools();
     check_names();
-    check_hosts();
+    check_swap();
     check_groups();
     check_documented();
     for pages in [1, 1_000, 100_000] {
@@ -183,18 +183,18 @@ fn check_pools() {
     }
 }
 
-/// ARCHITECTURE.md contains these numbers: the bytes of a host page's tables at pages of 16 and of 64 tokens.
+/// ARCHITECTURE.md contains these numbers: the bytes of a swap page's tables at pages of 16 and of 64 tokens.
 fn check_documented() {
     let pages = 1 << 20;
     let bytes = |page_size: u32, hashing: Option<Hashing>, event_pages: u32| {
-        let total = |host_pages: u32| {
+        let total = |swap_pages: u32| {
             // The child table has a power of two of entries: as many as needed both times.
             let capacity = Capacity::Pages(pages - 1);
-            let pool = PoolConfig { page_size, capacity, host_pages, ..Default::default() };
+            let pool = PoolConfig { page_size, capacity, swap_pages, ..Default::default() };
             let config = EngineConfig { hashing, event_pages, ..pool.into() };
             config.bytes().expect("a valid config").host()
         };
-        // The first host page adds tables of the device's pages.
+        // The first swap page adds tables of the device's pages.
         (total(pages) - total(1)) / u64::from(pages - 1)
     };
     let of = |hashing: Option<Hashing>, events: u32| [16, 64].map(|size| bytes(size, hashing, events));

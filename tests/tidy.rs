@@ -20,7 +20,7 @@ const RANKS: [(&str, u32); 25] = [
     ("moves", 1),
     ("stats", 1),
     ("page", 2),
-    ("host", 2),
+    ("swap", 2),
     ("prefix", 3),
     ("sequence", 2),
     ("step", 2),

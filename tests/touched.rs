@@ -161,7 +161,7 @@ fn resident() -> u64 {
 #[cfg(target_os = "linux")]
 fn prefaulted_tables_are_backed_by_memory() {
     let plain = PoolConfig { capacity: Capacity::Pages(100_000), ..Default::default() };
-    let hosts = PoolConfig { host_pages: 100_000, stage_pages: 64, ..plain };
+    let hosts = PoolConfig { swap_pages: 100_000, stage_pages: 64, ..plain };
     let windows = Groups::new(&[Reach::All, Reach::Window(64)], &[0, 1, 1, 1]);
     let groups = PoolConfig { layers: 4, groups: windows.expect("two groups"), ..hosts };
     // All engines live to the end, because the allocator keeps freed memory.

@@ -1,4 +1,4 @@
-//! Moves pages between the device, host memory and a store over a backend without bytes, so that only the engine's time
+//! Moves pages between the device, swap memory and a store over a backend without bytes, so that only the engine's time
 //! is measured.
 
 use kvarena::{Capacity, Engine, EngineConfig, Extend, Hashing, Null, PoolConfig, PutId, SeqKey, StepScratch, TokenId};
@@ -34,7 +34,7 @@ impl Tiers {
         Self::with_hashing(pages, None)
     }
 
-    /// Creates the case with page hashes, which stores need, and with all pages in host memory.
+    /// Creates the case with page hashes, which stores need, and with all pages in swap memory.
     pub fn with_store(pages: u32) -> Self {
         let mut tiers = Self::with_hashing(pages, Some(Hashing::Dynamo));
         tiers.save_ahead();
@@ -46,7 +46,7 @@ impl Tiers {
         let pool = PoolConfig {
             page_size: PAGE_SIZE,
             capacity: Capacity::Pages(MOVED),
-            host_pages: 3 * MOVED,
+            swap_pages: 3 * MOVED,
             ..PoolConfig::default()
         };
         let tokens = u64::from(2 * (MOVED + prompts) * PAGE_SIZE);
@@ -69,7 +69,7 @@ impl Tiers {
         tiers
     }
 
-    /// Admits the prompts of the next set. Except during construction, their pages are in host memory.
+    /// Admits the prompts of the next set. Except during construction, their pages are in swap memory.
     pub fn admit(&mut self) {
         for prompt in &self.sets[self.turn] {
             self.loading.push(self.engine.admit(NAMESPACE, prompt, 0).expect("there is room"));
@@ -89,7 +89,7 @@ impl Tiers {
         }
     }
 
-    /// Loads the admitted prompts. This evicts the other set. Its pages that host memory lacks are saved.
+    /// Loads the admitted prompts. This evicts the other set. Its pages that swap memory lacks are saved.
     pub fn load(&mut self) {
         self.engine.load(&self.loading).expect("there is room");
     }
@@ -121,7 +121,7 @@ impl Tiers {
         (first..first + prompts).map(|own| prompt(own, pages)).collect()
     }
 
-    /// Fetches prompts from a store that has all of their pages. If host memory is full, other host pages are dropped.
+    /// Fetches prompts from a store that has all of their pages. If swap memory is full, other swap pages are dropped.
     pub fn fetch(&mut self, prompts: &[Vec<TokenId>]) {
         for prompt in prompts {
             let fetch = self.engine.fetch(NAMESPACE, prompt, MOVED).expect("the backend moves nothing");

@@ -1,5 +1,5 @@
-//! Measures moves of pages to host memory and back: for pages of several sizes, in comparison with plain copies of the
-//! driver, and during decode steps. Also measures steps while host memory is pinned.
+//! Measures moves of pages to swap memory and back: for pages of several sizes, in comparison with plain copies of the
+//! driver, and during decode steps. Also measures steps while swap memory is pinned.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, PinnedBuffer};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageId,
-    PageMove, PoolConfig, StepEnd,
+    Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove, PoolConfig,
+    StepEnd, SwapMemory, SwapPageId,
 };
 
 use crate::Outcome;
@@ -40,7 +40,7 @@ fn config(sizes: Sizes) -> PoolConfig {
         shape: KvShape::heads(8, 128),
         dtype: KvDtype::Bf16,
         page_size: 16,
-        host_pages: 2 * sizes.pages,
+        swap_pages: 2 * sizes.pages,
         ..PoolConfig::default()
     }
 }
@@ -53,7 +53,7 @@ fn open(gpu: &Gpu, config: &PoolConfig, stream: &CudaStream) -> Outcome<Cuda> {
 
 fn wait_until_pinned(cuda: &Cuda) -> Duration {
     let start = Instant::now();
-    while cuda.host_pages() < cuda.layout().host_region_pages() && cuda.host_failure().is_none() {
+    while cuda.swap_pages() < cuda.layout().swap_region_pages() && cuda.swap_failure().is_none() {
         std::thread::sleep(Duration::from_millis(1));
     }
     start.elapsed()
@@ -64,10 +64,10 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Returns two batches of moves of distinct random pages. Each batch uses one half of the host pages.
+/// Returns two batches of moves of distinct random pages. Each batch uses one half of the swap pages.
 fn moves(rng: &mut Rng, cuda: &Cuda, count: u32) -> [Vec<PageMove>; 2] {
     let devices = distinct(rng, 2 * count as usize, cuda.layout().page_count());
-    let pair = |(&device, host)| PageMove { device: PageId::new(device), host: HostPageId::new(host) };
+    let pair = |(&device, swap)| PageMove { device: PageId::new(device), swap: SwapPageId::new(swap) };
     let all: Vec<_> = devices.iter().zip(0..).map(pair).collect();
     let (first, second) = all.split_at(count as usize);
     [first.to_vec(), second.to_vec()]
@@ -107,7 +107,7 @@ fn blocks(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
         let layers = layers.min(sizes.layers);
         let count = 2 * sizes.pages;
         let capacity = Capacity::Pages(2 * count);
-        let config = PoolConfig { layers, page_size, layout, capacity, host_pages: count, ..config(sizes) };
+        let config = PoolConfig { layers, page_size, layout, capacity, swap_pages: count, ..config(sizes) };
         let mut cuda = open(gpu, &config, &stream)?;
         wait_until_pinned(&cuda);
         let (mut rng, mut ids) = (Rng::new(1), Ids(0));
@@ -150,13 +150,13 @@ impl Plain {
         let bytes = self.page_bytes as usize;
         for (of, place) in moves.iter().zip(0_u64..) {
             let device = self.device.address() + (2 * place + way as u64) * self.page_bytes;
-            let host = self.pinned.address() + u64::from(of.host.raw()) * self.page_bytes;
-            let host = host as usize as *mut std::ffi::c_void;
+            let swap = self.pinned.address() + u64::from(of.swap.raw()) * self.page_bytes;
+            let swap = swap as usize as *mut std::ffi::c_void;
             // SAFETY: both ranges are inside their buffers, which live until the streams are done.
             let result = unsafe {
                 match way {
-                    0 => sys::cuMemcpyDtoHAsync_v2(host, device, bytes, stream),
-                    _ => sys::cuMemcpyHtoDAsync_v2(device, host, bytes, stream),
+                    0 => sys::cuMemcpyDtoHAsync_v2(swap, device, bytes, stream),
+                    _ => sys::cuMemcpyHtoDAsync_v2(device, swap, bytes, stream),
                 }
             };
             assert_eq!(result as u32, 0, "cuMemcpyAsync");
@@ -222,14 +222,14 @@ fn copies(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
 
 /// Returns whether a page has the same bytes after a save and a load to another page.
 fn comes_back(cuda: &mut Cuda, ids: &mut Ids) -> Outcome<bool> {
-    let (host, bytes) = (HostPageId::new(0), cuda.layout().page_bytes());
-    let of = |page| PageMove { device: PageId::new(page), host };
+    let (swap, bytes) = (SwapPageId::new(0), cuda.layout().page_bytes());
+    let of = |page| PageMove { device: PageId::new(page), swap };
     cuda.save_pages(ids.next(), &[of(3)])?;
     cuda.load_pages(ids.next(), &[of(5)])?;
     cuda.synchronize()?;
     let [saved, loaded]: [Vec<u8>; 2] =
         [3, 5].map(|page| cuda.pool().read(page * bytes, bytes as usize).expect("a page"));
-    Ok(saved == loaded && cuda.lease(host).as_ref() == saved)
+    Ok(saved == loaded && cuda.lease(swap).as_ref() == saved)
 }
 
 /// Measures the attention of a decode step in all layers, alternately alone and during moves that outlast the step.
@@ -264,8 +264,8 @@ fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let graph = stream.capture(|| step(&mut cuda))?;
     let moving: Vec<_> = (0..sizes.pages).map(|i| [pages + i, pages + sizes.pages + i].map(PageId::new)).collect();
     let batch = |way: usize| -> Vec<PageMove> {
-        let host = |i: u32| HostPageId::new(way as u32 * sizes.pages + i);
-        moving.iter().zip(0..).map(|(of, i)| PageMove { device: of[way], host: host(i) }).collect()
+        let swap = |i: u32| SwapPageId::new(way as u32 * sizes.pages + i);
+        moving.iter().zip(0..).map(|(of, i)| PageMove { device: of[way], swap: swap(i) }).collect()
     };
     let (mut ids, kinds) = (Ids(0), ["alone", "beside saves", "beside loads", "beside both"]);
     let (mut times, mut late) = (kinds.map(|_| Vec::new()), 0);
@@ -304,12 +304,12 @@ fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures a backend with a large region of host pages: the time to open it, the longest step while the region is
+/// Measures a backend with a large region of swap pages: the time to open it, the longest step while the region is
 /// pinned, and the time to drop it.
 fn pinning(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let page_bytes = config(sizes).layout()?.page_bytes();
-    let host_pages = (sizes.pinned / page_bytes) as u32;
-    let config = PoolConfig { capacity: Capacity::Pages(64), host_pages, ..config(sizes) };
+    let swap_pages = (sizes.pinned / page_bytes) as u32;
+    let config = PoolConfig { capacity: Capacity::Pages(64), swap_pages, ..config(sizes) };
     let stream = CudaStream::new(gpu)?;
     let noise = Noise::new(gpu)?;
     let rows = noise.buffer(gpu, 1 << 20)?;
@@ -320,7 +320,7 @@ fn pinning(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
         report.row("tiers", "open with a large region", "kvarena", us(start.elapsed()), Rate::None, true);
         let (mut worst, mut steps) = (Duration::ZERO, 0_u64);
         let begun = Instant::now();
-        while cuda.host_pages() < host_pages && cuda.host_failure().is_none() {
+        while cuda.swap_pages() < swap_pages && cuda.swap_failure().is_none() {
             steps += 1;
             let batch = Batch::stores(steps, &[1, 2, 3]);
             let start = Instant::now();
@@ -336,12 +336,12 @@ fn pinning(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
                 break;
             }
         }
-        let pinned = u64::from(cuda.host_pages()) * page_bytes;
+        let pinned = u64::from(cuda.swap_pages()) * page_bytes;
         let case = format!("{} MiB pinned, {steps} steps", pinned >> 20);
         let rate = Rate::Bytes(pinned as f64);
         report.row("tiers", &case, "kvarena", us(begun.elapsed()), rate, true);
         report.row("tiers", "the longest step meanwhile", "kvarena", us(worst), Rate::None, true);
-        if let Some(failure) = cuda.host_failure() {
+        if let Some(failure) = cuda.swap_failure() {
             println!("       {failure}");
         }
         let start = Instant::now();

@@ -38,14 +38,14 @@ pub struct Args {
     /// Tokens of a page
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub page_size: u32,
-    /// Pages of host memory that evicted pages move to [default: 0, evicted pages are lost]
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub host_pages: u32,
-    /// After each step, saves up to K of the oldest pages to host memory ahead of their eviction
-    #[arg(long, value_name = "K", default_value_t = 0, requires = "host_pages")]
+    /// Pages of swap memory that evicted pages move to [default: 0, evicted pages are lost]
+    #[arg(long, alias = "host-pages", value_name = "N", default_value_t = 0)]
+    pub swap_pages: u32,
+    /// After each step, saves up to K of the oldest pages to swap memory ahead of their eviction
+    #[arg(long, value_name = "K", default_value_t = 0, requires = "swap_pages")]
     pub ahead: u32,
-    /// Adds a store of unlimited size behind host memory. It stores keys without bytes; core time includes its work
-    #[arg(long, requires = "host_pages", conflicts_with = "groups")]
+    /// Adds a store of unlimited size behind swap memory. It stores keys without bytes; core time includes its work
+    #[arg(long, requires = "swap_pages", conflicts_with = "groups")]
     pub store: bool,
     /// Groups of layers besides the one that keeps all tokens, each as REACH:TOKENSxTRACKS, such as
     /// window:1024x6,chunk:8192x3; needs --sequential and --pages

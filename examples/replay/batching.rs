@@ -77,8 +77,8 @@ enum Attempt {
     Admitted {
         seq: SeqKey,
         hit: u32,
-        /// The tokens of `hit` that were in host memory.
-        host_hit: u32,
+        /// The tokens of `hit` that were in swap memory.
+        swap_hit: u32,
     },
     /// The request should wait for a leader; `cached_len` tokens are cached now.
     Follow { leader: Leader, cached_len: u32 },
@@ -215,10 +215,10 @@ impl<'a> Scheduler<'a> {
                 continue;
             }
             match self.try_admit(host, request)? {
-                Attempt::Admitted { seq, hit, host_hit } => {
+                Attempt::Admitted { seq, hit, swap_hit } => {
                     host.tally.followers += 1;
                     host.tally.awaited_tokens += u64::from(hit.saturating_sub(cached_len));
-                    self.start(host, request, seq, [hit, host_hit]);
+                    self.start(host, request, seq, [hit, swap_hit]);
                     self.followers.remove(index);
                 }
                 Attempt::Follow { leader, .. } => self.followers[index].leader = leader,
@@ -243,8 +243,8 @@ impl<'a> Scheduler<'a> {
             }
             let request = self.next;
             match self.try_admit(host, request)? {
-                Attempt::Admitted { seq, hit, host_hit } => {
-                    self.start(host, request, seq, [hit, host_hit]);
+                Attempt::Admitted { seq, hit, swap_hit } => {
+                    self.start(host, request, seq, [hit, swap_hit]);
                 }
                 Attempt::Follow { leader, cached_len } => {
                     self.followers.push(Follower { request, leader, cached_len });
@@ -260,11 +260,11 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Adds an admitted request to the running ones. `hit` of its tokens were cached, `host_hit` of these in host
+    /// Adds an admitted request to the running ones. `hit` of its tokens were cached, `swap_hit` of these in swap
     /// memory.
-    fn start(&mut self, host: &mut Host<'_>, request: usize, seq: SeqKey, [hit, host_hit]: [u32; 2]) {
+    fn start(&mut self, host: &mut Host<'_>, request: usize, seq: SeqKey, [hit, swap_hit]: [u32; 2]) {
         let known = self.requests[request].input_len();
-        host.started(&self.requests[request], hit, host_hit);
+        host.started(&self.requests[request], hit, swap_hit);
         self.running.push(Running { seq, request, sampled: 0, known, planned: hit });
     }
 
@@ -291,8 +291,8 @@ impl<'a> Scheduler<'a> {
                 return Ok(Attempt::Refused);
             }
             let seq = engine.admit(NAMESPACE, prompt, promise)?;
-            let host_hit = admission.host_pages * engine.shape().layout.page_size();
-            Ok(Attempt::Admitted { seq, hit: engine.cached_len(seq)?, host_hit })
+            let swap_hit = admission.swap_pages * engine.shape().layout.page_size();
+            Ok(Attempt::Admitted { seq, hit: engine.cached_len(seq)?, swap_hit })
         });
         result.map_err(refused(request))
     }

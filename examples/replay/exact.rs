@@ -182,21 +182,21 @@ fn crowding_preempts_and_a_large_pool_does_not() {
     assert_eq!(crowded.output_tokens, roomy.output_tokens);
 }
 
-/// Returns the figures of host memory.
+/// Returns the figures of swap memory.
 fn tiers_of(requests: &[Request], args: &Args) -> Tiers {
     let outcome = crate::serve(args, requests, &ProgressBar::hidden()).expect("it serves");
     let report = Report::new(outcome, String::new(), String::new(), None, String::new(), 1, 1);
-    report.with_tiers(args.host_pages).tiers.expect("there is host memory").totals
+    report.with_tiers(args.swap_pages).tiers.expect("there is swap memory").totals
 }
 
-/// Returns the figures of host memory twice: of a replay, and of a naive model made of maps.
+/// Returns the figures of swap memory twice: of a replay, and of a naive model made of maps.
 fn tiers(requests: &[Request], line: &str) -> [Tiers; 2] {
     let args = args(line);
     let engine = tiers_of(requests, &args);
     let mut plain = tiers::Tiers::new(tiers::Setting {
         page_size: args.page_size as usize,
         device: args.pages.expect("the test names them") as usize,
-        host: args.host_pages as usize,
+        swap: args.swap_pages as usize,
         ahead: args.ahead as usize,
         store: args.store,
     });
@@ -212,45 +212,45 @@ fn tiers(requests: &[Request], line: &str) -> [Tiers; 2] {
 }
 
 /// A program in another language computed these figures. A hit that waits for a load is partly on the device: only its
-/// pages of group 0 that are in host memory alone count as hits in host memory.
+/// pages of group 0 that are in swap memory alone count as hits in swap memory.
 #[test]
-fn host_memory_with_groups_is_exact() {
+fn swap_memory_with_groups_is_exact() {
     let trace = committed_trace();
     for (step_tokens, line, hits, moves) in [
         (
             8192,
-            "--page-size 512 --groups window:128x1 --pages 20 --host-pages 30 --ahead 2",
+            "--page-size 512 --groups window:128x1 --pages 20 --swap-pages 30 --ahead 2",
             [19_456, 5_120],
             [55, 29, 16, 6, 6],
         ),
         (
             2048,
-            "--page-size 512 --groups window:1024x2 --pages 50 --host-pages 60 --ahead 4",
+            "--page-size 512 --groups window:1024x2 --pages 50 --swap-pages 60 --ahead 4",
             [20_992, 4_096],
             [71, 27, 16, 0, 0],
         ),
         (
             1024,
-            "--page-size 128 --groups chunk:2048x2 --pages 120 --host-pages 300",
+            "--page-size 128 --groups chunk:2048x2 --pages 120 --swap-pages 300",
             [20_352, 5_120],
             [336, 336, 78, 0, 0],
         ),
         (
             1024,
-            "--page-size 128 --groups window:300x2,chunk:1024x1 --pages 120 --host-pages 100 --ahead 5",
+            "--page-size 128 --groups window:300x2,chunk:1024x1 --pages 120 --swap-pages 100 --ahead 5",
             [17_280, 512],
             [367, 286, 26, 211, 211],
         ),
     ] {
-        let [device_hit_tokens, host_hit_tokens] = hits;
-        let [saved_pages, forced_pages, loaded_pages, host_evicted_pages, lost_pages] = moves;
+        let [device_hit_tokens, swap_hit_tokens] = hits;
+        let [saved_pages, forced_pages, loaded_pages, swap_evicted_pages, lost_pages] = moves;
         let figures = Tiers {
             device_hit_tokens,
-            host_hit_tokens,
+            swap_hit_tokens,
             saved_pages,
             forced_pages,
             loaded_pages,
-            host_evicted_pages,
+            swap_evicted_pages,
             lost_pages,
             ..Tiers::default()
         };
@@ -260,15 +260,15 @@ fn host_memory_with_groups_is_exact() {
 }
 
 #[test]
-fn host_memory_is_exact() {
+fn swap_memory_is_exact() {
     let requests = crate::chat::generate(1500, 7);
     for (page_size, pages, host, ahead) in
         [(256, 90, 300, 0), (256, 90, 300, 8), (256, 90, 20, 30), (64, 330, 90, 0), (64, 400, 2000, 60)]
     {
-        let line = format!("--sequential --pages {pages} --page-size {page_size} --host-pages {host} --ahead {ahead}");
+        let line = format!("--sequential --pages {pages} --page-size {page_size} --swap-pages {host} --ahead {ahead}");
         for line in [line.clone(), format!("{line} --store")] {
             let [engine, plain] = tiers(&requests, &line);
-            assert!(plain.saved_pages > 0 && plain.host_evicted_pages > 0, "{plain:?}");
+            assert!(plain.saved_pages > 0 && plain.swap_evicted_pages > 0, "{plain:?}");
             assert_eq!(engine, plain, "{line}");
         }
     }

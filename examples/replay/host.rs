@@ -59,9 +59,9 @@ pub struct Tally {
     pub output_tokens: u64,
     /// Tokens of `input_tokens` that were cached when their request first started.
     pub hit_tokens: u64,
-    /// Tokens of `hit_tokens` that were in host memory alone.
-    pub host_hit_tokens: u64,
-    /// Tokens that were fetched from the store. Hits on these tokens also count in `host_hit_tokens`.
+    /// Tokens of `hit_tokens` that were in swap memory alone.
+    pub swap_hit_tokens: u64,
+    /// Tokens that were fetched from the store. Hits on these tokens also count in `swap_hit_tokens`.
     pub store_hit_tokens: u64,
     /// Pages that the store took.
     pub put_pages: u64,
@@ -131,7 +131,7 @@ pub struct Sample {
     pub input_tokens: u64,
     pub hit_tokens: u64,
     /// See [`Tally`].
-    pub host_hit_tokens: u64,
+    pub swap_hit_tokens: u64,
     pub store_hit_tokens: u64,
     pub preemptions: u64,
     pub stats: Stats,
@@ -150,7 +150,7 @@ pub struct Host<'a> {
     pub samples: Vec<Sample>,
     /// Maximum number of pages that a step saves ahead of their eviction.
     ahead: u32,
-    /// The store behind host memory.
+    /// The store behind swap memory.
     pub store: Option<KeyStore>,
     /// Value of [`Sample::done`] at which the next sample is due.
     next_sample: u64,
@@ -252,12 +252,12 @@ impl<'a> Host<'a> {
         Ok(())
     }
 
-    /// Counts a started request with `hit` cached tokens, `host_hit` of them in host memory.
-    pub fn started(&mut self, request: &Request, hit: u32, host_hit: u32) {
+    /// Counts a started request with `hit` cached tokens, `swap_hit` of them in swap memory.
+    pub fn started(&mut self, request: &Request, hit: u32, swap_hit: u32) {
         let input = u64::from(request.input_len());
         self.tally.input_tokens += input;
         self.tally.hit_tokens += u64::from(hit);
-        self.tally.host_hit_tokens += u64::from(host_hit);
+        self.tally.swap_hit_tokens += u64::from(swap_hit);
         self.work.admitted += 1;
         self.work.admitted_tokens += input;
     }
@@ -290,7 +290,7 @@ impl<'a> Host<'a> {
             done: self.tally.requests + self.tally.skipped,
             input_tokens: self.tally.input_tokens,
             hit_tokens: self.tally.hit_tokens,
-            host_hit_tokens: self.tally.host_hit_tokens,
+            swap_hit_tokens: self.tally.swap_hit_tokens,
             store_hit_tokens: self.tally.store_hit_tokens,
             preemptions: self.tally.preemptions,
             stats,

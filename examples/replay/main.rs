@@ -70,7 +70,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let prefix = format!("{:?}", args.prefix).to_lowercase();
     let groups = args.groups.as_ref().map(|groups| groups.text.clone());
     let report = Report::new(outcome, workload, prefix, groups, schedule(args), args.runs, wall_ns);
-    let report = if args.host_pages > 0 { report.with_tiers(args.host_pages) } else { report };
+    let report = if args.swap_pages > 0 { report.with_tiers(args.swap_pages) } else { report };
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -128,7 +128,7 @@ fn pool(args: &Args) -> PoolConfig {
         dtype: KvDtype::Bf16,
         page_size: args.page_size,
         capacity: args.capacity(),
-        host_pages: args.host_pages,
+        swap_pages: args.swap_pages,
         stage_pages: if args.store { 256 } else { 0 },
         ..PoolConfig::default()
     }

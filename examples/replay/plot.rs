@@ -26,7 +26,7 @@ const RECENT: RGBColor = RGBColor(150, 180, 205);
 
 /// Tiers that a hit comes from, as `(name, colour)`.
 const TIERS: [(&str, RGBColor); 3] =
-    [("device", RGBColor(96, 150, 180)), ("host memory", RGBColor(236, 162, 79)), ("store", RGBColor(214, 208, 190))];
+    [("device", RGBColor(96, 150, 180)), ("swap memory", RGBColor(236, 162, 79)), ("store", RGBColor(214, 208, 190))];
 
 /// The plot cannot be drawn or written.
 #[derive(Debug)]
@@ -130,12 +130,12 @@ fn draw_hit_rate<'a>(area: &Area<'a>, samples: &[Sample]) -> Drawn<'a> {
     Ok(())
 }
 
-/// Returns three numbers of hit tokens: on the device; on the device or in host memory; in any tier.
+/// Returns three numbers of hit tokens: on the device; on the device or in swap memory; in any tier.
 fn tier_hits(sample: &Sample) -> [u64; TIERS.len()] {
-    let Sample { hit_tokens, host_hit_tokens, store_hit_tokens, .. } = *sample;
-    // Hits in the store also count as hits in host memory, because the pages came through it.
-    let host = host_hit_tokens.saturating_sub(store_hit_tokens);
-    [hit_tokens - host_hit_tokens, hit_tokens - host_hit_tokens + host, hit_tokens]
+    let Sample { hit_tokens, swap_hit_tokens, store_hit_tokens, .. } = *sample;
+    // Hits in the store also count as hits in swap memory, because the pages came through it.
+    let host = swap_hit_tokens.saturating_sub(store_hit_tokens);
+    [hit_tokens - swap_hit_tokens, hit_tokens - swap_hit_tokens + host, hit_tokens]
 }
 
 /// Returns the number of tiers down to the lowest that had hits, at least 1: the device.
@@ -227,7 +227,7 @@ mod tests {
             done: 0,
             input_tokens: 0,
             hit_tokens: 0,
-            host_hit_tokens: 0,
+            swap_hit_tokens: 0,
             store_hit_tokens: 0,
             preemptions: 0,
             stats,
@@ -238,7 +238,7 @@ mod tests {
     fn hits_stack_by_tier() {
         let mut hits = Sample { hit_tokens: 100, ..sample(Stats::default()) };
         assert_eq!((tier_hits(&hits), used_tiers(&[hits])), ([100, 100, 100], 1));
-        hits.host_hit_tokens = 30;
+        hits.swap_hit_tokens = 30;
         assert_eq!((tier_hits(&hits), used_tiers(&[hits])), ([70, 100, 100], 2));
         hits.store_hit_tokens = 10;
         assert_eq!((tier_hits(&hits), used_tiers(&[hits])), ([70, 90, 100], 3));

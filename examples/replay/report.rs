@@ -24,10 +24,11 @@ pub struct GroupFigures {
     pub evicted_cells: u64,
 }
 
-/// Figures of replays with host memory.
+/// Figures of replays with swap memory.
 #[derive(Debug, Serialize)]
 pub struct TierFigures {
-    pub host_pages: u32,
+    #[serde(rename = "host_pages")]
+    pub swap_pages: u32,
     #[serde(flatten)]
     pub totals: tiers::Figures,
 }
@@ -105,15 +106,15 @@ fn saved(hit: u64, input: u64) -> String {
 fn totals(tally: &Tally, stats: &Stats) -> tiers::Figures {
     tiers::Figures {
         skipped: tally.skipped,
-        device_hit_tokens: tally.hit_tokens - tally.host_hit_tokens,
-        // Fetched pages also count as hits in host memory.
-        host_hit_tokens: tally.host_hit_tokens.saturating_sub(tally.store_hit_tokens),
+        device_hit_tokens: tally.hit_tokens - tally.swap_hit_tokens,
+        // Fetched pages also count as hits in swap memory.
+        swap_hit_tokens: tally.swap_hit_tokens.saturating_sub(tally.store_hit_tokens),
         store_hit_tokens: tally.store_hit_tokens,
         saved_pages: stats.saved_pages,
         forced_pages: stats.forced_pages,
         loaded_pages: stats.loaded_pages,
         fetched_pages: stats.fetched_pages,
-        host_evicted_pages: stats.host_evicted_pages,
+        swap_evicted_pages: stats.swap_evicted_pages,
         lost_pages: stats.lost_pages,
         put_pages: tally.put_pages,
     }
@@ -183,9 +184,9 @@ impl Report {
         }
     }
 
-    /// Adds the figures of host memory, which has `host_pages` pages.
-    pub fn with_tiers(self, host_pages: u32) -> Self {
-        Self { tiers: Some(TierFigures { host_pages, totals: self.totals }), ..self }
+    /// Adds the figures of swap memory, which has `swap_pages` pages.
+    pub fn with_tiers(self, swap_pages: u32) -> Self {
+        Self { tiers: Some(TierFigures { swap_pages, totals: self.totals }), ..self }
     }
 
     /// Returns the table, a line for each figure, and the list of the slowest steps.
@@ -241,11 +242,11 @@ impl Report {
             insert_after("  from the cache", ("  cached in group 0", full));
             insert_after("evicted pages", ("evicted cells", grouped(*evicted_cells)));
         }
-        if let Some(TierFigures { host_pages, totals: tiers }) = &self.tiers {
+        if let Some(TierFigures { swap_pages, totals: tiers }) = &self.tiers {
             let hits = |tokens: u64| format!("{} ({:.1} %)", grouped(tokens), percent(tokens, self.input_tokens));
-            insert_after("pool", ("host memory", counted((*host_pages).into(), "page")));
+            insert_after("pool", ("swap memory", counted((*swap_pages).into(), "page")));
             insert_after("  from the cache", ("    in the store", hits(tiers.store_hit_tokens)));
-            insert_after("  from the cache", ("    in host memory", hits(tiers.host_hit_tokens)));
+            insert_after("  from the cache", ("    in swap memory", hits(tiers.swap_hit_tokens)));
             insert_after("  from the cache", ("    on the device", hits(tiers.device_hit_tokens)));
             let moved = format!(
                 "{} saved ({} as they were evicted), {} loaded, {} fetched, {} put",
@@ -255,8 +256,8 @@ impl Report {
                 grouped(tiers.fetched_pages),
                 grouped(tiers.put_pages)
             );
-            let lost = (grouped(tiers.host_evicted_pages), grouped(tiers.lost_pages));
-            let lost = format!("{} from host memory, {} lost", lost.0, lost.1);
+            let lost = (grouped(tiers.swap_evicted_pages), grouped(tiers.lost_pages));
+            let lost = format!("{} from swap memory, {} lost", lost.0, lost.1);
             insert_after("evicted pages", ("  of the host", lost));
             insert_after("evicted pages", ("  moved pages", moved));
         }

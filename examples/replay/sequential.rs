@@ -24,7 +24,7 @@ pub fn serve(host: &mut Host<'_>, requests: &[Request], step_tokens: u32) -> Res
         host.fetch(&prompt).map_err(|source| ServeError::Engine { request: i, source })?;
         let served =
             one(host, &prompt, &output, step_tokens).map_err(|source| ServeError::Engine { request: i, source })?;
-        host.started(request, served.hit, served.host_hit);
+        host.started(request, served.hit, served.swap_hit);
         host.served(request);
         host.work.computed_tokens = u64::from(request.stored_len() - served.hit);
         host.tally.peak_pages = host.tally.peak_pages.max(served.peak_pages);
@@ -37,8 +37,8 @@ pub fn serve(host: &mut Host<'_>, requests: &[Request], step_tokens: u32) -> Res
 
 struct Served {
     hit: u32,
-    /// The tokens of `hit` that were in host memory.
-    host_hit: u32,
+    /// The tokens of `hit` that were in swap memory.
+    swap_hit: u32,
     /// Maximum number of pages in use after a plan. With groups of layers, commits release pages, so the maximum need
     /// not follow the last plan.
     peak_pages: u32,
@@ -58,9 +58,9 @@ fn one(
         let seq = engine.admit(NAMESPACE, prompt, 0)?;
         let hit = engine.cached_len(seq)?;
         // The engine counts the tokens of group 0 that the load brings. Cells count as no tokens.
-        let before = engine.stats().host_hit_tokens;
+        let before = engine.stats().swap_hit_tokens;
         engine.load(&[seq])?;
-        let host_hit = (engine.stats().host_hit_tokens - before) as u32;
+        let swap_hit = (engine.stats().swap_hit_tokens - before) as u32;
         if !output.is_empty() {
             engine.append(seq, output)?;
         }
@@ -76,7 +76,7 @@ fn one(
             left -= len;
             if left == 0 {
                 engine.finish(seq)?;
-                return Ok(Served { hit, host_hit, peak_pages, planned });
+                return Ok(Served { hit, swap_hit, peak_pages, planned });
             }
         }
     })

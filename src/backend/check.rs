@@ -179,10 +179,10 @@ pub(super) fn moves(id: MoveId, moves: &[PageMove], layout: &PoolLayout, last: M
     if id <= last {
         return Err(PlanError::MoveOrder { id, last });
     }
-    let pages = layout.host_region_pages();
-    moves.iter().try_for_each(|&PageMove { device, host }| {
+    let pages = layout.swap_region_pages();
+    moves.iter().try_for_each(|&PageMove { device, swap }| {
         page(device, layout.page_count())?;
-        if host.raw() < pages { Ok(()) } else { Err(PlanError::HostPage { page: host, pages }) }
+        if swap.raw() < pages { Ok(()) } else { Err(PlanError::SwapPage { page: swap, pages }) }
     })
 }
 

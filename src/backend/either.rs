@@ -4,10 +4,10 @@ use std::error::Error;
 use std::fmt;
 
 use super::{
-    Attend, Backend, HostMemory, Moved, OpenBackend, Operand, Queries, Rope, Select, Selection, SparseBackend,
+    Attend, Backend, Moved, OpenBackend, Operand, Queries, Rope, Select, Selection, SparseBackend, SwapMemory,
 };
 use crate::config::StepBounds;
-use crate::id::{HostPageId, LayerId, MoveId};
+use crate::id::{LayerId, MoveId, SwapPageId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 
@@ -219,10 +219,10 @@ impl<L: Backend, R: Backend> Backend for Either<L, R> {
         }
     }
 
-    fn host_pages(&self) -> u32 {
+    fn swap_pages(&self) -> u32 {
         match self {
-            Self::Left(backend) => backend.host_pages(),
-            Self::Right(backend) => backend.host_pages(),
+            Self::Left(backend) => backend.swap_pages(),
+            Self::Right(backend) => backend.swap_pages(),
         }
     }
 
@@ -273,18 +273,18 @@ impl<L: AsMut<[u8]>, R: AsMut<[u8]>> AsMut<[u8]> for Either<L, R> {
     }
 }
 
-impl<L: HostMemory, R: HostMemory> HostMemory for Either<L, R> {
+impl<L: SwapMemory, R: SwapMemory> SwapMemory for Either<L, R> {
     type Read = Either<L::Read, R::Read>;
     type Write = Either<L::Write, R::Write>;
 
-    fn lease(&mut self, page: HostPageId) -> Self::Read {
+    fn lease(&mut self, page: SwapPageId) -> Self::Read {
         match self {
             Self::Left(backend) => Either::Left(backend.lease(page)),
             Self::Right(backend) => Either::Right(backend.lease(page)),
         }
     }
 
-    fn lease_mut(&mut self, page: HostPageId) -> Self::Write {
+    fn lease_mut(&mut self, page: SwapPageId) -> Self::Write {
         match self {
             Self::Left(backend) => Either::Left(backend.lease_mut(page)),
             Self::Right(backend) => Either::Right(backend.lease_mut(page)),

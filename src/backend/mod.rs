@@ -9,25 +9,25 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod either;
-mod host_memory;
 mod null;
 mod open;
 mod open_steps;
 mod plan_error;
 mod rope;
 mod sparse;
+mod swap_memory;
 
 pub use cpu::{
     Cpu, CpuError, CpuOptions, CpuPath, CpuRead, CpuRows, CpuRowsMut, CpuWrite, Elements, ElementsMut, PATH_VARIABLE,
 };
 pub use either::{Either, EitherError};
-pub use host_memory::{HostMemory, Moved};
 pub use null::Null;
 pub use open::OpenBackend;
 pub use open_steps::OpenSteps;
 pub use plan_error::{Operand, PlanError};
 pub use rope::Rope;
 pub use sparse::{NO_POSITION, Select, Selection, SparseBackend};
+pub use swap_memory::{Moved, SwapMemory};
 
 use crate::id::{LayerId, MoveId};
 use crate::layout::Reach;
@@ -118,15 +118,15 @@ pub struct Queries<R, S> {
 ///   of all layers, in every track, through the page tables of the last `begin`. The effect is as if the backend read
 ///   all slots of a row before it writes one. It writes nothing else. Rows are distinct.
 /// * B12. [`save_pages`](Backend::save_pages) and [`load_pages`](Backend::load_pages) copy whole pages, all planes of
-///   all lanes. A host page has the order `[plane, lane, piece]` in every layout. Targets of one call are distinct. A
+///   all lanes. A swap page has the order `[plane, lane, piece]` in every layout. Targets of one call are distinct. A
 ///   save reads the effects of all earlier calls; later calls read the effects of a load. The next call may use sources
 ///   and targets again.
 /// * B13. A load takes effect after all earlier calls except those of open steps, which never use its targets.
 /// * B14. [`moved`](Backend::moved) returns a watermark for each direction: all saves up to `saved` and all loads up to
 ///   `loaded` are complete. A watermark never falls, and the call never waits.
 /// * B15. If a save or load fails, all its targets are undefined, and its sources are unchanged.
-/// * B16. No call writes a host page with a [read lease](HostMemory::lease), and no call uses one with a [write
-///   lease](HostMemory::lease_mut).
+/// * B16. No call writes a swap page with a [read lease](SwapMemory::lease), and no call uses one with a [write
+///   lease](SwapMemory::lease_mut).
 /// * B17. A layer of a group with a window or chunks accepts exactly this window or these chunks. Lists of positions
 ///   are for layers of group 0.
 /// * B18. In a group with a window or chunks, page table words that no new token of the row reads are undefined, and
@@ -231,38 +231,38 @@ pub trait Backend {
     /// The backend's error.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), Self::Error>;
 
-    /// Returns the number of host pages that are ready for saves, loads and leases. Their ids are all the ids below
+    /// Returns the number of swap pages that are ready for saves, loads and leases. Their ids are all the ids below
     /// this number.
     ///
     /// The number grows while a backend prepares its memory in the background, up to
-    /// [`PoolLayout::host_region_pages`](crate::PoolLayout::host_region_pages). A backend without host memory returns
+    /// [`PoolLayout::swap_region_pages`](crate::PoolLayout::swap_region_pages). A backend without swap memory returns
     /// 0; a backend without bytes may return any larger number.
-    fn host_pages(&self) -> u32 {
+    fn swap_pages(&self) -> u32 {
         0
     }
 
-    /// Copies pages of the pool to host pages (B12). Move numbers rise over both directions.
+    /// Copies pages of the pool to swap pages (B12). Move numbers rise over both directions.
     ///
     /// # Errors
     /// The backend's error, for example for pages that do not exist. [`PlanError::Leased`] if a target has a lease
     /// (B16); the backend checks all targets before it writes one.
     ///
     /// # Panics
-    /// The default method, for backends without host memory, always panics.
+    /// The default method, for backends without swap memory, always panics.
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
-        panic!("{id:?} saves {} pages to a backend without host memory", moves.len())
+        panic!("{id:?} saves {} pages to a backend without swap memory", moves.len())
     }
 
-    /// Copies host pages to pages of the pool (B12, B13). Move numbers rise over both directions.
+    /// Copies swap pages to pages of the pool (B12, B13). Move numbers rise over both directions.
     ///
     /// # Errors
     /// The backend's error, for example for pages that do not exist. [`PlanError::Leased`] if a source has a write
     /// lease (B16).
     ///
     /// # Panics
-    /// The default method, for backends without host memory, always panics.
+    /// The default method, for backends without swap memory, always panics.
     fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
-        panic!("{id:?} loads {} pages from a backend without host memory", moves.len())
+        panic!("{id:?} loads {} pages from a backend without swap memory", moves.len())
     }
 
     /// Returns the last complete save and load (B14), without waiting.

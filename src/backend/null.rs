@@ -2,9 +2,9 @@
 
 use std::convert::Infallible;
 
-use super::{Attend, Backend, HostMemory, Moved, OpenBackend, Queries, Rope};
+use super::{Attend, Backend, Moved, OpenBackend, Queries, Rope, SwapMemory};
 use crate::config::StepBounds;
-use crate::id::{HostPageId, LayerId, MoveId};
+use crate::id::{LayerId, MoveId, SwapPageId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 
@@ -61,8 +61,8 @@ impl Backend for Null {
         Ok(())
     }
 
-    /// Returns a number above any pool's number of host pages.
-    fn host_pages(&self) -> u32 {
+    /// Returns a number above any pool's number of swap pages.
+    fn swap_pages(&self) -> u32 {
         u32::MAX
     }
 
@@ -83,15 +83,15 @@ impl Backend for Null {
     }
 }
 
-impl HostMemory for Null {
+impl SwapMemory for Null {
     type Read = [u8; 0];
     type Write = [u8; 0];
 
-    fn lease(&mut self, _: HostPageId) -> [u8; 0] {
+    fn lease(&mut self, _: SwapPageId) -> [u8; 0] {
         []
     }
 
-    fn lease_mut(&mut self, _: HostPageId) -> [u8; 0] {
+    fn lease_mut(&mut self, _: SwapPageId) -> [u8; 0] {
         []
     }
 }

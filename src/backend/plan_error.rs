@@ -4,7 +4,7 @@
 use std::fmt;
 
 use crate::error::Count;
-use crate::id::{HostPageId, LayerId, MoveId, PageId, RowId, SlotId, StepId};
+use crate::id::{LayerId, MoveId, PageId, RowId, SlotId, StepId, SwapPageId};
 use crate::layout::{KvShape, Reach};
 
 /// An array argument of a backend call.
@@ -211,17 +211,17 @@ pub enum PlanError {
         /// Number of pages.
         page_count: u32,
     },
-    /// A page of host memory does not exist.
-    HostPage {
+    /// A page of swap memory does not exist.
+    SwapPage {
         /// The page.
-        page: HostPageId,
-        /// Number of pages of host memory.
+        page: SwapPageId,
+        /// Number of pages of swap memory.
         pages: u32,
     },
-    /// A move writes a host page that has a lease, or reads a host page that has a write lease.
+    /// A move writes a swap page that has a lease, or reads a swap page that has a write lease.
     Leased {
         /// The page.
-        page: HostPageId,
+        page: SwapPageId,
     },
     /// The number of a batch of moves is not above the number of the last batch.
     MoveOrder {
@@ -365,8 +365,8 @@ impl fmt::Display for PlanError {
                 write!(f, "page table word {index} is {value}, which is not below {count}")
             }
             Self::Page { page, page_count } => out_of_range(f, "page", page.raw().into(), page_count.into()),
-            Self::HostPage { page, pages } => out_of_range(f, "host page", page.raw().into(), pages.into()),
-            Self::Leased { page } => write!(f, "host page {} is leased", page.raw()),
+            Self::SwapPage { page, pages } => out_of_range(f, "swap page", page.raw().into(), pages.into()),
+            Self::Leased { page } => write!(f, "swap page {} is leased", page.raw()),
             Self::MoveOrder { id, last } => {
                 write!(f, "move {} does not follow move {}", id.raw(), last.raw())
             }

@@ -98,7 +98,7 @@ struct Words {
     hashing: [u64; 5],
     promise_ahead: u64,
     groups: [u64; Groups::WORDS],
-    host_pages: u64,
+    swap_pages: u64,
     stage_pages: u64,
     max_step_tokens: u64,
     /// For each group other than 0: zeros without an own shape; else its kind and dtype, and its sizes.
@@ -128,7 +128,7 @@ impl EngineShape {
     /// | 26 | number of groups + 2^32 * number of layers in groups; the latter is 0 if there is one group |
     /// | 27 to 29 | for each group but group 0: its size + 2^32 * (1 for a window, 2 for a chunk); 0 for no group |
     /// | 30 to 37 | bit 0 of the group number of each of 256 layers, then bit 1 |
-    /// | 38, 39 | `host_pages`, `stage_pages` |
+    /// | 38, 39 | `swap_pages`, `stage_pages` |
     /// | 40 | `max_step_tokens` |
     /// | 41 to 46 | for each group but group 0: its shape in two words |
     ///
@@ -163,7 +163,7 @@ impl EngineShape {
             hashing: self.hashing.map_or([0; 5], Hashing::to_words),
             promise_ahead: self.promise_ahead.into(),
             groups: layout.groups().to_words(),
-            host_pages: layout.host_pages().into(),
+            swap_pages: layout.swap_pages().into(),
             stage_pages: layout.stage_pages().into(),
             max_step_tokens: self.max_step_tokens.into(),
             own_shapes: [1, 2, 3].map(|group| own_words(layout.groups().shape(group))),
@@ -206,7 +206,7 @@ impl EngineShape {
             label_channels: narrow("label_channels", words.label_channels)?,
             page_size: narrow("page_size", words.page_size)?,
             capacity: Capacity::Pages(narrow("page_count", words.page_count)?),
-            host_pages: narrow("host_pages", words.host_pages)?,
+            swap_pages: narrow("swap_pages", words.swap_pages)?,
             stage_pages: narrow("stage_pages", words.stage_pages)?,
             layout: one_of("layout", &LAYOUTS, words.layout)?,
             tp_size: 1,

@@ -64,7 +64,7 @@ pub struct EngineConfig {
     /// Maximum number of tokens of a sequence. The engine caps it at the pool's tokens and at 2^30. Default: 131,072.
     pub max_sequence_len: u32,
     /// Number of tokens of all sequences together that always fit. It may exceed the pool's tokens, because sequences
-    /// share pages. The engine reserves host memory for this many tokens and their page tables. Default: 4,194,304.
+    /// share pages. The engine reserves swap memory for this many tokens and their page tables. Default: 4,194,304.
     pub max_tokens: u64,
     /// Maximum number of steps that are planned and not complete. Default: 8.
     pub max_steps: u32,
@@ -75,7 +75,7 @@ pub struct EngineConfig {
     /// models with groups of layers. [`Engine::admit`](crate::Engine::admit) reserves pages for these tokens. A plan
     /// that is further ahead also takes pages that are not promised. Default: 512.
     pub promise_ahead: u32,
-    /// Whether [`Engine::new`](crate::Engine::new) touches the reserved host memory of the tables that grow with pages
+    /// Whether [`Engine::new`](crate::Engine::new) touches the reserved swap memory of the tables that grow with pages
     /// and tokens, so that steps cause no page faults in these tables. Tables of sequences and of steps are small;
     /// their first use touches them. If the machine cannot back the memory, the process ends in this call instead of
     /// in a step. Default: true.
@@ -200,7 +200,7 @@ impl EngineConfig {
             return Err(ConfigError::EventsWithoutHashes { event_pages: self.event_pages });
         }
         // Cells have 32-bit numbers, and 0 is no cell.
-        let all_pages = u64::from(layout.page_count()) + u64::from(layout.host_pages());
+        let all_pages = u64::from(layout.page_count()) + u64::from(layout.swap_pages());
         let cells = |(group, _)| all_pages / u64::from(layout.tracks_of(group));
         if layout.groups().limited().map(cells).sum::<u64>() >= u64::from(u32::MAX) {
             return Err(ConfigError::Overflow { name: "cells" });

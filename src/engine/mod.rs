@@ -30,7 +30,7 @@ pub struct Engine<B> {
 impl<B: Backend> Engine<B> {
     /// Creates an engine and allocates all its memory, on the host and in the backend. `config` may be a `PoolConfig`.
     ///
-    /// With [`prefault`](crate::EngineConfig::prefault) the call also touches the host memory of the large tables, so
+    /// With [`prefault`](crate::EngineConfig::prefault) the call also touches the swap memory of the large tables, so
     /// that steps cause hardly any page faults. If the operating system over-commits memory, touching memory that the
     /// machine cannot back ends the process. The call therefore first allocates and frees the total in one piece: most
     /// systems reject a piece larger than all their memory. [`Cpu`](crate::Cpu) touches its pool as pages are first
@@ -58,8 +58,8 @@ impl<B: Backend> Engine<B> {
         let backend = backend.open(&shape.layout, &shape.table, shape.step_bounds());
         let backend = backend.map_err(EngineError::Backend)?;
         let mut engine = Self { config, world: World::new(&shape, hash_bits)?, backend };
-        if engine.world.prefixes.has_hosts() {
-            engine.look_at_host();
+        if engine.world.prefixes.has_swap() {
+            engine.look_at_swap();
         }
         Ok(engine)
     }
@@ -69,7 +69,7 @@ impl<B: Backend> Engine<B> {
         &self.config
     }
 
-    /// Returns the checked limits. Hosts open the backends of other ranks with them.
+    /// Returns the checked limits. Swap open the backends of other ranks with them.
     pub fn shape(&self) -> &EngineShape {
         &self.world.shape
     }
@@ -95,25 +95,25 @@ impl<B: Backend> Engine<B> {
         let World { pages, prefixes, sequences, steps, counters, .. } = &self.world;
         let size = prefixes.size_info();
         let (cells, evicted_cells) = prefixes.cell_counts();
-        let host = prefixes.host_counts();
+        let swap = prefixes.swap_counts();
         let (put_pages, fetched_pages) = prefixes.store_counts();
-        let (host_cached_pages, host_free_pages) = prefixes.host_page_counts();
+        let (swap_cached_pages, swap_free_pages) = prefixes.swap_page_counts();
         Stats {
             published_pages: prefixes.published_pages(),
             duplicate_pages: prefixes.duplicate_pages(),
             cells,
             evicted_cells,
-            saved_pages: host.saved,
-            forced_pages: host.forced,
-            loaded_pages: host.loaded,
-            host_evicted_pages: host.evicted,
-            lost_pages: host.lost,
-            failed_saves: host.failed,
+            saved_pages: swap.saved,
+            forced_pages: swap.forced,
+            loaded_pages: swap.loaded,
+            swap_evicted_pages: swap.evicted,
+            lost_pages: swap.lost,
+            failed_saves: swap.failed,
             clean_pages: prefixes.clean_pages(),
-            host_cached_pages,
+            swap_cached_pages,
             put_pages,
             fetched_pages,
-            host_free_pages,
+            swap_free_pages,
             free_pages: pages.free_count(),
             private_pages: pages.private_count(),
             cached_pages: pages.cached_count(),

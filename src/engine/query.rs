@@ -71,7 +71,7 @@ impl<B: Backend> Engine<B> {
 
     /// Returns the pages of a sequence, in order.
     ///
-    /// Before the [load](Engine::load) of a sequence, its page table ends before the first page in host memory alone.
+    /// Before the [load](Engine::load) of a sequence, its page table ends before the first page in swap memory alone.
     /// With groups of layers, it is empty until the load.
     ///
     /// # Errors

@@ -127,12 +127,12 @@ impl<B: Backend> Engine<B> {
     /// failed: there are no children, and their pages return when the newest step, that of the copies, is complete. The
     /// parent's computed pages stay published.
     pub fn fork(&mut self, seq: SeqKey, count: u32, promise: u32) -> Result<Forked<'_>, EngineError<B::Error>> {
-        if self.world.prefixes.has_hosts() {
+        if self.world.prefixes.has_swap() {
             self.prepare(&[Extend { seq, len: 0 }])?;
         }
         let begun = begin_fork(Fork::of(&mut self.world), seq, count, promise);
         let parts = self.world.counters.count_refusal(begun)?;
-        if self.world.prefixes.has_hosts() {
+        if self.world.prefixes.has_swap() {
             self.flush_saves();
         }
         let step = parts.and_then(|parts| end_fork(Fork::of(&mut self.world), seq, &parts));

@@ -91,12 +91,12 @@ impl<B: Backend> Engine<B> {
         drafts: &[Draft<'_>],
         size: Option<PlanSize>,
     ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
-        if self.world.prefixes.has_hosts() {
+        if self.world.prefixes.has_swap() {
             self.prepare(items)?;
         }
         let plan = plan_batch(PlanBatch::of(&mut self.world), scratch, items, drafts, size);
         let plan = self.world.counters.count_refusal(plan)?;
-        if self.world.prefixes.has_hosts() {
+        if self.world.prefixes.has_swap() {
             self.flush_saves();
         }
         if let Err(error) = self.backend.begin(&plan) {

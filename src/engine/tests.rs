@@ -300,10 +300,10 @@ fn g6_waiting_marks_are_ahead() {
     assert_eq!(broken.invariant, "G6: waiting marks are above the published pages");
 }
 
-/// Returns an engine, and a sequence of 13 tokens that waits for pages in host memory.
+/// Returns an engine, and a sequence of 13 tokens that waits for pages in swap memory.
 fn waiting() -> (Engine<Null>, SeqKey) {
     let capacity = Capacity::Pages(4);
-    let pool = PoolConfig { page_size: 4, capacity, host_pages: 8, ..Default::default() };
+    let pool = PoolConfig { page_size: 4, capacity, swap_pages: 8, ..Default::default() };
     let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("a valid config");
     let mut scratch = StepScratch::new();
     let texts = [1, 2].map(|own| [TokenId::new(own); 13]);
@@ -321,12 +321,12 @@ fn waiting() -> (Engine<Null>, SeqKey) {
     (engine, seq)
 }
 
-/// Returns an engine, and a sequence that waits for a cell in host memory. All pages of group 0 are on the device.
+/// Returns an engine, and a sequence that waits for a cell in swap memory. All pages of group 0 are on the device.
 fn waiting_for_a_cell() -> (Engine<Null>, SeqKey) {
     let groups = Groups::new(&[Reach::All, Reach::Window(2)], &[0, 1]).expect("two groups");
     let capacity = Capacity::Pages(8);
     let pool = PoolConfig { layers: 2, groups, page_size: 1, capacity, ..Default::default() };
-    let pool = PoolConfig { host_pages: 8, ..pool };
+    let pool = PoolConfig { swap_pages: 8, ..pool };
     let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("a valid config");
     let mut scratch = StepScratch::new();
     let texts = [1, 2].map(|own| [TokenId::new(own); 3]);
@@ -339,7 +339,7 @@ fn waiting_for_a_cell() -> (Engine<Null>, SeqKey) {
     engine.commit(step).expect("it is open");
     engine.complete(step).expect("it is committed");
     engine.finish(seq).expect("it is live");
-    // The plan of this sequence evicts the oldest cells to host memory.
+    // The plan of this sequence evicts the oldest cells to swap memory.
     let seq = admit(&mut engine, &texts[1]);
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 3 }]);
     let step = plan.expect("there is room").step();

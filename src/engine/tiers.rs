@@ -1,4 +1,4 @@
-//! Calls about pages in host memory: loads, saves ahead of evictions, puts and fetches of stores.
+//! Calls about pages in swap memory: loads, saves ahead of evictions, puts and fetches of stores.
 
 use crate::backend::Backend;
 use crate::error::{EngineError, Error};
@@ -10,12 +10,12 @@ use crate::world::World;
 
 use super::Engine;
 
-/// Host memory: loads and saves.
+/// Swap memory: loads and saves.
 impl<B: Backend> Engine<B> {
-    /// Loads the pages of host memory that running sequences wait for, and completes their page tables. O(pages that
+    /// Loads the pages of swap memory that running sequences wait for, and completes their page tables. O(pages that
     /// the sequences waited for).
     ///
-    /// [`admit`](Engine::admit) and [`resume`](Engine::resume) use cached pages wherever they are. Pages in host memory
+    /// [`admit`](Engine::admit) and [`resume`](Engine::resume) use cached pages wherever they are. Pages in swap memory
     /// alone are loaded here, or by the next [`plan_batch`](Engine::plan_batch) or [`fork`](Engine::fork) of the
     /// sequence. A page that several sequences wait for is loaded once. Loads take promised pages of their sequences
     /// first. A call for sequences that wait for nothing does nothing.
@@ -33,12 +33,12 @@ impl<B: Backend> Engine<B> {
         &mut self,
         seqs: impl Iterator<Item = SeqKey> + Clone,
     ) -> Result<(), EngineError<B::Error>> {
-        if !self.world.prefixes.has_hosts() {
+        if !self.world.prefixes.has_swap() {
             return seqs
                 .map(|seq| self.world.sequences.running(seq))
                 .try_for_each(|found| found.map(|_| ()).map_err(EngineError::Core));
         }
-        self.look_at_host();
+        self.look_at_swap();
         let begun = begin_load(Load::of(&mut self.world), seqs.clone());
         self.world.counters.count_refusal(begun)?;
         self.flush_saves();
@@ -78,19 +78,19 @@ impl<B: Backend> Engine<B> {
         Ok(moved.loaded < last)
     }
 
-    /// Saves the oldest evictable pages until the `pages` oldest ones have copies in host memory, so that evicting them
-    /// needs no copy. Stops earlier if no host page can be taken. Returns the number of pages saved. O(pages saved).
+    /// Saves the oldest evictable pages until the `pages` oldest ones have copies in swap memory, so that evicting them
+    /// needs no copy. Stops earlier if no swap page can be taken. Returns the number of pages saved. O(pages saved).
     ///
-    /// The host calls it after it has launched a step. Each copy takes a host page, so keep `pages` below a thirtieth
-    /// of the host pages.
+    /// The host calls it after it has launched a step. Each copy takes a swap page, so keep `pages` below a thirtieth
+    /// of the swap pages.
     ///
     /// # Errors
     /// [`EngineError::Backend`] if the save failed: the pages have no copies then.
     pub fn save_ahead(&mut self, pages: u32) -> Result<u32, EngineError<B::Error>> {
-        if !self.world.prefixes.has_hosts() {
+        if !self.world.prefixes.has_swap() {
             return Ok(0);
         }
-        self.look_at_host();
+        self.look_at_swap();
         let World { prefixes, pages: pool, buffers, .. } = &mut self.world;
         buffers.freed.clear();
         prefixes.save_ahead(pages, &mut buffers.freed);
@@ -107,7 +107,7 @@ impl<B: Backend> Engine<B> {
     #[cold]
     #[inline(never)]
     pub(super) fn prepare(&mut self, items: &[Extend]) -> Result<(), EngineError<B::Error>> {
-        self.look_at_host();
+        self.look_at_swap();
         let mut waiting = std::mem::take(&mut self.world.buffers.waiting);
         waiting.clear();
         let sequences = &self.world.sequences;
@@ -121,9 +121,9 @@ impl<B: Backend> Engine<B> {
         loaded
     }
 
-    /// Reads from the backend how many host pages are ready, and makes them usable.
-    pub(super) fn look_at_host(&mut self) {
-        self.world.prefixes.set_host_ready(self.backend.host_pages());
+    /// Reads from the backend how many swap pages are ready, and makes them usable.
+    pub(super) fn look_at_swap(&mut self) {
+        self.world.prefixes.set_swap_ready(self.backend.swap_pages());
     }
 
     /// Gives the backend the saves of pages that a call has evicted, before the pages are reused. A failure loses
@@ -152,9 +152,9 @@ impl<B: Backend> Engine<B> {
     /// pages, in the order in which they were published; pages that a store refused come later, in the order of the
     /// refusals. At most 1,024 puts are open at a time. Returns the number of calls of `sink`. O(pages).
     ///
-    /// Needs hashes of pages ([`EngineConfig::hashing`](crate::EngineConfig::hashing)) and host memory. A page that is
-    /// on the device alone is copied to one of the [`stage_pages`](crate::PoolConfig::stage_pages) host pages. A call
-    /// after the end of the copy passes the page to `sink`. The store reads the host page until
+    /// Needs hashes of pages ([`EngineConfig::hashing`](crate::EngineConfig::hashing)) and swap memory. A page that is
+    /// on the device alone is copied to one of the [`stage_pages`](crate::PoolConfig::stage_pages) swap pages. A call
+    /// after the end of the copy passes the page to `sink`. The store reads the swap page until
     /// [`put_done`](Engine::put_done).
     ///
     /// # Errors
@@ -162,10 +162,10 @@ impl<B: Backend> Engine<B> {
     /// selects the same pages again.
     pub fn puts(&mut self, max: usize, sink: impl FnMut(Put<'_>)) -> Result<usize, EngineError<B::Error>> {
         self.check_groups()?;
-        if !self.world.prefixes.has_hosts() {
+        if !self.world.prefixes.has_swap() {
             return Ok(0);
         }
-        self.look_at_host();
+        self.look_at_swap();
         self.world.prefixes.begin_puts(max);
         if let Some((id, moves)) = self.world.prefixes.staged()
             && let Err(error) = self.backend.save_pages(id, moves)
@@ -183,19 +183,19 @@ impl<B: Backend> Engine<B> {
     /// A refused page waits for a call of [`puts`](Engine::puts) that selects no page. So a loop over `puts` ends even
     /// if the store refuses every page.
     ///
-    /// The store drops the put's [leases](crate::HostMemory) first: the engine may save another page to the host page
+    /// The store drops the put's [leases](crate::SwapMemory) first: the engine may save another page to the swap page
     /// from now on, and backends reject saves to a leased page.
     pub fn put_done(&mut self, id: PutId, ok: bool) -> bool {
-        self.world.prefixes.has_hosts() && self.world.prefixes.end_put(id, ok)
+        self.world.prefixes.has_swap() && self.world.prefixes.end_put(id, ok)
     }
 
-    /// Takes at most `most` host pages, into which a store writes the pages of a prompt that follow its cached prefix.
-    /// The prefix stays cached until [`fetched`](Engine::fetched). O(prompt + pages + free host pages with unfinished
-    /// moves), and O(idle nodes) if only host pages of the prefix could make room.
+    /// Takes at most `most` swap pages, into which a store writes the pages of a prompt that follow its cached prefix.
+    /// The prefix stays cached until [`fetched`](Engine::fetched). O(prompt + pages + free swap pages with unfinished
+    /// moves), and O(idle nodes) if only swap pages of the prefix could make room.
     ///
-    /// Returns `None` without host memory or hashes, if `most` is 0, for a prompt that contains [`TokenId::PENDING`],
+    /// Returns `None` without swap memory or hashes, if `most` is 0, for a prompt that contains [`TokenId::PENDING`],
     /// or while 256 fetches are open. Also returns `None` if no whole page without the last token follows the prefix,
-    /// no host page without unfinished moves can be taken, or promises need the pages of the prefix. `None` changes
+    /// no swap page without unfinished moves can be taken, or promises need the pages of the prefix. `None` changes
     /// nothing, not even recency.
     ///
     /// # Errors
@@ -210,10 +210,10 @@ impl<B: Backend> Engine<B> {
         if !self.world.prefixes.is_named(namespace) {
             return Err(EngineError::Core(Error::UnnamedNamespace { namespace }));
         }
-        if !self.world.prefixes.has_hosts() || prompt.is_empty() || prompt.contains(&TokenId::PENDING) {
+        if !self.world.prefixes.has_swap() || prompt.is_empty() || prompt.contains(&TokenId::PENDING) {
             return Ok(None);
         }
-        self.look_at_host();
+        self.look_at_swap();
         let moved = self.backend.moved().map_err(EngineError::Backend)?;
         // No sequence can use tokens beyond the maximum.
         let end = (prompt.len() - 1).min(self.world.shape.max_sequence_len as usize);
@@ -234,12 +234,12 @@ impl<B: Backend> Engine<B> {
     /// Ends a fetch of which the store has written the first `count` pages: prompts match them from now on. Returns
     /// whether the fetch was open. O(pages of open fetches).
     ///
-    /// The store drops the fetch's [leases](crate::HostMemory) first: the engine may load the pages, and save others to
+    /// The store drops the fetch's [leases](crate::SwapMemory) first: the engine may load the pages, and save others to
     /// them, from now on. Backends reject loads from a page with a write lease, and saves to a leased page.
     ///
     /// If [`reset`](Engine::reset) was called after [`fetch`](Engine::fetch), no fetched page is cached.
     pub fn fetched(&mut self, id: FetchId, count: u32) -> bool {
-        if !self.world.prefixes.has_hosts() {
+        if !self.world.prefixes.has_swap() {
             return false;
         }
         let World { prefixes, fence, pages, buffers, .. } = &mut self.world;

@@ -12,7 +12,7 @@
 //! * `Backend`, from `Engine::new`: the backend does not support the pool, or the device lacks memory for it. Use a
 //!   smaller `Capacity` or another backend.
 //! * `Backend`, from `plan_batch`: the backend rejected the plan, and the engine has aborted the step. If a load of
-//!   host pages failed instead, there is no step. Plan again, or treat the error as a failed call (below).
+//!   swap pages failed instead, there is no step. Plan again, or treat the error as a failed call (below).
 //!
 //! A backend's own calls fail in two ways:
 //!

@@ -19,7 +19,7 @@
 //! [`PoolLayout::unused_bytes`](crate::PoolLayout::unused_bytes) returns the number of bytes left over.
 //! [`PoolLayout::of_group`](crate::PoolLayout::of_group) returns the heads and head_dim of a group's layers.
 //!
-//! With [`PoolConfig::host_pages`](crate::PoolConfig::host_pages), evicted pages of all groups move to host memory.
+//! With [`PoolConfig::swap_pages`](crate::PoolConfig::swap_pages), evicted pages of all groups move to swap memory.
 //! [`Engine::load`](crate::Engine::load) loads the pages that prompts hit. [`Engine::puts`](crate::Engine::puts) and
 //! [`Engine::fetch`](crate::Engine::fetch) reject models with groups.
 //!

@@ -11,9 +11,9 @@
 //!
 //! Each message has a byte form whose first 8 bytes identify it.
 //!
-//! If the pool has host pages, each rank also needs the engine's saves and loads, which have no byte form.
+//! If the pool has swap pages, each rank also needs the engine's saves and loads, which have no byte form.
 //! `crates/host` implements one [`Backend`](crate::Backend) over all ranks, which forwards them. Its leases of
-//! [`HostMemory`](crate::HostMemory) are lists: a host page has a part on each rank.
+//! [`SwapMemory`](crate::SwapMemory) are lists: a swap page has a part on each rank.
 //!
 //! ```
 //! use std::sync::mpsc;

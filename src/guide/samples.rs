@@ -54,7 +54,7 @@
 //!
 //! `fork` promises each child the pages of `promise` tokens in total. A child has the shared pages and its copy of the
 //! last page; the promise reserves the missing pages. The parent keeps its own promise. `fork` makes all children or
-//! none. A rejected fork changes nothing, except that pages of host memory for which the parent waited stay loaded:
+//! none. A rejected fork changes nothing, except that pages of swap memory for which the parent waited stay loaded:
 //!
 //! * `OutOfPages` with a step in `after`: complete that step, then fork.
 //! * `OutOfPages` without a step: fork fewer children, or promise less. Admit the remaining outputs as prompts when

@@ -53,11 +53,11 @@ pub struct PoolConfig {
     pub page_size: u32,
     /// Size of the pool. Default: 1,024 pages.
     pub capacity: Capacity,
-    /// Number of pages of host memory to which evicted pages of all groups move. With 0, evicted pages are lost. A cell
-    /// needs as many host pages as its group has tracks. Without groups, each host page also takes 253 to 579 bytes of
+    /// Number of pages of swap memory to which evicted pages of all groups move. With 0, evicted pages are lost. A cell
+    /// needs as many swap pages as its group has tracks. Without groups, each swap page also takes 253 to 579 bytes of
     /// tables at pages of 16 to 64 tokens ([`EngineConfig::bytes`](crate::EngineConfig::bytes)). Default: 0.
-    pub host_pages: u32,
-    /// Number of additional pages of host memory. [`Engine::puts`](crate::Engine::puts) copies pages that are on the
+    pub swap_pages: u32,
+    /// Number of additional pages of swap memory. [`Engine::puts`](crate::Engine::puts) copies pages that are on the
     /// device alone to them, for an external store. Default: 0.
     pub stage_pages: u32,
     /// Physical order of the pool. Default: [`Layout::PageFirst`].
@@ -81,7 +81,7 @@ impl Default for PoolConfig {
             label_channels: 0,
             page_size: 16,
             capacity: Capacity::Pages(1024),
-            host_pages: 0,
+            swap_pages: 0,
             stage_pages: 0,
             layout: Layout::PageFirst,
             tp_size: 1,
@@ -188,7 +188,7 @@ impl PoolConfig {
         let page_bytes =
             format::fit(&mut formats, lanes, self.page_size).ok_or(ConfigError::Overflow { name: "page_bytes" })?;
         let page_count = self.page_count(page_bytes)?;
-        self.check_host_region(page_bytes, page_count)?;
+        self.check_swap_region(page_bytes, page_count)?;
         let tracks = |group: u32| groups.layers_of(group).div_ceil(formats[group as usize].lanes);
         Ok(PoolLayout {
             layers,
@@ -199,7 +199,7 @@ impl PoolConfig {
             page_size: self.page_size,
             page_bytes,
             page_count,
-            host_pages: self.host_pages,
+            swap_pages: self.swap_pages,
             stage_pages: self.stage_pages,
             layout: self.layout,
         })
@@ -257,11 +257,11 @@ impl PoolConfig {
     }
 
     /// Checks that all pages, on the device and on the host, have 32-bit ids, and that the host's bytes fit 64 bits.
-    fn check_host_region(&self, page_bytes: u64, page_count: u32) -> Result<(), ConfigError> {
-        let pages = u64::from(self.host_pages) + u64::from(self.stage_pages);
+    fn check_swap_region(&self, page_bytes: u64, page_count: u32) -> Result<(), ConfigError> {
+        let pages = u64::from(self.swap_pages) + u64::from(self.stage_pages);
         let max = u64::from(u32::MAX - 1 - page_count);
         if pages > max {
-            return Err(ConfigError::Limit { name: "host_pages + stage_pages", value: pages, max });
+            return Err(ConfigError::Limit { name: "swap_pages + stage_pages", value: pages, max });
         }
         let bytes = page_bytes.checked_mul(pages);
         bytes.map(|_| ()).ok_or(ConfigError::Overflow { name: "host bytes" })

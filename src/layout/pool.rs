@@ -67,7 +67,7 @@ pub struct PoolLayout {
     pub(super) page_size: u32,
     pub(super) page_bytes: u64,
     pub(super) page_count: u32,
-    pub(super) host_pages: u32,
+    pub(super) swap_pages: u32,
     pub(super) stage_pages: u32,
     pub(super) layout: Layout,
 }
@@ -271,19 +271,19 @@ impl PoolLayout {
         self.page_count
     }
 
-    /// Returns the number of pages of host memory to which evicted pages move.
-    pub const fn host_pages(&self) -> u32 {
-        self.host_pages
+    /// Returns the number of pages of swap memory to which evicted pages move.
+    pub const fn swap_pages(&self) -> u32 {
+        self.swap_pages
     }
 
-    /// Returns the number of additional pages of host memory; puts of the pool's pages go through them.
+    /// Returns the number of additional pages of swap memory; puts of the pool's pages go through them.
     pub const fn stage_pages(&self) -> u32 {
         self.stage_pages
     }
 
-    /// Returns the number of pages of host memory.
-    pub const fn host_region_pages(&self) -> u32 {
-        self.host_pages + self.stage_pages
+    /// Returns the number of pages of swap memory.
+    pub const fn swap_region_pages(&self) -> u32 {
+        self.swap_pages + self.stage_pages
     }
 
     /// Returns the physical order.

@@ -1,20 +1,20 @@
-//! Moves between device and host pages, and the byte forms of copies and compactions for other ranks. `system/fork.rs`
+//! Moves between device and swap pages, and the byte forms of copies and compactions for other ranks. `system/fork.rs`
 //! and `system/accept.rs` make copies and compactions.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{Compaction, PageCopy, PlanBytesError};
-use crate::id::{HostPageId, PageId};
+use crate::id::{PageId, SwapPageId};
 
-/// A page of the pool and a page of host memory. A save or a load copies one to the other, with all planes of all
+/// A page of the pool and a page of swap memory. A save or a load copies one to the other, with all planes of all
 /// lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct PageMove {
     /// The page of the pool.
     pub device: PageId,
-    /// The page of host memory.
-    pub host: HostPageId,
+    /// The page of swap memory.
+    pub swap: SwapPageId,
 }
 
 /// Magic number and version of the byte form of copies.

@@ -23,9 +23,9 @@ pub struct Prompt<'a> {
 pub struct Admission {
     /// Number of the prompt's first tokens whose cached K and V its sequence would use, a multiple of `page_size`.
     pub cached_len: u32,
-    /// Number of cached pages, of all groups of layers, that are in host memory alone. They are loaded before the
+    /// Number of cached pages, of all groups of layers, that are in swap memory alone. They are loaded before the
     /// prompt's first plan.
-    pub host_pages: u32,
+    pub swap_pages: u32,
     /// Number of the prompt's cached device pages that no sequence, fetch or unfinished step uses now. Admission makes
     /// them unevictable.
     pub idle_pages: u32,

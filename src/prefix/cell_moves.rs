@@ -1,10 +1,10 @@
-//! Moves of cells to host memory and back. All pages of a cell move together. Cells and entries of nodes have one
+//! Moves of cells to swap memory and back. All pages of a cell move together. Cells and entries of nodes have one
 //! common order of eviction.
 //!
-//! For cells, the invariants of host memory (`hosts.rs`) are:
+//! For cells, the invariants of swap memory (`swap.rs`) are:
 //!
-//! * H1, H2. A cell has all of its pages on the device, or in host memory, or both. Its host pages are Cached.
-//! * H3. A used cell is not clean, but it may be in host memory alone. Clean cells are counted with the clean entries.
+//! * H1, H2. A cell has all of its pages on the device, or in swap memory, or both. Its swap pages are Cached.
+//! * H3. A used cell is not clean, but it may be in swap memory alone. Clean cells are counted with the clean entries.
 //! * H4. No idle cell older than a cursor has what the cursor looks for.
 //!
 //! Not here: moves of entries (`offload.rs`, `restore.rs`), and the choice of the cells that a sequence uses
@@ -14,9 +14,9 @@ use crate::id::{CellId, NodeKey, PageId, PrefixLock};
 use crate::plan::PageMove;
 
 use super::PrefixTree;
-use super::cells::{Cell, Cells, DEVICE, HOST, SAVING};
-use super::hosts::Hosts;
+use super::cells::{Cell, Cells, DEVICE, SAVING, SWAP};
 use super::residency::{NO_PAGE, Seek};
+use super::swap::Swap;
 
 /// The oldest idle node or cell that a cursor finds.
 #[derive(Clone, Copy)]
@@ -25,16 +25,16 @@ pub(super) enum Oldest {
     Cell(CellId),
 }
 
-/// Frees the host pages of a cell, if it has any.
-pub(super) fn drop_host_copy(cells: &mut Cells, hosts: &mut Hosts, cell: CellId) {
+/// Frees the swap pages of a cell, if it has any.
+pub(super) fn drop_swap_copy(cells: &mut Cells, swap: &mut Swap, cell: CellId) {
     let sides = &mut cells.cells[cell.index()].sides;
-    if *sides & HOST == 0 {
+    if *sides & SWAP == 0 {
         return;
     }
     let was_clean = *sides & DEVICE > 0;
-    *sides &= !(HOST | SAVING);
-    hosts.clean -= if was_clean { cells.tracks(cell) } else { 0 };
-    cells.host_pages[cells.range(cell)].iter().for_each(|page| hosts.free_host_page(*page));
+    *sides &= !(SWAP | SAVING);
+    swap.clean -= if was_clean { cells.tracks(cell) } else { 0 };
+    cells.swap_pages[cells.range(cell)].iter().for_each(|page| swap.free_swap_page(*page));
 }
 
 impl PrefixTree {
@@ -87,14 +87,14 @@ impl PrefixTree {
         &mut self.cells_mut().cells[cell.index()]
     }
 
-    /// Frees the device pages of an idle cell. A dirty cell is saved first; it is removed if host pages are lacking.
+    /// Frees the device pages of an idle cell. A dirty cell is saved first; it is removed if swap pages are lacking.
     pub(super) fn offload_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let Cell { sides, entry, group, .. } = *self.cell_mut(cell);
         let tracks = self.cells_ref().tracks(cell);
-        if sides & HOST > 0 {
-            self.hosts_mut().clean -= tracks;
+        if sides & SWAP > 0 {
+            self.swap_mut().clean -= tracks;
         } else if self.save_cell(cell, freed) {
-            let counts = &mut self.hosts_mut().counts;
+            let counts = &mut self.swap_mut().counts;
             (counts.saved, counts.forced) = (counts.saved + u64::from(tracks), counts.forced + u64::from(tracks));
         } else {
             if self.cell_at(group.into(), entry) == cell {
@@ -109,33 +109,33 @@ impl PrefixTree {
         cells.cells[cell.index()].sides &= !DEVICE;
         let own = cells.pages_mut(cell).iter_mut();
         freed.extend(own.map(|page| std::mem::replace(page, NO_PAGE)));
-        self.seek_cell_from(Seek::HostOnly, cell);
+        self.seek_cell_from(Seek::SwapOnly, cell);
     }
 
-    /// Takes host pages for an idle dirty cell, and adds the saves to the batch. Returns false if too few host pages
-    /// can be freed. Also returns false if freeing a host page drops this cell's entry, which removes the cell.
+    /// Takes swap pages for an idle dirty cell, and adds the saves to the batch. Returns false if too few swap pages
+    /// can be freed. Also returns false if freeing a swap page drops this cell's entry, which removes the cell.
     pub(super) fn save_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) -> bool {
         let (range, Cell { entry, group, .. }) = (self.cells_ref().range(cell), *self.cell_mut(cell));
         for at in range.clone() {
-            let page = self.take_host_page(freed);
+            let page = self.take_swap_page(freed);
             let is_there = self.cell_at(group.into(), entry) == cell;
             if let Some(page) = page {
-                self.cells_mut().host_pages[at] = page;
+                self.cells_mut().swap_pages[at] = page;
             }
             if page.is_none() || !is_there {
-                let Self { cells: Some(cells), hosts: Some(hosts), .. } = self else { continue };
+                let Self { cells: Some(cells), swap: Some(swap), .. } = self else { continue };
                 let taken = range.start..at + usize::from(page.is_some());
-                cells.host_pages[taken].iter().for_each(|page| hosts.pool.drop_page(*page));
+                cells.swap_pages[taken].iter().for_each(|page| swap.pool.drop_page(*page));
                 return false;
             }
         }
-        let Self { cells: Some(cells), hosts: Some(hosts), .. } = self else { return false };
-        let id = hosts.next_move();
-        for (&device, &host) in cells.pages(cell).iter().zip(&cells.host_pages[range]) {
-            hosts.pool.set_save(host, id);
-            hosts.saves.push(PageMove { device, host });
+        let Self { cells: Some(cells), swap: Some(swap), .. } = self else { return false };
+        let id = swap.next_move();
+        for (&device, &swap_page) in cells.pages(cell).iter().zip(&cells.swap_pages[range]) {
+            swap.pool.set_save(swap_page, id);
+            swap.saves.push(PageMove { device, swap: swap_page });
         }
-        cells.cells[cell.index()].sides |= HOST | SAVING;
+        cells.cells[cell.index()].sides |= SWAP | SAVING;
         cells.saving.push(cell);
         true
     }
@@ -144,7 +144,7 @@ impl PrefixTree {
     pub(super) fn lose_idle_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let tracks = self.cells_ref().tracks(cell);
         let on_device = self.cells_ref().is_on_device(cell);
-        self.hosts_mut().counts.lost += u64::from(tracks);
+        self.swap_mut().counts.lost += u64::from(tracks);
         self.cells_mut().evicted += u64::from(on_device);
         self.epoch += 1;
         self.remove_cell(cell, freed);
@@ -157,10 +157,10 @@ impl PrefixTree {
         self.cells_mut().remove(cell, freed);
     }
 
-    /// Frees the host pages of a cell, if it has any.
+    /// Frees the swap pages of a cell, if it has any.
     pub(super) fn drop_cell_copy(&mut self, cell: CellId) {
-        let Self { cells: Some(cells), hosts: Some(hosts), .. } = self else { return };
-        drop_host_copy(cells, hosts, cell);
+        let Self { cells: Some(cells), swap: Some(swap), .. } = self else { return };
+        drop_swap_copy(cells, swap, cell);
     }
 
     /// Undoes a failed batch of saves. Cells that are still on the device become dirty again; the other cells are
@@ -193,7 +193,7 @@ impl PrefixTree {
         cells.saving.clear();
     }
 
-    /// Claims the cells in a lock's tails that are in host memory alone, for a load. Returns the number of their pages.
+    /// Claims the cells in a lock's tails that are in swap memory alone, for a load. Returns the number of their pages.
     /// The number does not include cells that another lock has already claimed for this load.
     pub(super) fn claim_cells(&mut self, lock: &PrefixLock, pages: u32, load: u64) -> u32 {
         let mut count = 0;
@@ -222,8 +222,8 @@ impl PrefixTree {
             let range = cells.range(cell);
             let own = pages.split_off(..range.len()).expect("they were counted");
             cells.pages_mut(cell).copy_from_slice(own);
-            let hosts = &cells.host_pages[range];
-            moves.extend(own.iter().zip(hosts).map(|(&device, &host)| PageMove { device, host }));
+            let swap = &cells.swap_pages[range];
+            moves.extend(own.iter().zip(swap).map(|(&device, &swap_page)| PageMove { device, swap: swap_page }));
         });
     }
 
@@ -237,21 +237,21 @@ impl PrefixTree {
             if failed {
                 return tree.cells_mut().pages_mut(cell).fill(NO_PAGE);
             }
-            tree.hosts_mut().counts.loaded += u64::from(tracks);
+            tree.swap_mut().counts.loaded += u64::from(tracks);
             tree.cell_restored(cell);
         });
     }
 
-    /// Attaches device pages to a cell that is in host memory alone. A sequence has computed these pages.
+    /// Attaches device pages to a cell that is in swap memory alone. A sequence has computed these pages.
     pub(crate) fn restore_cell(&mut self, cell: CellId, pages: impl Iterator<Item = PageId>) {
         let own = self.cells_mut().pages_mut(cell).iter_mut();
         own.zip(pages).for_each(|(own, page)| *own = page);
         self.cell_restored(cell);
     }
 
-    /// Records that a used cell, which was in host memory alone, is on the device. Its pages are already attached.
+    /// Records that a used cell, which was in swap memory alone, is on the device. Its pages are already attached.
     fn cell_restored(&mut self, cell: CellId) {
-        assert!(self.hosts_ref().saves.is_empty(), "the backend has received the saves");
+        assert!(self.swap_ref().saves.is_empty(), "the backend has received the saves");
         self.drop_cell_copy(cell);
         self.cell_mut(cell).sides = DEVICE;
         self.protected += self.cells_ref().tracks(cell);

@@ -14,10 +14,10 @@
 //! Cells and nodes are stamped by one counter as they become idle (`ages.rs`), so that eviction takes the older one
 //! first.
 //!
-//! With host memory, a cell has all of its pages on the device, all of them in host memory, or both. It moves whole, as
+//! With swap memory, a cell has all of its pages on the device, all of them in swap memory, or both. It moves whole, as
 //! an entry does.
 //!
-//! Not here: moves of cells to host memory and back (`cell_moves.rs`), which places of a sequence name which cell
+//! Not here: moves of cells to swap memory and back (`cell_moves.rs`), which places of a sequence name which cell
 //! (`sequence/`), when cells are made and used (`system/`).
 
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use crate::fence::Fence;
-use crate::id::{CellId, HostPageId, PageId, StepId};
+use crate::id::{CellId, PageId, StepId, SwapPageId};
 use crate::layout::Limits;
 use crate::memory::{OutOfMemory, reserved, reserved_queue, touch, touch_reserved, zeroed};
 
@@ -45,7 +45,7 @@ pub(super) struct Cell {
     pub waiting: u32,
     pub entry: u32,
     pub group: u16,
-    /// Where the pages are: [`DEVICE`], [`HOST`] or both; and [`SAVING`].
+    /// Where the pages are: [`DEVICE`], [`SWAP`] or both; and [`SAVING`].
     pub sides: u16,
     older: CellId,
     younger: CellId,
@@ -53,16 +53,16 @@ pub(super) struct Cell {
 
 /// The cell has pages of the pool.
 pub(super) const DEVICE: u16 = 1;
-/// The cell has host pages.
-pub(super) const HOST: u16 = 2;
+/// The cell has swap pages.
+pub(super) const SWAP: u16 = 2;
 /// The engine has not yet passed the cell's save to the backend.
 pub(super) const SAVING: u16 = 4;
 
 impl Cell {
     /// Returns where the pages are, in the form of a node with one entry.
     pub fn residency(&self) -> Residency {
-        let [device, host] = [DEVICE, HOST].map(|side| u32::from(self.sides & side > 0));
-        Residency { device, host: 1 - host }
+        let [device, swap_start] = [DEVICE, SWAP].map(|side| u32::from(self.sides & side > 0));
+        Residency { device, swap_start: 1 - swap_start }
     }
 }
 
@@ -95,10 +95,10 @@ pub(super) struct Cells {
     of_entry: Vec<CellId>,
     pub cells: Vec<Cell>,
     pages: Vec<PageId>,
-    /// Host pages of the cells, indexed like `pages`; empty without host memory.
-    pub host_pages: Vec<HostPageId>,
+    /// Swap pages of the cells, indexed like `pages`; empty without swap memory.
+    pub swap_pages: Vec<SwapPageId>,
     pub idle: Ends,
-    /// The oldest idle cell that may have what each [`Seek`] looks for. Only with host memory.
+    /// The oldest idle cell that may have what each [`Seek`] looks for. Only with swap memory.
     pub cursors: [CellId; 3],
     /// Cells whose saves the engine has not yet passed to the backend.
     pub saving: Vec<CellId>,
@@ -114,12 +114,12 @@ pub(super) struct Cells {
 impl Cells {
     pub fn new(
         limits: Limits,
-        [device_pages, host_pages]: [u32; 2],
+        [device_pages, swap_pages]: [u32; 2],
         entry_count: u32,
         max_steps: u32,
     ) -> Result<Self, OutOfMemory> {
-        let page_count = device_pages + host_pages;
-        let saving = if host_pages > 0 { device_pages } else { 0 };
+        let page_count = device_pages + swap_pages;
+        let saving = if swap_pages > 0 { device_pages } else { 0 };
         let mut groups = [Group::default(); 3];
         let (mut base, mut page_base) = (1, 0);
         for held in limits.held_groups(0) {
@@ -136,7 +136,7 @@ impl Cells {
             of_entry: zeroed((entry_count * limits.count() as usize) as u64)?,
             cells: zeroed(base.into())?,
             pages: zeroed(page_base as u64)?,
-            host_pages: zeroed(if host_pages > 0 { page_base as u64 } else { 0 })?,
+            swap_pages: zeroed(if swap_pages > 0 { page_base as u64 } else { 0 })?,
             idle: Ends::default(),
             cursors: [CellId::NONE; 3],
             saving: reserved(saving.into())?,
@@ -148,10 +148,10 @@ impl Cells {
         })
     }
 
-    pub fn bytes(limits: &Limits, [device_pages, host_pages]: [u32; 2], entry_count: u32, max_steps: u32) -> u64 {
-        let page_count = device_pages + host_pages;
-        let page = size_of::<PageId>() * if host_pages > 0 { 2 } else { 1 };
-        let saving = if host_pages > 0 { device_pages } else { 0 };
+    pub fn bytes(limits: &Limits, [device_pages, swap_pages]: [u32; 2], entry_count: u32, max_steps: u32) -> u64 {
+        let page_count = device_pages + swap_pages;
+        let page = size_of::<PageId>() * if swap_pages > 0 { 2 } else { 1 };
+        let saving = if swap_pages > 0 { device_pages } else { 0 };
         let group = |tracks: u32| {
             let room = u64::from(page_count / tracks);
             room * size_of::<Cell>() as u64
@@ -167,7 +167,7 @@ impl Cells {
         touch(&mut self.of_entry);
         touch(&mut self.cells);
         touch(&mut self.pages);
-        touch(&mut self.host_pages);
+        touch(&mut self.swap_pages);
         touch_reserved(&mut self.saving, CellId::NONE);
     }
 
@@ -187,7 +187,7 @@ impl Cells {
         &mut self.pages[range]
     }
 
-    /// Returns the indices of a cell's pages, and of its host pages.
+    /// Returns the indices of a cell's pages, and of its swap pages.
     pub fn range(&self, cell: CellId) -> Range<usize> {
         let Group { tracks, base, page_base, .. } = self.groups[usize::from(self.cells[cell.index()].group)];
         let first = page_base + ((cell.raw() - base) * tracks) as usize;
@@ -230,7 +230,7 @@ impl Cells {
         cell
     }
 
-    /// Frees a cell without users and without host pages; its device pages are appended to `freed`.
+    /// Frees a cell without users and without swap pages; its device pages are appended to `freed`.
     pub fn remove(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let Cell { users, entry, group, .. } = self.cells[cell.index()];
         assert!(users == 0, "G2: a used cell's node is locked");
@@ -308,7 +308,7 @@ impl Cells {
         let mut ends = self.idle;
         self.link(&mut ends, cell);
         self.idle = ends;
-        if !self.host_pages.is_empty() {
+        if !self.swap_pages.is_empty() {
             for seek in Seek::ALL {
                 let cursor = &mut self.cursors[seek as usize];
                 if !cursor.is_some() && seek.finds(self.cells[cell.index()].residency(), 1) {

@@ -184,7 +184,7 @@ impl PrefixTree {
                 let same = column.of_run(start, len).iter().zip(&rest[here as usize..]);
                 let same = same.take_while(|(cached, wanted)| cached == *wanted).count() as u32;
                 let on_device = self.device_pages(node, here + same).saturating_sub(here);
-                found.host_pages += same - on_device;
+                found.swap_pages += same - on_device;
                 each(self.spans.pages_of_run(start, on_device));
                 here += same;
                 if same < len {

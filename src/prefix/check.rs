@@ -1,8 +1,8 @@
-//! The audit of the tree: T1 to T9 over every node. `cells` and `hosts` check the invariants of cells and host memory.
+//! The audit of the tree: T1 to T9 over every node. `cells` and `hosts` check the invariants of cells and swap memory.
 //! Each audit is O(capacity of the tree), so no step calls it.
 
 mod cells;
-mod hosts;
+mod swap;
 
 use std::collections::{HashMap, HashSet};
 
@@ -194,7 +194,7 @@ impl PrefixTree {
             let counted = pages == link.span.pages() as usize;
             self.ensure(counted, "T6: a span has an entry for each page", node)?;
         }
-        for span in self.hosts.iter().flat_map(|hosts| hosts.fetches.spans()) {
+        for span in self.swap.iter().flat_map(|swap| swap.fetches.spans()) {
             extents += self.spans.extents_of(span);
             if !self.spans.entries(span).all(|entry| entries.insert(entry)) {
                 return Err(("T6: an entry belongs to one span", None));

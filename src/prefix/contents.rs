@@ -1,6 +1,6 @@
 //! Changes of the tree's pages: `attach_pages` adds pages and `detach_pages` removes them. Both call followers, which
-//! keep other data equal to the tree's contents. The followers of an addition are host memory, hashes and events; those
-//! of a removal are events, hashes and cells. With host memory, `detach_entries` (`hosts.rs`) also removes pages, and
+//! keep other data equal to the tree's contents. The followers of an addition are swap memory, hashes and events; those
+//! of a removal are events, hashes and cells. With swap memory, `detach_entries` (`swap.rs`) also removes pages, and
 //! fetches add entries without device pages (`fetches.rs`).
 //!
 //! Followers receive the node, or the lock on it, and the number of its last pages that change. Pages can match if
@@ -41,7 +41,7 @@ impl PrefixTree {
             let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
             self.adopt(lock, node);
         }
-        if self.chain.is_some() | self.hosts.is_some() {
+        if self.chain.is_some() | self.swap.is_some() {
             self.on_attach(lock, pages.len() as u32);
         }
         #[cfg(test)]
@@ -72,7 +72,7 @@ impl PrefixTree {
     #[cold]
     #[inline(never)]
     fn on_attach(&mut self, lock: &PrefixLock, count: u32) {
-        if self.hosts.is_some() {
+        if self.swap.is_some() {
             let node = lock.node().expect("the lock moved to the new pages");
             self.attach_residency(node, count, lock.scope().generation == self.generation);
         }

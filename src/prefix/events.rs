@@ -292,8 +292,8 @@ impl PrefixTree {
     /// is of the present generation.
     pub(super) fn emit_detached(&mut self, node: NodeKey, count: u32) {
         let end = self.link[node].span.pages();
-        let host = self.hosts.as_ref().map_or(end, |hosts| hosts.residency[node].host);
-        self.emit_removed(node, Medium::Host, host.max(end - count)..end);
+        let swap_start = self.swap.as_ref().map_or(end, |swap| swap.residency[node].swap_start);
+        self.emit_removed(node, Medium::Swap, swap_start.max(end - count)..end);
         self.emit_removed(node, Medium::Device, end - count..self.device_pages(node, end));
     }
 
@@ -408,11 +408,11 @@ impl PrefixTree {
         let link = &self.link[node];
         let mut parent = link.parent.map(|parent| chain.of(self.spans.last_entry(&self.link[parent].span)));
         let entries = link.span.pages();
-        let host = self.hosts.as_ref().map_or(entries, |hosts| hosts.residency[node].host);
+        let swap_start = self.swap.as_ref().map_or(entries, |swap| swap.residency[node].swap_start);
         let device = self.device_pages(node, entries);
         let mut before = 0;
         for (start, len) in self.spans.runs(&link.span) {
-            for (medium, places) in [(Medium::Device, 0..device), (Medium::Host, host..entries)] {
+            for (medium, places) in [(Medium::Device, 0..device), (Medium::Swap, swap_start..entries)] {
                 let from = places.start.clamp(before, before + len) - before;
                 let to = places.end.clamp(before, before + len) - before;
                 if from == to {

@@ -6,7 +6,7 @@ use super::PrefixTree;
 use super::column::prefetch_slot;
 
 impl PrefixTree {
-    /// Takes exactly `count` idle pages out of a tree without cells and host memory, oldest first and deepest first
+    /// Takes exactly `count` idle pages out of a tree without cells and swap memory, oldest first and deepest first
     /// within a path. Trims the last leaf if it has more pages than are needed. Appends the evicted pages to `pages`.
     /// O(nodes and pages evicted).
     ///

@@ -1,4 +1,4 @@
-//! Fetches: a store outside the engine writes pages of a prompt to host pages. These pages follow the prompt's cached
+//! Fetches: a store outside the engine writes pages of a prompt to swap pages. These pages follow the prompt's cached
 //! prefix.
 //!
 //! * M2. Fetched pages match once all have arrived, up to the first failure.
@@ -12,12 +12,12 @@ use std::mem::take;
 
 use crate::event::Medium;
 use crate::fence::Fence;
-use crate::id::{HostPageId, MoveId, Namespace, PageId, PrefixLock, TokenId};
+use crate::id::{MoveId, Namespace, PageId, PrefixLock, SwapPageId, TokenId};
 use crate::layout::saturated;
 use crate::memory::{OutOfMemory, reserved, touch_reserved};
 use crate::moves::{Fetch, FetchId};
 
-use super::residency::{NO_HOST_PAGE, NO_PAGE, Residency, Seek};
+use super::residency::{NO_PAGE, NO_SWAP_PAGE, Residency, Seek};
 use super::span::Span;
 use super::walk::Cursor;
 use super::{Link, PrefixMatch, PrefixTree};
@@ -36,28 +36,28 @@ struct OpenFetch {
 pub(super) struct Fetches {
     open: Vec<OpenFetch>,
     /// Pages that the open fetches write, in the order of the fetches.
-    pub pages: Vec<HostPageId>,
+    pub pages: Vec<SwapPageId>,
     last: u64,
     pub fetched: u64,
 }
 
 impl Fetches {
     /// Creates the records of fetches; with 0 pages, nothing is fetched.
-    pub fn new(host_pages: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(swap_pages: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
-            open: reserved(if host_pages > 0 { FETCHES_MAX as u64 } else { 0 })?,
-            pages: reserved(host_pages.into())?,
+            open: reserved(if swap_pages > 0 { FETCHES_MAX as u64 } else { 0 })?,
+            pages: reserved(swap_pages.into())?,
             last: 0,
             fetched: 0,
         })
     }
 
-    pub fn bytes(host_pages: u32) -> u64 {
-        (FETCHES_MAX * size_of::<OpenFetch>()) as u64 + u64::from(host_pages) * size_of::<HostPageId>() as u64
+    pub fn bytes(swap_pages: u32) -> u64 {
+        (FETCHES_MAX * size_of::<OpenFetch>()) as u64 + u64::from(swap_pages) * size_of::<SwapPageId>() as u64
     }
 
     pub fn prefault(&mut self) {
-        touch_reserved(&mut self.pages, NO_HOST_PAGE);
+        touch_reserved(&mut self.pages, NO_SWAP_PAGE);
     }
 
     /// Returns the locks of fetches, for audits.
@@ -80,12 +80,12 @@ impl Fetches {
 }
 
 impl PrefixTree {
-    /// Locks the cached prefix of these tokens, and takes at most `most` host pages for the whole pages after it.
-    /// `moved` contains the last completed save and load. O(prompt + pages + free host pages with unfinished moves),
+    /// Locks the cached prefix of these tokens, and takes at most `most` swap pages for the whole pages after it.
+    /// `moved` contains the last completed save and load. O(prompt + pages + free swap pages with unfinished moves),
     /// and O(idle nodes) if only pages of the prefix could make room.
     ///
     /// Returns `None` without any change in these cases: there is no hashing, too many fetches are open, `most` is 0,
-    /// no whole page follows the prefix, no host page without unfinished moves can be taken, or the lock would use more
+    /// no whole page follows the prefix, no swap page without unfinished moves can be taken, or the lock would use more
     /// than `available` idle pages (W4).
     pub(crate) fn begin_fetch(
         &mut self,
@@ -98,7 +98,7 @@ impl PrefixTree {
     ) -> Option<Fetch<'_>> {
         // No call below frees device pages: a dropped entry frees only those of its cells.
         assert!(self.cells.is_none(), "stores exclude groups, so entries have no cells");
-        if self.hosts_ref().fetches.open.len() == FETCHES_MAX || self.chain.is_none() {
+        if self.swap_ref().fetches.open.len() == FETCHES_MAX || self.chain.is_none() {
             return None;
         }
         let found = self.match_prefix(namespace, tokens);
@@ -110,10 +110,10 @@ impl PrefixTree {
         }
         let lock = self.lock(&found, fence).expect("nothing changed since the match");
         self.hold_names(namespace);
-        let start = self.hosts_ref().fetches.pages.len();
+        let start = self.swap_ref().fetches.pages.len();
         let end = start + wanted as usize;
-        let hosts = self.hosts_mut();
-        let (pool, fetches) = (&mut hosts.pool, &mut hosts.fetches);
+        let swap = self.swap_mut();
+        let (pool, fetches) = (&mut swap.pool, &mut swap.fetches);
         while fetches.pages.len() < end
             && let Some(page) = pool.next_idle(moved[0], moved[1])
         {
@@ -121,35 +121,35 @@ impl PrefixTree {
             fetches.pages.push(page);
         }
         // No dropped entry makes a free page idle, so the pool is not searched again.
-        while self.hosts_ref().fetches.pages.len() < end
+        while self.swap_ref().fetches.pages.len() < end
             && let Some(page) = self.drop_for_page(moved)
         {
-            self.hosts_mut().fetches.pages.push(page);
+            self.swap_mut().fetches.pages.push(page);
         }
-        let page_count = self.hosts_ref().fetches.pages.len() - start;
+        let page_count = self.swap_ref().fetches.pages.len() - start;
         let tokens = &tokens[cached_pages as usize * page_size..][..page_count * page_size];
         let span = self.spans.create_equal(tokens, NO_PAGE);
-        let fetches = &mut self.hosts_mut().fetches;
+        let fetches = &mut self.swap_mut().fetches;
         fetches.last += 1;
         let id = FetchId(fetches.last);
         fetches.open.push(OpenFetch { id, lock, span });
         Some(Fetch { id, cached_pages, pages: &fetches.pages[start..] })
     }
 
-    /// Returns whether a page is left for a fetch once `found` is locked: a free host page, the page of a clean entry
-    /// that the lock frees, or the page of the oldest host-only entry that is not locked.
+    /// Returns whether a page is left for a fetch once `found` is locked: a free swap page, the page of a clean entry
+    /// that the lock frees, or the page of the oldest swap-only entry that is not locked.
     fn can_fill(&mut self, found: &PrefixMatch, [saved, loaded]: [MoveId; 2]) -> bool {
-        if self.hosts_ref().pool.next_idle(saved, loaded).is_some() {
+        if self.swap_ref().pool.next_idle(saved, loaded).is_some() {
             return true;
         }
         let (mut at, mut here) = (found.node, found.pages_in_node);
         while let Some(node) = at.filter(|&node| self.usage[node].lock_count == 0) {
-            let Residency { device, host } = self.hosts_ref().residency[node];
+            let Residency { device, swap_start } = self.swap_ref().residency[node];
             let span = self.link[node].span;
             let mut frees = false;
-            let Self { hosts: Some(hosts), spans, .. } = self else { return false };
-            spans.each_entry_back(&span, host.min(here)..device.min(here), |entry, _| {
-                frees |= hosts.is_droppable(entry, saved, loaded);
+            let Self { swap: Some(swap), spans, .. } = self else { return false };
+            spans.each_entry_back(&span, swap_start.min(here)..device.min(here), |entry, _| {
+                frees |= swap.is_droppable(entry, saved, loaded);
             });
             if frees {
                 return true;
@@ -157,33 +157,33 @@ impl PrefixTree {
             at = self.link[node].parent;
             here = at.map_or(0, |parent| self.link[parent].span.pages());
         }
-        let mut next = self.seek(Seek::HostOnly);
+        let mut next = self.seek(Seek::SwapOnly);
         while let Some(node) = next {
             let (entries, is_leaf) = (self.link[node].span.pages(), self.usage[node].child_count == 0);
             let stays = found.node == Some(node) && found.pages_in_node == entries;
-            let residency = self.hosts_ref().residency[node];
-            if is_leaf && !stays && Seek::HostOnly.finds(residency, entries) {
+            let residency = self.swap_ref().residency[node];
+            if is_leaf && !stays && Seek::SwapOnly.finds(residency, entries) {
                 let last = self.spans.last_entry(&self.link[node].span);
-                return self.hosts_ref().is_droppable(last, saved, loaded);
+                return self.swap_ref().is_droppable(last, saved, loaded);
             }
             next = self.order.after(&self.usage, node);
         }
         false
     }
 
-    /// Drops the oldest host-only entry for its host page, which a fetch takes; `None` if there is none, or if the page
+    /// Drops the oldest swap-only entry for its swap page, which a fetch takes; `None` if there is none, or if the page
     /// has unfinished moves.
-    fn drop_for_page(&mut self, [saved, loaded]: [MoveId; 2]) -> Option<HostPageId> {
-        let node = self.seek(Seek::HostOnly)?;
+    fn drop_for_page(&mut self, [saved, loaded]: [MoveId; 2]) -> Option<SwapPageId> {
+        let node = self.seek(Seek::SwapOnly)?;
         let last = self.spans.last_entry(&self.link[node].span);
-        let hosts = self.hosts_mut();
-        if !hosts.is_droppable(last, saved, loaded) {
+        let swap = self.swap_mut();
+        if !swap.is_droppable(last, saved, loaded) {
             return None;
         }
-        hosts.counts.evicted += 1;
-        let page = hosts.of_entry[last as usize];
+        swap.counts.evicted += 1;
+        let page = swap.of_entry[last as usize];
         self.lose_entries(node, 1, &mut Vec::new());
-        self.hosts_mut().pool.begin_fill(page);
+        self.swap_mut().pool.begin_fill(page);
         Some(page)
     }
 
@@ -197,7 +197,7 @@ impl PrefixTree {
         freed: &mut Vec<PageId>,
         tokens: &mut Vec<TokenId>,
     ) -> bool {
-        let fetches = &mut self.hosts_mut().fetches;
+        let fetches = &mut self.swap_mut().fetches;
         let Some(index) = fetches.open.iter().position(|fetch| fetch.id == id) else {
             return false;
         };
@@ -215,12 +215,12 @@ impl PrefixTree {
         self.spans.pieces(&span).for_each(|(piece, _)| tokens.extend_from_slice(piece));
         let (arrived, others) = pages[own.clone()].split_at(count as usize);
         let known = self.insert_fetched(&mut lock, tokens, span, arrived, fence);
-        let hosts = self.hosts_mut();
+        let swap = self.swap_mut();
         let unused = arrived[..known].iter().chain(others);
-        unused.for_each(|page| hosts.pool.end_fill(*page, false));
-        hosts.fetches.fetched += (arrived.len() - known) as u64;
+        unused.for_each(|page| swap.pool.end_fill(*page, false));
+        swap.fetches.fetched += (arrived.len() - known) as u64;
         pages.drain(own);
-        hosts.fetches.pages = pages;
+        swap.fetches.pages = pages;
         let namespace = lock.scope().namespace;
         self.unlock(lock, fence, freed);
         self.release_names(namespace);
@@ -234,7 +234,7 @@ impl PrefixTree {
         lock: &mut PrefixLock,
         tokens: &[TokenId],
         mut span: Span,
-        pages: &[HostPageId],
+        pages: &[SwapPageId],
         fence: &mut Fence,
     ) -> usize {
         let start = Cursor { node: lock.node(), pages_in_node: 0 };
@@ -258,21 +258,21 @@ impl PrefixTree {
         let before = lock.node().map(|node| self.spans.last_entry(&self.link[node].span));
         let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
         self.adopt(lock, node);
-        let Self { hosts: Some(hosts), spans, .. } = self else { return known };
-        hosts.residency[node] = Residency::default();
+        let Self { swap: Some(swap), spans, .. } = self else { return known };
+        swap.residency[node] = Residency::default();
         let (mut before, mut rest) = (before, pages.iter());
         for (start, len) in spans.runs(&span) {
             for entry in start..start + len {
                 let page = *rest.next().expect("an entry for each page");
-                hosts.of_entry[entry as usize] = page;
-                hosts.pool.end_fill(page, true);
-                hosts.puts.attach(entry, before, false);
-                hosts.puts.set_stored(entry);
+                swap.of_entry[entry as usize] = page;
+                swap.pool.end_fill(page, true);
+                swap.puts.attach(entry, before, false);
+                swap.puts.set_stored(entry);
                 before = Some(entry);
             }
         }
         self.insert_hashes(lock, pages.len() as u32);
-        self.emit_stored(lock, Medium::Host, pages.len() as u32);
+        self.emit_stored(lock, Medium::Swap, pages.len() as u32);
         known
     }
 }

@@ -24,10 +24,10 @@ impl PrefixTree {
         self.epoch += 1;
         self.generation = self.next_generation();
         self.emit_cleared();
-        self.hosts.iter_mut().for_each(|hosts| hosts.puts.end_generation());
+        self.swap.iter_mut().for_each(|swap| swap.puts.end_generation());
         while let Some(node) = self.order.next() {
             self.evictable -= self.device_pages(node, self.link[node].span.pages());
-            match self.hosts.is_some() {
+            match self.swap.is_some() {
                 true => self.drop_entries(node, false, pages),
                 false => self.drop_idle(node, false, pages),
             }

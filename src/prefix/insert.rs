@@ -16,7 +16,7 @@ pub struct Inserted {
     pub duplicates: u32,
 }
 
-/// Returns the number of leading pages of a run that are on the device. Outlined, since most trees have no host memory.
+/// Returns the number of leading pages of a run that are on the device. Outlined, since most trees have no swap memory.
 #[cold]
 #[inline(never)]
 fn on_device(pages: &[PageId]) -> usize {
@@ -27,7 +27,7 @@ impl PrefixTree {
     /// Publishes whole pages that follow the locked prefix, and moves the lock to their end.
     ///
     /// If the tree already has a page on the device, the tree's page replaces the caller's in `pages`, and the caller's
-    /// is appended to `duplicates`. If the tree has a page in host memory alone, it takes the caller's page. A leaf
+    /// is appended to `duplicates`. If the tree has a page in swap memory alone, it takes the caller's page. A leaf
     /// that only this lock uses grows in place. O(pages).
     ///
     /// # Panics
@@ -55,7 +55,7 @@ impl PrefixTree {
     }
 
     /// Moves the lock along the pages that the tree already has. Returns their number, and how many of the last ones
-    /// were in host memory alone: the tree has taken the caller's pages for these.
+    /// were in swap memory alone: the tree has taken the caller's pages for these.
     fn walk_duplicates(
         &mut self,
         lock: &mut PrefixLock,
@@ -66,10 +66,10 @@ impl PrefixTree {
     ) -> (usize, u32) {
         let start = Cursor { node: lock.node(), pages_in_node: 0 };
         let (mut known, mut restored) = (0, 0);
-        let has_hosts = self.has_hosts();
+        let has_swap = self.has_swap();
         let (cursor, _) = self.walk(start, lock.scope(), tokens, |found| {
-            // Entries in host memory alone follow those on the device.
-            let here = if has_hosts { on_device(found) } else { found.len() };
+            // Entries in swap memory alone follow those on the device.
+            let here = if has_swap { on_device(found) } else { found.len() };
             let own = &mut pages[known..known + here];
             duplicates.extend_from_slice(own);
             own.copy_from_slice(&found[..here]);
@@ -80,7 +80,7 @@ impl PrefixTree {
         {
             let node = self.split(node, cursor.pages_in_node);
             self.move_lock(lock, node, fence);
-            if has_hosts {
+            if has_swap {
                 restored = self.restore_from(lock, &pages[..known]);
                 self.published_pages += u64::from(restored);
             }

@@ -18,7 +18,7 @@ impl PrefixTree {
     ///
     /// # Errors
     /// [`Stale`] if the tree has changed since the match in one of these ways: a node was split, trimmed or evicted, or
-    /// has grown; a cell was evicted; a node or a cell returned from host memory; the tree was reset.
+    /// has grown; a cell was evicted; a node or a cell returned from swap memory; the tree was reset.
     pub fn lock(&mut self, found: &PrefixMatch, fence: &mut Fence) -> Result<PrefixLock, Stale> {
         if self.is_stale(found) {
             return Err(Stale);
@@ -78,7 +78,7 @@ impl PrefixTree {
             self.order.enter(&mut self.usage, node);
         } else {
             self.protected -= self.device_pages(node, entries);
-            match self.hosts.is_some() {
+            match self.swap.is_some() {
                 true => self.detach_entries(node, entries, false, freed),
                 false => self.detach_pages(node, entries, false, freed),
             }
@@ -112,7 +112,7 @@ impl PrefixTree {
                 return;
             }
             let Link { parent, span } = self.link[node];
-            let pages = match self.hosts.is_some() {
+            let pages = match self.swap.is_some() {
                 true => self.leave_idle(node),
                 false => span.pages(),
             };

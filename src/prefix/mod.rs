@@ -13,7 +13,7 @@
 //! and the child table have their own stores. Only `spawn`, `split` and `despawn` add and remove nodes.
 //! `contents.rs` describes the calls that add and remove pages.
 //!
-//! * T1. All columns hold the same nodes; nodes <= device pages + host pages, since no node is empty.
+//! * T1. All columns hold the same nodes; nodes <= device pages + swap pages, since no node is empty.
 //! * T2. The child table contains each node once, under its parent (or scope) and its first page's tokens; siblings'
 //!   first pages differ. A lookup compares tokens, because equal hashes do not imply equal pages.
 //! * T3. `lock_count` of a node = locks that end at it + its children that are locked. So a locked node's parent is
@@ -45,7 +45,6 @@ mod evict;
 mod fetches;
 mod free_entries;
 mod generation;
-mod hosts;
 mod insert;
 mod lock;
 mod offload;
@@ -57,6 +56,7 @@ mod save_batch;
 mod shared_spans;
 mod span;
 mod split;
+mod swap;
 mod tails;
 mod walk;
 
@@ -72,9 +72,9 @@ use child_table::ChildTable;
 use column::{RareColumn, advise_column, slot_size};
 use deferred::Deferred;
 use events::EventBuffer;
-use hosts::Hosts;
 use order::{Neighbours, Order};
 use span::{Span, SpanStore};
+use swap::Swap;
 
 #[cfg(test)]
 pub(crate) use contents::log::{CachedPage, LogEntry};
@@ -124,7 +124,7 @@ pub struct PrefixTree {
     /// Index of a node in the list of a [`SharedPrefixFinder`]; valid only if the list has the node at this index.
     passed: RareColumn<u32>,
     order: Order,
-    /// When each idle node became idle. Only with cells or host memory: other trees need only the list of idle nodes.
+    /// When each idle node became idle. Only with cells or swap memory: other trees need only the list of idle nodes.
     ages: Option<Box<Ages>>,
     spans: SpanStore,
     children: ChildTable,
@@ -132,8 +132,8 @@ pub struct PrefixTree {
     chain: Option<Chain>,
     /// Cached pages of the groups of limited reach, if there are such groups.
     cells: Option<Box<Cells>>,
-    /// Pages in host memory, if the config enables them.
-    hosts: Option<Box<Hosts>>,
+    /// Pages in swap memory, if the config enables them.
+    swap: Option<Box<Swap>>,
     /// The events, if pages are hashed and the config enables events.
     events: Option<EventBuffer>,
     /// Device pages of idle nodes and idle cells.
@@ -190,7 +190,7 @@ impl PrefixTree {
             children: ChildTable::new(page_count, hash_bits)?,
             chain: None,
             cells: None,
-            hosts: None,
+            swap: None,
             events: None,
             evictable: 0,
             protected: 0,
@@ -205,7 +205,7 @@ impl PrefixTree {
         })
     }
 
-    /// Returns the bytes that a tree reserves without hashes, events, cells and host memory.
+    /// Returns the bytes that a tree reserves without hashes, events, cells and swap memory.
     pub(crate) fn bytes(page_count: u32, page_size: u32) -> u64 {
         u64::from(page_count) * Self::COLUMN_BYTES
             + ChildTable::bytes(page_count)
@@ -238,7 +238,7 @@ impl PrefixTree {
         self.page_size
     }
 
-    /// Touches the memory of nodes, spans, hashes, cells, events and records of host pages, so that later calls cause
+    /// Touches the memory of nodes, spans, hashes, cells, events and records of swap pages, so that later calls cause
     /// hardly any page faults. The tree must be empty.
     ///
     /// # Errors
@@ -249,7 +249,7 @@ impl PrefixTree {
         self.chain.iter_mut().for_each(|chain| chain.prefault());
         self.ages.iter_mut().for_each(|ages| ages.prefault());
         self.cells.iter_mut().for_each(|cells| cells.prefault());
-        self.hosts.iter_mut().for_each(|hosts| hosts.prefault());
+        self.swap.iter_mut().for_each(|swap| swap.prefault());
         self.events.iter_mut().for_each(|events| events.prefault());
         self.scope.prefault();
         self.deferred.prefault();
@@ -343,8 +343,8 @@ impl PrefixTree {
     /// Returns how many of a node's first `entries` entries have pages on the device.
     #[inline]
     fn device_pages(&self, node: NodeKey, entries: u32) -> u32 {
-        match &self.hosts {
-            Some(hosts) => hosts.residency[node].device.min(entries),
+        match &self.swap {
+            Some(swap) => swap.residency[node].device.min(entries),
             None => entries,
         }
     }

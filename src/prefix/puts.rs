@@ -1,28 +1,28 @@
 //! Puts: cached pages that a store outside the engine reads. They are selected in the order in which they were
 //! published.
 //!
-//! An entry whose page a store has is not put again. If an entry has a host page, the store reads that page. Otherwise
-//! the device page is first copied to a page of the *stage*, a reserved part of host memory. If the entry is freed
+//! An entry whose page a store has is not put again. If an entry has a swap page, the store reads that page. Otherwise
+//! the device page is first copied to a page of the *stage*, a reserved part of swap memory. If the entry is freed
 //! during the put, the page stays until the put is done.
 //!
 //! * M1. No writer touches a page that a put reads: the store receives the put after the last save to the page. A page
 //!   that a fetch writes has no other user, and no unfinished save or load.
 //! * M3. `stored` is set only for an entry whose hash is the key of the page in the store.
 //!
-//! Not here: fetches (`fetches.rs`), the states of host pages (`host/`).
+//! Not here: fetches (`fetches.rs`), the states of swap pages (`swap/`).
 
 use std::collections::{HashSet, VecDeque};
 
 use crate::bitmap::{Bitmap, Bits};
 use crate::hash::PageHash;
-use crate::host::HostPool;
-use crate::id::{HostPageId, MoveId};
+use crate::id::{MoveId, SwapPageId};
 use crate::memory::{OutOfMemory, reserved, reserved_queue, touch, touch_deque, zeroed};
 use crate::moves::{Put, PutId};
 use crate::plan::PageMove;
+use crate::swap::SwapPool;
 
 use super::PrefixTree;
-use super::residency::NO_HOST_PAGE;
+use super::residency::NO_SWAP_PAGE;
 use super::span::SpanStore;
 
 /// Maximum number of open puts.
@@ -44,7 +44,7 @@ struct OpenPut {
     /// The entry; `None` once its generation has ended.
     of: Option<Version>,
     key: PageHash,
-    page: HostPageId,
+    page: SwapPageId,
     /// The save to the page.
     save: MoveId,
     is_staged: bool,
@@ -70,7 +70,7 @@ pub(super) struct Puts {
     open: VecDeque<OpenPut>,
     last: u64,
     /// Free pages of the stage, once they are ready.
-    stage: Vec<HostPageId>,
+    stage: Vec<SwapPageId>,
     stage_pages: u32,
     /// Saves to the stage.
     pub staged: Vec<PageMove>,
@@ -102,7 +102,7 @@ impl Puts {
     }
 
     pub fn bytes(entries: u32, stage_pages: u32) -> u64 {
-        let stage = size_of::<HostPageId>() + size_of::<PageMove>();
+        let stage = size_of::<SwapPageId>() + size_of::<PageMove>();
         Bitmap::bytes(entries)
             + u64::from(entries) * (8 + size_of::<Version>() as u64)
             + PUTS_MAX as u64 * size_of::<OpenPut>() as u64
@@ -112,7 +112,7 @@ impl Puts {
     /// Makes the stage usable. Its first page is `first`.
     pub fn set_ready(&mut self, first: u32) {
         let pages = std::mem::take(&mut self.stage_pages);
-        self.stage.extend((first..first + pages).rev().map(HostPageId::new));
+        self.stage.extend((first..first + pages).rev().map(SwapPageId::new));
     }
 
     /// Returns whether nothing is put, because pages have no hashes or there are groups.
@@ -186,7 +186,7 @@ impl Puts {
     /// Checks a part of M1, for the pages that puts read, and a part of M3. O(entries and open puts).
     pub fn check(
         &self,
-        pool: &HostPool,
+        pool: &SwapPool,
         spans: &SpanStore,
         key_of: impl Fn(u32) -> Option<PageHash>,
     ) -> Result<(), &'static str> {
@@ -213,9 +213,9 @@ impl PrefixTree {
     /// Opens puts of the next pages to be put, at most `max`; saves to the stage are collected in `staged`. If the
     /// round has no page to put, begins the next round.
     pub(crate) fn begin_puts(&mut self, max: usize) {
-        let Self { hosts: Some(hosts), spans, chain: Some(chain), .. } = self else { return };
-        let next_move = hosts.next_move();
-        let (puts, pool) = (&mut hosts.puts, &mut hosts.pool);
+        let Self { swap: Some(swap), spans, chain: Some(chain), .. } = self else { return };
+        let next_move = swap.next_move();
+        let (puts, pool) = (&mut swap.puts, &mut swap.pool);
         puts.staged.clear();
         let (before, end) = (puts.open.len(), PUTS_MAX.min(puts.open.len().saturating_add(max)));
         while puts.open.len() < end {
@@ -223,8 +223,8 @@ impl PrefixTree {
             if !puts.is_present(of) || puts.is_stored(of.entry) {
                 continue;
             }
-            let mut page = hosts.of_entry[of.entry as usize];
-            let is_staged = page == NO_HOST_PAGE;
+            let mut page = swap.of_entry[of.entry as usize];
+            let is_staged = page == NO_SWAP_PAGE;
             let save;
             if is_staged {
                 let Some(stage) = puts.stage.pop() else {
@@ -232,7 +232,7 @@ impl PrefixTree {
                     puts.round += 1;
                     return;
                 };
-                puts.staged.push(PageMove { device: spans.pages_of_run(of.entry, 1)[0], host: stage });
+                puts.staged.push(PageMove { device: spans.pages_of_run(of.entry, 1)[0], swap: stage });
                 (page, save) = (stage, next_move);
             } else {
                 pool.begin_read(page);
@@ -257,19 +257,19 @@ impl PrefixTree {
 
     /// Returns the saves to the stage that the backend has to make, and the number of their batch.
     pub(crate) fn staged(&mut self) -> Option<(MoveId, &[PageMove])> {
-        let hosts = self.hosts.as_mut()?;
-        if hosts.puts.staged.is_empty() {
+        let swap = self.swap.as_mut()?;
+        if swap.puts.staged.is_empty() {
             return None;
         }
-        hosts.last_move = hosts.next_move();
-        Some((hosts.last_move, &hosts.puts.staged))
+        swap.last_move = swap.next_move();
+        Some((swap.last_move, &swap.puts.staged))
     }
 
     /// Cancels the puts whose saves to the stage have failed, and queues their entries again.
     pub(crate) fn fail_staged(&mut self) {
-        let Some(hosts) = &mut self.hosts else { return };
-        let puts = &mut hosts.puts;
-        let failed = |put: &OpenPut| put.is_staged && put.save == hosts.last_move;
+        let Some(swap) = &mut self.swap else { return };
+        let puts = &mut swap.puts;
+        let failed = |put: &OpenPut| put.is_staged && put.save == swap.last_move;
         for put in puts.open.iter().rev().filter(|put| failed(put)) {
             puts.stage.push(put.page);
             puts.queue.push_front(put.of.expect("this call opened the put"));
@@ -282,8 +282,8 @@ impl PrefixTree {
     /// Calls `sink` with the puts whose pages the store can read. All saves up to `saved` are done. Returns the number
     /// of calls.
     pub(crate) fn give_puts(&mut self, saved: MoveId, mut sink: impl FnMut(Put<'_>)) -> usize {
-        let Self { hosts: Some(hosts), spans, chain: Some(chain), .. } = self else { return 0 };
-        let (puts, mut given) = (&mut hosts.puts, 0);
+        let Self { swap: Some(swap), spans, chain: Some(chain), .. } = self else { return 0 };
+        let (puts, mut given) = (&mut swap.puts, 0);
         for index in 0..puts.open.len() {
             let put = puts.open[index];
             // If the entry has been freed, the put's bytes are still valid, but the entry may have other tokens.
@@ -303,8 +303,8 @@ impl PrefixTree {
 
     /// Ends the puts that the store has not received and whose entries were freed or are of an earlier generation.
     fn drop_gone_puts(&mut self) {
-        while let Some(hosts) = &self.hosts
-            && let puts = &hosts.puts
+        while let Some(swap) = &self.swap
+            && let puts = &swap.puts
             && let Some(gone) = puts.open.iter().find(|put| !put.is_given && puts.entry_of(put).is_none())
         {
             self.end_put(gone.id, false);
@@ -314,8 +314,8 @@ impl PrefixTree {
     /// Ends a put. `ok` is set if the store has the page; otherwise its entry is queued for the next round. Returns
     /// whether the put was open.
     pub(crate) fn end_put(&mut self, id: PutId, ok: bool) -> bool {
-        let Some(hosts) = &mut self.hosts else { return false };
-        let (puts, pool) = (&mut hosts.puts, &mut hosts.pool);
+        let Some(swap) = &mut self.swap else { return false };
+        let (puts, pool) = (&mut swap.puts, &mut swap.pool);
         let Ok(index) = puts.open.binary_search_by_key(&id, |put| put.id) else { return false };
         let put = puts.open.remove(index).expect("it was found");
         match put.is_staged {

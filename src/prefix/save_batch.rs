@@ -5,7 +5,7 @@
 
 use bytemuck::Zeroable;
 
-use crate::id::{HostPageId, NodeKey};
+use crate::id::{NodeKey, SwapPageId};
 use crate::memory::{OutOfMemory, reserved, touch_reserved};
 use crate::plan::PageMove;
 
@@ -65,10 +65,10 @@ impl SaveBatch {
 
     /// Cancels the save to a page, if the batch has one, because its entry or cell is dropped. Entries are dropped in
     /// the order in which they were saved, so this save is mostly the first one.
-    pub fn cancel(&mut self, page: HostPageId) {
+    pub fn cancel(&mut self, page: SwapPageId) {
         let is_live = |save: &PageMove| save.device != NO_PAGE;
         let mut live = self.moves[self.first..].iter_mut().filter(|save| is_live(save));
-        let Some(save) = live.find(|save| save.host == page) else { return };
+        let Some(save) = live.find(|save| save.swap == page) else { return };
         save.device = NO_PAGE;
         self.live -= 1;
         let cancelled = self.moves[self.first..].iter().take_while(|save| !is_live(save));

@@ -35,7 +35,7 @@ impl PrefixTree {
         if usage.lock_count == 0 {
             self.order.split(&mut self.usage, node, prefix);
         }
-        if self.hosts.is_some() {
+        if self.swap.is_some() {
             self.split_residency(node, prefix, pages);
         }
         self.epoch += 1;

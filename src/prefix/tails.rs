@@ -8,7 +8,7 @@ use crate::layout::Limits;
 use crate::memory::OutOfMemory;
 
 use super::ages::Ages;
-use super::cell_moves::drop_host_copy;
+use super::cell_moves::drop_swap_copy;
 use super::cells::Cells;
 use super::span::SpanStore;
 use super::walk::Cursor;
@@ -26,7 +26,7 @@ pub(crate) struct PathCursor {
 }
 
 impl PrefixTree {
-    /// Turns cells on. The tree must be empty; `pages` are its numbers of device pages and host pages.
+    /// Turns cells on. The tree must be empty; `pages` are its numbers of device pages and swap pages.
     pub(crate) fn keep_cells(&mut self, limits: Limits, pages: [u32; 2], max_steps: u32) -> Result<(), OutOfMemory> {
         let nodes = pages[0] + pages[1];
         let entries = SpanStore::entry_count(nodes);
@@ -42,7 +42,7 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Returns the bytes that cells add to those of a tree. With host memory, [`PrefixTree::host_bytes`] includes the
+    /// Returns the bytes that cells add to those of a tree. With swap memory, [`PrefixTree::host_bytes`] includes the
     /// bytes of ages.
     pub(crate) fn cell_bytes(limits: &Limits, pages: [u32; 2], max_steps: u32) -> u64 {
         let ages = if pages[1] > 0 { 0 } else { Ages::bytes(pages[0]) };
@@ -140,13 +140,13 @@ impl PrefixTree {
         let pages_in_node = pages_in_node - (end - hit);
         let cursor = Cursor { node, pages_in_node };
         let mut found = PrefixMatch { full_pages: pages, ..self.match_at(scope, cursor, hit) };
-        if self.has_hosts() {
-            found.host_pages = self.host_only_before(cursor);
-            let mut host_cell_pages = 0;
+        if self.has_swap() {
+            found.swap_pages = self.swap_only_before(cursor);
+            let mut swap_cell_pages = 0;
             self.each_tail_cell(&found, |cell| {
-                host_cell_pages += cells.tracks(cell) - cells.device_tracks(cell);
+                swap_cell_pages += cells.tracks(cell) - cells.device_tracks(cell);
             });
-            found.host_cell_pages = host_cell_pages;
+            found.swap_cell_pages = swap_cell_pages;
         }
         found
     }
@@ -270,15 +270,15 @@ impl PrefixTree {
 
     /// Drops the cells at the last `count` entries of a node, which are about to be removed.
     pub(super) fn drop_cells(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
-        let Self { cells, spans, link, evictable, hosts, .. } = self;
+        let Self { cells, spans, link, evictable, swap, .. } = self;
         let cells = cells.as_mut().expect("there are groups");
         for (start, len) in spans.last_runs_back(&link[node].span, count) {
             for entry in start..start + len {
                 for group in 0..cells.limits.count() {
                     let cell = cells.at(group, entry);
                     if cell.is_some() {
-                        if let Some(hosts) = hosts {
-                            drop_host_copy(cells, hosts, cell);
+                        if let Some(swap) = swap {
+                            drop_swap_copy(cells, swap, cell);
                         }
                         *evictable -= cells.device_tracks(cell);
                         cells.remove(cell, freed);
@@ -289,7 +289,7 @@ impl PrefixTree {
     }
 
     /// Takes at least `count` pages of idle nodes and idle cells, in the order in which these became idle. The tree has
-    /// groups and no host memory. Returns the number of taken pages that are not of cells.
+    /// groups and no swap memory. Returns the number of taken pages that are not of cells.
     pub(crate) fn evict_groups(&mut self, count: u32, freed: &mut Vec<PageId>) -> u32 {
         let (mut of_spans, end) = (0, freed.len() + count as usize);
         while freed.len() < end {

@@ -15,8 +15,8 @@ pub struct PrefixMatch {
     pub(super) pages_in_node: u32,
     pub(super) pages: u32,
     pub(super) full_pages: u32,
-    pub(super) host_pages: u32,
-    pub(super) host_cell_pages: u32,
+    pub(super) swap_pages: u32,
+    pub(super) swap_cell_pages: u32,
     pub(super) epoch: u64,
 }
 
@@ -32,24 +32,24 @@ impl PrefixMatch {
         self.full_pages
     }
 
-    /// Returns how many of [`PrefixMatch::pages`] are in host memory alone: the last ones, to be loaded before use.
-    pub fn host_pages(&self) -> u32 {
-        self.host_pages
+    /// Returns how many of [`PrefixMatch::pages`] are in swap memory alone: the last ones, to be loaded before use.
+    pub fn swap_pages(&self) -> u32 {
+        self.swap_pages
     }
 
-    /// Returns the number of pages of other groups, which the next token reads, that are in host memory alone.
-    pub(crate) fn host_cell_pages(&self) -> u32 {
-        self.host_cell_pages
+    /// Returns the number of pages of other groups, which the next token reads, that are in swap memory alone.
+    pub(crate) fn swap_cell_pages(&self) -> u32 {
+        self.swap_cell_pages
     }
 
     /// Returns the number of matched pages that are on the device.
     pub(crate) fn device_pages(&self) -> u32 {
-        self.pages - self.host_pages
+        self.pages - self.swap_pages
     }
 
     /// Returns the same match without its pages, so that the sequence uses no cached page.
     pub(crate) fn without_hit(self) -> Self {
-        Self { node: None, pages_in_node: 0, pages: 0, host_pages: 0, host_cell_pages: 0, ..self }
+        Self { node: None, pages_in_node: 0, pages: 0, swap_pages: 0, swap_cell_pages: 0, ..self }
     }
 
     /// Returns the namespace and generation of the match.
@@ -86,7 +86,7 @@ impl PrefixTree {
     }
 
     /// Returns [`PrefixTree::match_prefix`], and calls `each` with the pages that match in group 0, in order, run by
-    /// run: [`PrefixMatch::full_pages`] in total. Pages in host memory alone come last, and their page ids are invalid.
+    /// run: [`PrefixMatch::full_pages`] in total. Pages in swap memory alone come last, and their page ids are invalid.
     #[inline]
     pub fn match_pages(&self, namespace: Namespace, tokens: &[TokenId], each: impl FnMut(&[PageId])) -> PrefixMatch {
         let scope = self.present_scope(namespace);
@@ -94,23 +94,23 @@ impl PrefixTree {
         if self.has_cells() {
             return self.hit(scope, cursor, pages);
         }
-        let host_pages = if self.has_hosts() { self.host_only_before(cursor) } else { 0 };
-        PrefixMatch { host_pages, ..self.match_at(scope, cursor, pages) }
+        let swap_pages = if self.has_swap() { self.swap_only_before(cursor) } else { 0 };
+        PrefixMatch { swap_pages, ..self.match_at(scope, cursor, pages) }
     }
 
-    /// Returns the longest prefix of `tokens` in group 0. Does not count its pages in host memory. O(tokens matched).
+    /// Returns the longest prefix of `tokens` in group 0. Does not count its pages in swap memory. O(tokens matched).
     pub(crate) fn match_full(&self, namespace: Namespace, tokens: &[TokenId]) -> PrefixMatch {
         let scope = self.present_scope(namespace);
         let (cursor, pages) = self.walk_from(Cursor::START, scope, tokens);
         self.match_at(scope, cursor, pages)
     }
 
-    /// Returns the match of `pages` pages that ends at a cursor. Its counts of host pages are 0.
+    /// Returns the match of `pages` pages that ends at a cursor. Its counts of swap pages are 0.
     #[inline]
     pub(super) fn match_at(&self, scope: Scope, cursor: Cursor, pages: u32) -> PrefixMatch {
         let Cursor { node, pages_in_node } = cursor;
         let (full_pages, epoch) = (pages, self.epoch);
-        PrefixMatch { scope, node, pages_in_node, pages, full_pages, host_pages: 0, host_cell_pages: 0, epoch }
+        PrefixMatch { scope, node, pages_in_node, pages, full_pages, swap_pages: 0, swap_cell_pages: 0, epoch }
     }
 
     /// Calls [`PrefixTree::walk`] without a callback for the pages.
@@ -145,7 +145,7 @@ impl PrefixTree {
 
     /// Returns the ends of the nodes on the path of a match, deepest first, and finally the start of the scope. An end
     /// is the number of pages before it, and the last of these pages. Leaves out a node that the match ends inside, and
-    /// nodes with host-only entries. O(nodes).
+    /// nodes with swap-only entries. O(nodes).
     pub(crate) fn ends(&self, found: &PrefixMatch) -> impl Iterator<Item = (u32, Option<PageId>)> + '_ {
         let mut end = found.pages;
         let mut next = Some(Cursor { node: found.node, pages_in_node: found.pages_in_node });
@@ -156,7 +156,7 @@ impl PrefixTree {
                 let pages_in_node = link.parent.map_or(0, |parent| self.link[parent].span.pages());
                 next = Some(Cursor { node: link.parent, pages_in_node });
                 let entries = link.span.pages();
-                // No sequence computes tokens after pages that are in host memory alone.
+                // No sequence computes tokens after pages that are in swap memory alone.
                 if here - end == entries && self.device_pages(node, entries) == entries {
                     let last = self.spans.last_entry(&link.span);
                     return Some((here, Some(self.spans.pages_of_run(last, 1)[0])));

@@ -60,7 +60,7 @@ pub(crate) use row::RowMut;
 use row::{Marks, Stores, Waits};
 
 /// Maximum number of waiting marks that the host has added to a sequence.
-pub(crate) const HOST_MARKS: usize = 4;
+pub(crate) const SWAP_MARKS: usize = 4;
 
 /// All sequences.
 pub struct SequenceTable {
@@ -123,7 +123,7 @@ impl SequenceTable {
         sequence.published + self.stores.pending(sequence)
     }
 
-    /// Returns the additional bytes of a table with host memory.
+    /// Returns the additional bytes of a table with swap memory.
     pub(crate) fn load_bytes(shape: &TableShape) -> u64 {
         u64::from(shape.rows) * size_of::<Waits>() as u64
     }

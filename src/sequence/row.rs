@@ -1,6 +1,6 @@
 //! [`RowMut`]: one sequence to change, with its tokens and its page tables.
 
-use super::HOST_MARKS;
+use super::SWAP_MARKS;
 use super::branches::Branches;
 use super::inflight::InflightIndex;
 use super::page_table::PageTable;
@@ -15,7 +15,7 @@ use crate::plan::TableWrite;
 #[derive(Clone, Copy, Default)]
 pub(super) struct Marks {
     /// Waiting marks: the end of the full match, the last place where an equal prompt can match, and the host's marks.
-    pub(super) waiting: [u32; 2 + HOST_MARKS],
+    pub(super) waiting: [u32; 2 + SWAP_MARKS],
     /// The last kept mark. Cells own the pages of the row's held places below the mark. The pages of later places are
     /// private.
     pub(super) kept: u32,
@@ -29,7 +29,7 @@ pub(super) struct Waits {
     pub(super) pages: u32,
     /// Number of pending pages that were on the device at the admission.
     pub(super) on_device: u32,
-    /// Number of pages of the tails' cells that were in host memory alone at the admission. A promise covers them.
+    /// Number of pages of the tails' cells that were in swap memory alone at the admission. A promise covers them.
     pub(super) cell_pages: u32,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Stores {
     pub(super) pages: PageTable,
     /// Marks by row; empty without groups.
     pub(super) marks: Vec<Marks>,
-    /// Waits by row; empty without host memory.
+    /// Waits by row; empty without swap memory.
     pub(super) waits: Vec<Waits>,
     pub(super) inflight: InflightIndex,
     pub(super) branches: Branches,
@@ -317,7 +317,7 @@ impl RowMut<'_> {
     }
 
     /// Adds the loaded pages of a row that waited for them, and subtracts the promised pages that the load has
-    /// consumed. Returns the number of pages of group 0 that were in host memory at the admission.
+    /// consumed. Returns the number of pages of group 0 that were in swap memory at the admission.
     pub fn complete_pending(&mut self, pages: &[PageId]) -> u32 {
         let before = self.outstanding();
         self.append_published(pages);
@@ -333,7 +333,7 @@ impl RowMut<'_> {
     }
 
     /// Makes a row wait for pages: the first `on_device` of them are on the device. `cell_pages` is the number of pages
-    /// of its tails' cells that are in host memory alone.
+    /// of its tails' cells that are in swap memory alone.
     pub fn begin_pending(&mut self, pages: u32, on_device: u32, cell_pages: u32) {
         let waits = &mut self.stores.waits[self.sequence.row.index()];
         (waits.pages, waits.on_device, waits.cell_pages) = (pages, on_device, cell_pages);
@@ -402,7 +402,7 @@ impl RowMut<'_> {
             return Ok(());
         }
         let free = marks.waiting[2..].iter_mut().find(|waiting| **waiting == 0);
-        *free.ok_or(Error::OutOfMarks { max: HOST_MARKS as u32 })? = mark;
+        *free.ok_or(Error::OutOfMarks { max: SWAP_MARKS as u32 })? = mark;
         Ok(())
     }
 

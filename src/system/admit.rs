@@ -283,7 +283,7 @@ fn pages_lacking(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, pr
         return len.max(promise).div_ceil(page_size) - matched;
     }
     let [len, promised] = [len, promise].map(|tokens| tokens.div_ceil(page_size));
-    let (pages, cells) = found.map_or((0, 0), |found| (found.pages(), found.host_cell_pages()));
+    let (pages, cells) = found.map_or((0, 0), |found| (found.pages(), found.swap_cell_pages()));
     let held = limits.held(0, pages, pages) - (pages - matched) - cells;
     let outstanding = u64::from(limits.outstanding(promised, matched, matched, matched));
     let promised = outstanding + u64::from(if promised > 0 { cells } else { 0 });
@@ -295,11 +295,11 @@ fn pages_lacking(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, pr
 fn estimate(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, promise: u32) -> Admission {
     let (prefixes, budget) = (world.prefixes, world.budget());
     let (matched, idle) = found.map_or((0, 0), |m| (m.device_pages(), prefixes.idle_pages(m)));
-    let (host_pages, cell_pages) = found.map_or((0, 0), |found| (found.host_pages(), found.host_cell_pages()));
+    let (swap_pages, cell_pages) = found.map_or((0, 0), |found| (found.swap_pages(), found.swap_cell_pages()));
     let lacking = pages_lacking(world, found, len, promise);
     let mut admission = Admission {
-        cached_len: (matched + host_pages) * world.shape.layout.page_size(),
-        host_pages: host_pages + cell_pages,
+        cached_len: (matched + swap_pages) * world.shape.layout.page_size(),
+        swap_pages: swap_pages + cell_pages,
         idle_pages: idle,
         lacking_pages: lacking,
         available_pages: budget.unpromised().saturating_sub(idle.into()) as u32,
@@ -391,7 +391,7 @@ fn attach(world: &mut Admit<'_>, seq: SeqKey, found: Option<&PrefixMatch>, promi
     let page_size = world.shape.layout.page_size();
     let mut row = world.sequences.row_mut(seq).expect("just looked up");
     let on_device = found.map_or(0, PrefixMatch::device_pages);
-    let (pages, cells) = found.map_or((0, 0), |found| (found.pages(), found.host_cell_pages()));
+    let (pages, cells) = found.map_or((0, 0), |found| (found.pages(), found.swap_cell_pages()));
     let waits = pages > on_device || cells > 0;
     let published = if waits && !row.limits().is_none() { 0 } else { on_device };
     row.sequence.published = published;

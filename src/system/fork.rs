@@ -60,7 +60,7 @@ impl Parts {
 }
 
 /// Begins [`Engine::fork`](crate::Engine::fork): checks the call and takes the targets of its copies. The backend then
-/// receives the saves of evicted pages, before [`end_fork`] publishes pages that the tree may have in host memory
+/// receives the saves of evicted pages, before [`end_fork`] publishes pages that the tree may have in swap memory
 /// alone. Returns `None` without children. O(pages evicted, and copies).
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Loads the pages of host memory that admitted sequences wait for: takes device pages for them, and completes the page
+//! Loads the pages of swap memory that admitted sequences wait for: takes device pages for them, and completes the page
 //! tables once the backend has accepted the load. `engine/tiers.rs` orders the calls.
 
 use crate::error::Error;
@@ -27,7 +27,7 @@ access! {
 }
 
 /// Takes device pages for the pending pages of running sequences, and writes the loads into the buffers. A page that
-/// several sequences wait for is loaded once. O(nodes in host memory on their paths, tails, and pages taken).
+/// several sequences wait for is loaded once. O(nodes in swap memory on their paths, tails, and pages taken).
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfPages`]. Nothing changes then.
@@ -85,7 +85,7 @@ pub(crate) fn end_load(world: Load<'_>, seqs: impl Iterator<Item = SeqKey>, fail
         prefixes.last_pages(lock, pending, &mut buffers.pages);
         let mut row = sequences.row_mut(seq).expect("checked before the load");
         let loaded = row.complete_pending(&buffers.pages);
-        counters.host_hit_tokens += u64::from(loaded * prefixes.page_size());
+        counters.swap_hit_tokens += u64::from(loaded * prefixes.page_size());
         name_tails(&mut row, prefixes);
         row.begin_front(seq);
     }

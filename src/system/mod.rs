@@ -12,7 +12,7 @@
 //! | [`page_budget`]: count the pages that a call may take | reads | reads | reads | | reads |
 //! | [`promise`]: set pages aside, or give them back | reads | reads | writes | | reads |
 //! | [`reclaim`]: evict the missing pages | writes | writes | | | |
-//! | [`load`]: take pages to load from host memory | writes | writes | writes | | reads |
+//! | [`load`]: take pages to load from swap memory | writes | writes | writes | | reads |
 //! | [`plan_batch`]: take pages, write the plan | writes | writes | writes | writes | reads |
 //! | [`plan_drafts`]: check drafts, write their masks | | | writes | writes | |
 //! | [`find_spans`]: find pages that several rows read | | writes | reads | | |

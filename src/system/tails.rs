@@ -10,7 +10,7 @@ use crate::sequence::RowMut;
 
 /// Makes cells of a row's private tail pages at a mark, which is within its `published` pages. The row becomes a user
 /// of these cells; their pages are appended to `kept`. At an entry with a cell, the row takes that cell instead, and
-/// its own pages are appended to `freed`. A cell in host memory alone takes the row's pages. O(published pages after
+/// its own pages are appended to `freed`. A cell in swap memory alone takes the row's pages. O(published pages after
 /// the mark, and the tails).
 pub(crate) fn keep_tails(
     row: &mut RowMut<'_>,

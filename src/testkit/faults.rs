@@ -5,9 +5,9 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use super::replay::Inspect;
-use crate::backend::{Backend, HostMemory, Moved, OpenBackend};
+use crate::backend::{Backend, Moved, OpenBackend, SwapMemory};
 use crate::config::StepBounds;
-use crate::id::{HostPageId, LayerId, MoveId, SlotId};
+use crate::id::{LayerId, MoveId, SlotId, SwapPageId};
 use crate::layout::{PlaneName, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove};
 
@@ -32,15 +32,15 @@ pub struct Failing<B> {
     failures: u64,
     /// For each save and load since the last call of `take_moves`, whether it failed.
     moves: Vec<bool>,
-    /// Host pages whose last save succeeded, or that a fetch has written since.
-    host_pages: BTreeSet<HostPageId>,
+    /// Swap pages whose last save succeeded, or that a fetch has written since.
+    swap_pages: BTreeSet<SwapPageId>,
 }
 
 impl<B> Failing<B> {
     /// Creates a backend whose call `n` fails, counted from 0 among the calls that can fail.
     pub fn at(inner: B, fault: Fault, n: u64) -> Self {
-        let (moves, host_pages) = (Vec::new(), BTreeSet::new());
-        Self { inner, fault, first: n, every: None, calls: 0, failures: 0, moves, host_pages }
+        let (moves, swap_pages) = (Vec::new(), BTreeSet::new());
+        Self { inner, fault, first: n, every: None, calls: 0, failures: 0, moves, swap_pages }
     }
 
     /// Creates a backend whose call `n`, counted as in [`Failing::at`], and every `every`th later call fail.
@@ -114,15 +114,15 @@ impl<O: OpenBackend> OpenBackend for Failing<O> {
         table: &TableShape,
         bounds: impl Into<StepBounds>,
     ) -> Result<Self::Backend, Failed<<O::Backend as Backend>::Error>> {
-        let Self { inner, fault, first, every, calls, failures, moves, host_pages } = self;
+        let Self { inner, fault, first, every, calls, failures, moves, swap_pages } = self;
         let inner = inner.open(layout, table, bounds).map_err(Failed::Inner)?;
-        Ok(Failing { inner, fault, first, every, calls, failures, moves, host_pages })
+        Ok(Failing { inner, fault, first, every, calls, failures, moves, swap_pages })
     }
 }
 
 impl<B: Backend> Backend for Failing<B> {
     type Error = Failed<B::Error>;
-    forward_backend!(inner: B, Failed::Inner; types, end, store_cache, rope_store, attend, host_pages, synchronize);
+    forward_backend!(inner: B, Failed::Inner; types, end, store_cache, rope_store, attend, swap_pages, synchronize);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error> {
         self.call(|inner| inner.begin(plan))
@@ -139,10 +139,10 @@ impl<B: Backend> Backend for Failing<B> {
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
         let saved = self.call(|inner| inner.save_pages(id, moves));
         self.moves.push(saved.is_err());
-        for PageMove { host, .. } in moves {
+        for PageMove { swap, .. } in moves {
             match saved {
-                Ok(()) => self.host_pages.insert(*host),
-                Err(_) => self.host_pages.remove(host),
+                Ok(()) => self.swap_pages.insert(*swap),
+                Err(_) => self.swap_pages.remove(swap),
             };
         }
         saved
@@ -159,15 +159,15 @@ impl<B: Backend> Backend for Failing<B> {
     }
 }
 
-impl<B: HostMemory> HostMemory for Failing<B> {
+impl<B: SwapMemory> SwapMemory for Failing<B> {
     type Read = B::Read;
     type Write = B::Write;
 
-    fn lease(&mut self, page: HostPageId) -> B::Read {
+    fn lease(&mut self, page: SwapPageId) -> B::Read {
         self.inner.lease(page)
     }
 
-    fn lease_mut(&mut self, page: HostPageId) -> B::Write {
+    fn lease_mut(&mut self, page: SwapPageId) -> B::Write {
         self.inner.lease_mut(page)
     }
 }
@@ -189,17 +189,17 @@ impl<B: Inspect> Inspect for Failing<B> {
         self.inner.last_moved()
     }
 
-    fn read_host(&mut self, page: HostPageId) -> Option<Vec<u8>> {
-        self.inner.read_host(page)
+    fn read_swap(&mut self, page: SwapPageId) -> Option<Vec<u8>> {
+        self.inner.read_swap(page)
     }
 
-    fn has_host_page(&self, page: HostPageId) -> bool {
-        self.host_pages.contains(&page)
+    fn has_swap_page(&self, page: SwapPageId) -> bool {
+        self.swap_pages.contains(&page)
     }
 
-    fn write_host(&mut self, page: HostPageId, bytes: &[u8]) {
-        self.host_pages.insert(page);
-        self.inner.write_host(page, bytes);
+    fn write_swap(&mut self, page: SwapPageId, bytes: &[u8]) {
+        self.swap_pages.insert(page);
+        self.inner.write_swap(page, bytes);
     }
 
     fn take_moves(&mut self) -> Vec<bool> {

@@ -6,7 +6,7 @@
 /// ```ignore
 /// impl<B: Backend> Backend for Failing<B> {
 ///     type Error = Failed<B::Error>;
-///     forward_backend!(inner: B, Failed::Inner; types, end, store_cache, rope_store, attend, host_pages, synchronize);
+///     forward_backend!(inner: B, Failed::Inner; types, end, store_cache, rope_store, attend, swap_pages, synchronize);
 ///     // .. `begin`, `copy_pages` and the other calls that may fail.
 /// }
 /// ```
@@ -97,9 +97,9 @@ macro_rules! forward_backend {
             self.$field.moved().map_err($error)
         }
     };
-    (@host_pages $field:ident, $inner:ty, $error:expr) => {
-        fn host_pages(&self) -> u32 {
-            self.$field.host_pages()
+    (@swap_pages $field:ident, $inner:ty, $error:expr) => {
+        fn swap_pages(&self) -> u32 {
+            self.$field.swap_pages()
         }
     };
     (@synchronize $field:ident, $inner:ty, $error:expr) => {

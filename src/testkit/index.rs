@@ -17,7 +17,7 @@ pub struct IndexedPage {
     pub parent: Option<PageHash>,
     /// Tokens of the page.
     pub tokens: Vec<TokenId>,
-    /// Whether the device has the page, and whether host memory has it.
+    /// Whether the device has the page, and whether swap memory has it.
     pub media: [bool; 2],
 }
 
@@ -28,8 +28,8 @@ pub struct Index {
     pages: BTreeMap<PageHash, IndexedPage>,
     /// Number of events of each kind: stored, removed, cleared.
     pub counts: [u64; 3],
-    /// Number of stored events about host memory.
-    pub host_count: u64,
+    /// Number of stored events about swap memory.
+    pub swap_count: u64,
     /// First inconsistent event.
     wrong: Option<String>,
 }
@@ -45,7 +45,7 @@ impl Index {
         match event {
             Event::Stored(stored) => {
                 self.counts[0] += 1;
-                self.host_count += u64::from(stored.medium == Medium::Host);
+                self.swap_count += u64::from(stored.medium == Medium::Swap);
                 self.store(&stored);
             }
             Event::Removed { medium, hashes } => {
@@ -71,7 +71,7 @@ impl Index {
                 let known = self
                     .pages
                     .get(&parent)
-                    .is_some_and(|known| known.namespace == namespace && (medium == Medium::Host || known.media[at]));
+                    .is_some_and(|known| known.namespace == namespace && (medium == Medium::Swap || known.media[at]));
                 self.ensure(known, || format!("{hash:?} before {parent:?} in {medium:?}"));
             }
             let mut page = IndexedPage { namespace, parent, tokens: tokens.to_vec(), media: [false; 2] };
@@ -107,7 +107,7 @@ impl Index {
     }
 
     /// Compares the index with the cached pages. An item of `cached` has a page's namespace, all tokens up to its end,
-    /// whether the device has the page, and whether host memory has it. A prefix comes before the pages that follow it.
+    /// whether the device has the page, and whether swap memory has it. A prefix comes before the pages that follow it.
     ///
     /// # Errors
     /// The first inconsistent event, or the difference.

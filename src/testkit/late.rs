@@ -9,11 +9,11 @@ use std::cell::RefCell;
 
 use super::replay::Inspect;
 use crate::backend::{
-    Attend, Backend, Cpu, CpuError, CpuOptions, CpuRead, CpuRows, CpuRowsMut, CpuWrite, HostMemory, Moved, OpenBackend,
-    PlanError, Queries, Rope,
+    Attend, Backend, Cpu, CpuError, CpuOptions, CpuRead, CpuRows, CpuRowsMut, CpuWrite, Moved, OpenBackend, PlanError,
+    Queries, Rope, SwapMemory,
 };
 use crate::config::StepBounds;
-use crate::id::{HostPageId, LayerId, MoveId, PageId, SlotId};
+use crate::id::{LayerId, MoveId, PageId, SlotId, SwapPageId};
 use crate::layout::{PlaneName, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
 
@@ -53,7 +53,7 @@ struct Waiting {
 
 impl Waiting {
     fn meets(&self, other: &Self) -> bool {
-        self.of.device == other.of.device || self.of.host == other.of.host
+        self.of.device == other.of.device || self.of.swap == other.of.swap
     }
 }
 
@@ -111,12 +111,12 @@ impl Late {
         if id <= last {
             return Err(PlanError::MoveOrder { id, last });
         }
-        let (page_count, pages) = (self.layout.page_count(), self.layout.host_region_pages());
-        moves.iter().try_for_each(|&PageMove { device: page, host }| {
+        let (page_count, pages) = (self.layout.page_count(), self.layout.swap_region_pages());
+        moves.iter().try_for_each(|&PageMove { device: page, swap }| {
             if page.raw() >= page_count {
                 return Err(PlanError::Page { page, page_count });
             }
-            if host.raw() < pages { Ok(()) } else { Err(PlanError::HostPage { page: host, pages }) }
+            if swap.raw() < pages { Ok(()) } else { Err(PlanError::SwapPage { page: swap, pages }) }
         })
     }
 
@@ -124,16 +124,16 @@ impl Late {
     fn device_bytes(&self, page: PageId, moves: &[Waiting]) -> Vec<u8> {
         let is_load = |one: &Waiting| one.way == Way::Load && one.of.device == page;
         if let Some(i) = moves.iter().rposition(is_load) {
-            return self.host_bytes(moves[i].of.host, &moves[..i]);
+            return self.host_bytes(moves[i].of.swap, &moves[..i]);
         }
         let mut bytes = vec![0; self.layout.page_bytes() as usize];
         self.inner.borrow().read_page(page, &mut bytes).expect("a page of the pool");
         bytes
     }
 
-    /// Returns the bytes of a host page after the given waiting moves.
-    fn host_bytes(&self, page: HostPageId, moves: &[Waiting]) -> Vec<u8> {
-        let is_save = |one: &Waiting| one.way == Way::Save && one.of.host == page;
+    /// Returns the bytes of a swap page after the given waiting moves.
+    fn host_bytes(&self, page: SwapPageId, moves: &[Waiting]) -> Vec<u8> {
+        let is_save = |one: &Waiting| one.way == Way::Save && one.of.swap == page;
         match moves.iter().rposition(is_save) {
             Some(i) => self.device_bytes(moves[i].of.device, &moves[..i]),
             None => self.inner.borrow_mut().lease(page).as_ref().to_vec(),
@@ -223,16 +223,16 @@ impl Backend for Late {
         self.inner.get_mut().compact(compactions)
     }
 
-    fn host_pages(&self) -> u32 {
-        self.layout.host_region_pages()
+    fn swap_pages(&self) -> u32 {
+        self.layout.swap_region_pages()
     }
 
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
         self.check(id, moves)?;
         self.inner.get_mut().check_leases(moves, false)?;
         for &of in moves {
-            self.settle(|one| one.of.host == of.host);
-            self.inner.get_mut().lease_mut(of.host).as_mut().fill(0xff);
+            self.settle(|one| one.of.swap == of.swap);
+            self.inner.get_mut().lease_mut(of.swap).as_mut().fill(0xff);
         }
         let moves = moves.iter().map(|&of| Waiting { id, way: Way::Save, of });
         self.waiting.extend(moves);
@@ -269,18 +269,18 @@ impl Backend for Late {
     }
 }
 
-impl HostMemory for Late {
+impl SwapMemory for Late {
     type Read = CpuRead;
     type Write = CpuWrite;
 
-    fn lease(&mut self, page: HostPageId) -> CpuRead {
+    fn lease(&mut self, page: SwapPageId) -> CpuRead {
         let mut saves = self.waiting.iter().filter(|one| one.way == Way::Save);
-        assert!(saves.all(|one| one.of.host != page), "B16: a save writes {page:?}");
+        assert!(saves.all(|one| one.of.swap != page), "B16: a save writes {page:?}");
         self.inner.get_mut().lease(page)
     }
 
-    fn lease_mut(&mut self, page: HostPageId) -> CpuWrite {
-        assert!(self.waiting.iter().all(|one| one.of.host != page), "B16: a move uses {page:?}");
+    fn lease_mut(&mut self, page: SwapPageId) -> CpuWrite {
+        assert!(self.waiting.iter().all(|one| one.of.swap != page), "B16: a move uses {page:?}");
         self.inner.get_mut().lease_mut(page)
     }
 }
@@ -309,11 +309,11 @@ impl Inspect for Late {
         self.reported
     }
 
-    fn read_host(&mut self, page: HostPageId) -> Option<Vec<u8>> {
+    fn read_swap(&mut self, page: SwapPageId) -> Option<Vec<u8>> {
         Some(self.lease(page).as_ref().to_vec())
     }
 
-    fn write_host(&mut self, page: HostPageId, bytes: &[u8]) {
+    fn write_swap(&mut self, page: SwapPageId, bytes: &[u8]) {
         self.lease_mut(page).as_mut().copy_from_slice(bytes);
     }
 }

@@ -230,8 +230,8 @@ pub struct SmallConfig {
     pub kv_heads: u32,
     /// 0 for one group of layers; else the index of a set of groups, which replaces `layers`.
     pub groups: u8,
-    /// Number of host pages.
-    pub host_pages: u32,
+    /// Number of swap pages.
+    pub swap_pages: u32,
     /// 0 for no hashes; else one of [`Hashing::ALL`], modulo their number.
     pub hashing: u8,
     /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
@@ -258,7 +258,7 @@ impl Default for SmallConfig {
             layers: 1,
             kv_heads: 1,
             groups: 0,
-            host_pages: 0,
+            swap_pages: 0,
             hashing: 0,
             event_pages: 0,
             drain_every: 1,
@@ -295,8 +295,8 @@ impl SmallConfig {
             },
             page_size: self.page_size,
             capacity: Capacity::Pages(self.pages),
-            host_pages: self.host_pages,
-            stage_pages: if self.host_pages > 0 { self.host_pages % 4 } else { 0 },
+            swap_pages: self.swap_pages,
+            stage_pages: if self.swap_pages > 0 { self.swap_pages % 4 } else { 0 },
             layout: if self.page_first || self.groups >= FIRST_SHAPED { Layout::PageFirst } else { Layout::LayerFirst },
             ..PoolConfig::default()
         };
@@ -373,7 +373,7 @@ impl<'a> Arbitrary<'a> for SmallConfig {
             layers: u.int_in_range(1..=2)?,
             kv_heads: u.int_in_range(0..=2)?,
             groups: u.int_in_range(0..=SETTINGS)?,
-            host_pages: if u.ratio(1, 2)? { u.int_in_range(1..=40)? } else { 0 },
+            swap_pages: if u.ratio(1, 2)? { u.int_in_range(1..=40)? } else { 0 },
             hashing: u.int_in_range(0..=5)?,
             event_pages: *u.choose(&[0, 1, 4, 12, 200])?,
             drain_every: u.int_in_range(1..=8)?,

@@ -1,7 +1,7 @@
-//! A model, in plain maps, of a cache with host memory and a store. It serves one request at a time.
+//! A model, in plain maps, of a cache with swap memory and a store. It serves one request at a time.
 //!
 //! A number identifies a page by its tokens and all tokens before them. A counter is the clock. Two sets contain the
-//! idle pages on the device and those in host memory alone, in the order of their last use.
+//! idle pages on the device and those in swap memory alone, in the order of their last use.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -14,8 +14,8 @@ pub struct Setting {
     pub page_size: usize,
     /// Number of pages of the device.
     pub device: usize,
-    /// Number of host pages.
-    pub host: usize,
+    /// Number of swap pages.
+    pub swap: usize,
     /// Number of the oldest idle device pages that the model saves ahead after each request.
     pub ahead: usize,
     /// Whether an unlimited store receives every page.
@@ -31,21 +31,23 @@ pub struct Figures {
     pub skipped: u64,
     /// Tokens found on the device.
     pub device_hit_tokens: u64,
-    /// Tokens found in host memory.
-    pub host_hit_tokens: u64,
+    /// Tokens found in swap memory.
+    #[cfg_attr(feature = "serde", serde(rename = "host_hit_tokens"))]
+    pub swap_hit_tokens: u64,
     /// Tokens found in the store.
     pub store_hit_tokens: u64,
-    /// Pages copied to host memory.
+    /// Pages copied to swap memory.
     pub saved_pages: u64,
-    /// Pages copied to host memory only when they were evicted.
+    /// Pages copied to swap memory only when they were evicted.
     pub forced_pages: u64,
     /// Pages copied to the device.
     pub loaded_pages: u64,
     /// Pages fetched from the store.
     pub fetched_pages: u64,
-    /// Pages dropped from host memory to free a host page.
-    pub host_evicted_pages: u64,
-    /// Pages dropped from the device or from host memory that the store does not have.
+    /// Pages dropped from swap memory to free a swap page.
+    #[cfg_attr(feature = "serde", serde(rename = "host_evicted_pages"))]
+    pub swap_evicted_pages: u64,
+    /// Pages dropped from the device or from swap memory that the store does not have.
     pub lost_pages: u64,
     /// Pages put into the store.
     pub put_pages: u64,
@@ -55,7 +57,7 @@ pub struct Figures {
 #[derive(Clone, Copy, Default)]
 struct Held {
     device: bool,
-    host: bool,
+    swap: bool,
     /// 0 while a request uses the page.
     since: u64,
 }
@@ -68,10 +70,10 @@ pub struct Tiers {
     cached: HashMap<u64, Held>,
     /// Idle pages on the device, oldest first.
     device: BTreeSet<(u64, u64)>,
-    /// Idle pages that only host memory has, oldest first.
-    host_only: BTreeSet<(u64, u64)>,
+    /// Idle pages that only swap memory has, oldest first.
+    swap_only: BTreeSet<(u64, u64)>,
     device_used: usize,
-    host_used: usize,
+    swap_used: usize,
     stored: HashSet<u64>,
     clock: u64,
     figures: Figures,
@@ -85,9 +87,9 @@ impl Tiers {
             names: HashMap::new(),
             cached: HashMap::new(),
             device: BTreeSet::new(),
-            host_only: BTreeSet::new(),
+            swap_only: BTreeSet::new(),
             device_used: 0,
-            host_used: 0,
+            swap_used: 0,
             stored: HashSet::new(),
             clock: 0,
             figures: Figures::default(),
@@ -112,25 +114,25 @@ impl Tiers {
         let is =
             |tiers: &Self, at: usize, on: fn(&Held) -> bool| at < limit && tiers.cached.get(&path[at]).is_some_and(on);
         let device = (0..).take_while(|&at| is(self, at, |held| held.device)).count();
-        let host = (device..).take_while(|&at| is(self, at, |held| held.host)).count();
-        path[..device + host].iter().for_each(|&name| self.lock(name));
-        path[..device].iter().for_each(|&name| self.release_host(name));
-        let matched = device + host;
+        let swap = (device..).take_while(|&at| is(self, at, |held| held.swap)).count();
+        path[..device + swap].iter().for_each(|&name| self.lock(name));
+        path[..device].iter().for_each(|&name| self.release_swap(name));
+        let matched = device + swap;
         let fetched = match self.setting.store {
             true => path[matched..limit].iter().take_while(|name| self.fetch(**name)).count(),
             false => 0,
         };
-        self.make_room(host + fetched);
-        self.figures.loaded_pages += (host + fetched) as u64;
+        self.make_room(swap + fetched);
+        self.figures.loaded_pages += (swap + fetched) as u64;
         for &name in &path[device..matched + fetched] {
-            self.release_host(name);
+            self.release_swap(name);
             self.cached.get_mut(&name).expect("it is locked").device = true;
         }
-        self.device_used += host + fetched;
+        self.device_used += swap + fetched;
         self.make_room(held - matched - fetched);
         let tokens = |pages| (pages * page_size) as u64;
         self.figures.device_hit_tokens += tokens(device);
-        self.figures.host_hit_tokens += tokens(host);
+        self.figures.swap_hit_tokens += tokens(swap);
         self.figures.store_hit_tokens += tokens(fetched);
         self.end(&path);
     }
@@ -140,10 +142,10 @@ impl Tiers {
     fn end(&mut self, path: &[u64]) {
         for &name in path.iter().rev() {
             self.lock(name);
-            self.release_host(name);
+            self.release_swap(name);
             self.clock += 1;
             let since = self.clock;
-            let before = self.cached.insert(name, Held { device: true, host: false, since });
+            let before = self.cached.insert(name, Held { device: true, swap: false, since });
             self.device_used += usize::from(!before.is_some_and(|held| held.device));
             self.device.insert((since, name));
             if self.setting.store {
@@ -152,12 +154,12 @@ impl Tiers {
         }
         let oldest: Vec<_> = self.device.iter().take(self.setting.ahead).copied().collect();
         for (_, name) in oldest {
-            if !self.cached[&name].host {
-                if !self.take_host() {
+            if !self.cached[&name].swap {
+                if !self.take_swap() {
                     break;
                 }
                 self.figures.saved_pages += 1;
-                self.cached.get_mut(&name).expect("it is idle").host = true;
+                self.cached.get_mut(&name).expect("it is idle").swap = true;
             }
         }
     }
@@ -177,24 +179,24 @@ impl Tiers {
         let Some(held) = self.cached.get_mut(&name) else { return };
         let since = std::mem::take(&mut held.since);
         self.device.remove(&(since, name));
-        self.host_only.remove(&(since, name));
+        self.swap_only.remove(&(since, name));
     }
 
-    fn release_host(&mut self, name: u64) {
+    fn release_swap(&mut self, name: u64) {
         let Some(held) = self.cached.get_mut(&name) else { return };
-        self.host_used -= usize::from(std::mem::take(&mut held.host));
+        self.swap_used -= usize::from(std::mem::take(&mut held.swap));
     }
 
-    /// Takes a free host page, or else that of the oldest idle page that only host memory has. Returns false if there
+    /// Takes a free swap page, or else that of the oldest idle page that only swap memory has. Returns false if there
     /// is neither.
-    fn take_host(&mut self) -> bool {
-        if self.host_used == self.setting.host {
-            let Some((_, name)) = self.host_only.pop_first() else { return false };
-            self.host_used -= 1;
-            self.figures.host_evicted_pages += 1;
+    fn take_swap(&mut self) -> bool {
+        if self.swap_used == self.setting.swap {
+            let Some((_, name)) = self.swap_only.pop_first() else { return false };
+            self.swap_used -= 1;
+            self.figures.swap_evicted_pages += 1;
             self.drop(name);
         }
-        self.host_used += 1;
+        self.swap_used += 1;
         true
     }
 
@@ -203,12 +205,12 @@ impl Tiers {
         self.figures.lost_pages += u64::from(!self.stored.contains(&name));
     }
 
-    /// Fetches a page for a request that uses it. Returns false if the store lacks the page, or if no host page can be
+    /// Fetches a page for a request that uses it. Returns false if the store lacks the page, or if no swap page can be
     /// taken.
     fn fetch(&mut self, name: u64) -> bool {
-        let fetched = self.stored.contains(&name) && self.take_host();
+        let fetched = self.stored.contains(&name) && self.take_swap();
         if fetched {
-            self.cached.insert(name, Held { device: false, host: true, since: 0 });
+            self.cached.insert(name, Held { device: false, swap: true, since: 0 });
             self.figures.fetched_pages += 1;
         }
         fetched
@@ -219,16 +221,16 @@ impl Tiers {
         while self.setting.device - self.device_used < wanted {
             let (since, name) = self.device.pop_first().expect("the request fits");
             self.device_used -= 1;
-            if !self.cached[&name].host {
-                if !self.take_host() {
+            if !self.cached[&name].swap {
+                if !self.take_swap() {
                     self.drop(name);
                     continue;
                 }
                 self.figures.saved_pages += 1;
                 self.figures.forced_pages += 1;
             }
-            self.cached.insert(name, Held { device: false, host: true, since });
-            self.host_only.insert((since, name));
+            self.cached.insert(name, Held { device: false, swap: true, since });
+            self.swap_only.insert((since, name));
         }
     }
 }

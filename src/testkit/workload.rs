@@ -69,7 +69,7 @@ impl Workload {
         let drafting = rng.pick(&[0, 0, 1, 3]);
         (weights[DRAFT], weights[ACCEPT]) = (12 * drafting, 30 * drafting);
         weights[MARK] = if config.groups > 0 { [0, 0, 6][(seed % 3) as usize] } else { 0 };
-        if config.host_pages > 0 {
+        if config.swap_pages > 0 {
             weights[LOAD] = [0, 3, 8][(seed % 3) as usize];
             weights[SAVE_AHEAD] = [0, 6, 20][(seed / 3 % 3) as usize];
         }
@@ -78,15 +78,15 @@ impl Workload {
         Self { config, rng, weights, greedy, promising, wrong, repeats: false }
     }
 
-    /// Creates the workload of a seed with host memory. The pool is so small that most pages are evicted, and later
+    /// Creates the workload of a seed with swap memory. The pool is so small that most pages are evicted, and later
     /// prompts match the evicted pages.
-    pub fn with_hosts(seed: u64) -> Self {
+    pub fn with_swap(seed: u64) -> Self {
         let mut workload = Self::new(seed);
         let mut rng = Rng::new(mix(!seed));
         let Self { config, weights, .. } = &mut workload;
         config.page_size = rng.within(1, 3) as u32;
         config.pages = rng.within(4, 9) as u32;
-        config.host_pages = rng.pick(&[1, 3, 8, 20, 40]);
+        config.swap_pages = rng.pick(&[1, 3, 8, 20, 40]);
         (config.share_prefixes, config.groups) = (true, 0);
         (config.tokens, config.sequence_len) = (400, 1 << 20);
         config.sequences = rng.within(1, 3) as u32;
@@ -99,11 +99,11 @@ impl Workload {
         workload
     }
 
-    /// Creates a workload with host memory, with many forks of sequences whose steps run ahead of their tokens. Odd
+    /// Creates a workload with swap memory, with many forks of sequences whose steps run ahead of their tokens. Odd
     /// seeds have groups of layers.
     pub fn with_forks(seed: u64) -> Self {
         let groups = seed % 2 == 1;
-        let mut workload = if groups { Self::with_host_groups(seed) } else { Self::with_hosts(seed) };
+        let mut workload = if groups { Self::with_swap_groups(seed) } else { Self::with_swap(seed) };
         let Self { config, weights, .. } = &mut workload;
         config.vocabulary = 1 + (seed / 2 % 2) as u8;
         (config.page_size, config.sequences) = (2, 6);
@@ -112,26 +112,26 @@ impl Workload {
         workload
     }
 
-    /// Creates a workload with host memory and groups of layers. Consecutive seeds take all settings in turn.
-    pub fn with_host_groups(seed: u64) -> Self {
-        let mut workload = Self::with_hosts(seed);
+    /// Creates a workload with swap memory and groups of layers. Consecutive seeds take all settings in turn.
+    pub fn with_swap_groups(seed: u64) -> Self {
+        let mut workload = Self::with_swap(seed);
         let mut rng = Rng::new(mix(seed ^ 7));
         let Self { config, weights, .. } = &mut workload;
         config.groups = (seed % u64::from(SETTINGS)) as u8 + 1;
         let tracks = config.engine().pool.layout().expect("it is small").tracks();
         config.pages = tracks * rng.within(3, 7) as u32 + 3;
-        config.host_pages = rng.pick(&[1, 8, 20, 60, 60]);
+        config.swap_pages = rng.pick(&[1, 8, 20, 60, 60]);
         weights[MARK] = rng.pick(&[0, 6, 20]);
         weights[PUTS..].copy_from_slice(&[rng.pick(&[0, 0, 2]), 0, rng.pick(&[0, 0, 2]), 0]);
         workload.repeats = true;
         workload
     }
 
-    /// Creates a workload with host memory for 2 to 23 pages, and with puts and fetches of a store.
+    /// Creates a workload with swap memory for 2 to 23 pages, and with puts and fetches of a store.
     pub fn with_stores(seed: u64) -> Self {
-        let mut workload = Self::with_hosts(seed);
+        let mut workload = Self::with_swap(seed);
         let Self { config, weights, .. } = &mut workload;
-        config.host_pages = [2, 3, 7, 23][(seed % 4) as usize];
+        config.swap_pages = [2, 3, 7, 23][(seed % 4) as usize];
         config.hashing = config.hashing.max(1);
         weights[PUTS..].copy_from_slice(&[16, 32, 16, 16]);
         workload
@@ -271,14 +271,14 @@ impl Workload {
     }
 }
 
-/// Draws hashes, events, groups of layers and host memory with a separate generator. The other draws of
+/// Draws hashes, events, groups of layers and swap memory with a separate generator. The other draws of
 /// [`Workload::new`] do not depend on them.
 fn draw_separately(rng: &mut Rng, config: &mut SmallConfig) {
     config.hashing = rng.below(6) as u8;
     config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);
     config.drain_every = rng.pick(&[1, 1, 2, 8]);
     config.groups = if rng.one_in(2) { rng.within(1, SETTINGS.into()) as u8 } else { 0 };
-    config.host_pages = if rng.one_in(2) { rng.within(1, 40) as u32 } else { 0 };
+    config.swap_pages = if rng.one_in(2) { rng.within(1, 40) as u32 } else { 0 };
 }
 
 fn draw_config(rng: &mut Rng) -> SmallConfig {
@@ -301,7 +301,7 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         layers: rng.within(1, 2) as u32,
         kv_heads: rng.within(0, 2) as u32,
         groups: 0,
-        host_pages: 0,
+        swap_pages: 0,
         hashing: 0,
         event_pages: 0,
         drain_every: 1,

@@ -24,7 +24,7 @@ impl World {
         let all = self.count_locks(|_| true);
         let fenced = self.count_locks(|holder| holder == LockHolder::Fence);
         self.prefixes.check(&all, &fenced, &self.fence).map_err(broken)?;
-        self.prefixes.check_hosts().map_err(broken)?;
+        self.prefixes.check_swap().map_err(broken)?;
         // The audits of cells follow the paths of sequences, so the sequences are checked first.
         self.check_sequences().map_err(broken)?;
         self.prefixes.check_cells(&self.count_cells(), &self.fence).map_err(broken)?;

@@ -12,8 +12,8 @@ use crate::prefix::{PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
-/// The bytes that an engine allocates when it is created. Does not include K and V in host memory, which backends
-/// allocate: [`PoolLayout::host_region_pages`](crate::PoolLayout::host_region_pages) times
+/// The bytes that an engine allocates when it is created. Does not include K and V in swap memory, which backends
+/// allocate: [`PoolLayout::swap_region_pages`](crate::PoolLayout::swap_region_pages) times
 /// [`PoolLayout::page_bytes`](crate::PoolLayout::page_bytes). Does not include other memory of backends either.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -27,8 +27,8 @@ pub struct EngineBytes {
     pub pages: u64,
     /// The prefix tree.
     pub prefixes: u64,
-    /// States of the host pages, and records of their saves, loads, puts and fetches.
-    pub hosts: u64,
+    /// States of the swap pages, and records of their saves, loads, puts and fetches.
+    pub swap: u64,
     /// Hashes of cached pages. Does not include names of namespaces, which
     /// [`name_namespace`](crate::Engine::name_namespace) allocates.
     pub hashes: u64,
@@ -43,7 +43,7 @@ pub struct EngineBytes {
 impl EngineBytes {
     /// Returns the bytes on the host, without those of the backend.
     pub fn host(&self) -> u64 {
-        self.pages + self.prefixes + self.hosts + self.hashes + self.events + self.sequences + self.steps
+        self.pages + self.prefixes + self.swap + self.hashes + self.events + self.sequences + self.steps
     }
 }
 
@@ -74,22 +74,22 @@ impl EngineShape {
             [0, 0]
         } else {
             [
-                PrefixTree::cell_bytes(&limits, [page_count, host_pages(self)], self.max_steps),
+                PrefixTree::cell_bytes(&limits, [page_count, swap_pages(self)], self.max_steps),
                 SequenceTable::group_bytes(&self.table, &limits),
             ]
         };
-        let host_pages = host_pages(self);
-        let entries = page_count + host_pages;
-        let hosts = match host_pages {
+        let swap_pages = swap_pages(self);
+        let entries = page_count + swap_pages;
+        let swap = match swap_pages {
             0 => 0,
             _ => {
                 let stage_pages = self.layout.stage_pages();
                 let has_stores = self.hashing.is_some() && limits.is_none();
                 let stores = match has_stores {
-                    true => PrefixTree::store_bytes(page_count, host_pages, stage_pages),
+                    true => PrefixTree::store_bytes(page_count, swap_pages, stage_pages),
                     false => 0,
                 };
-                PrefixTree::host_bytes(page_count, host_pages)
+                PrefixTree::host_bytes(page_count, swap_pages)
                     + stores
                     + load_count(self) * size_of::<PageMove>() as u64
                     + SequenceTable::load_bytes(&self.table)
@@ -101,7 +101,7 @@ impl EngineShape {
             kv_tables: 4 * self.table.words() as u64,
             pages: PagePool::bytes(page_count),
             prefixes: PrefixTree::bytes(entries, page_size) + of_tree,
-            hosts,
+            swap,
             hashes: self.hashing.map_or(0, |hashing| PrefixTree::hash_bytes(entries, hashing)),
             events: self
                 .hashing
@@ -168,14 +168,14 @@ pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
     (u64::from(row_pages) + 1) * u64::from(shape.table.tracks)
 }
 
-/// Returns the number of host pages that the engine can use: 0 if sequences do not share prefixes.
-pub(super) fn host_pages(shape: &EngineShape) -> u32 {
-    if shape.shares_prefixes() { shape.layout.host_pages() } else { 0 }
+/// Returns the number of swap pages that the engine can use: 0 if sequences do not share prefixes.
+pub(super) fn swap_pages(shape: &EngineShape) -> u32 {
+    if shape.shares_prefixes() { shape.layout.swap_pages() } else { 0 }
 }
 
 /// Returns the maximum number of pages of one load.
 pub(super) fn load_count(shape: &EngineShape) -> u64 {
-    if host_pages(shape) > 0 { shape.layout.page_count().into() } else { 0 }
+    if swap_pages(shape) > 0 { shape.layout.page_count().into() } else { 0 }
 }
 
 /// Returns the maximum number of copies of a fork: one page for each child, or with several tracks all pages of the

@@ -27,7 +27,7 @@ use crate::step::StepLog;
 
 pub use audit::{Broken, Owner};
 pub use bytes::EngineBytes;
-use bytes::{copy_count, host_pages, load_count, lock_count, row_pages_all};
+use bytes::{copy_count, load_count, lock_count, row_pages_all, swap_pages};
 
 /// The tables, and the limits from which they are created.
 pub struct World {
@@ -63,7 +63,7 @@ pub(crate) struct Buffers {
     pub children: Vec<SeqKey>,
     /// Copies of a fork.
     pub copies: Vec<PageCopy>,
-    /// Loads of pages in host memory, for the backend.
+    /// Loads of pages in swap memory, for the backend.
     pub loads: Vec<PageMove>,
     /// Sequences of a plan, or the parent of a fork, that have pending pages.
     pub waiting: Vec<SeqKey>,
@@ -90,11 +90,11 @@ impl World {
         if shape.prefault {
             memory::check(shape.bytes().host())?;
         }
-        let has_hosts = host_pages(shape) > 0;
+        let has_swap = swap_pages(shape) > 0;
         let mut world = Self {
             shape: *shape,
             pages: PagePool::new(page_count)?,
-            prefixes: PrefixTree::new(page_count + host_pages(shape), page_size, hash_bits)?,
+            prefixes: PrefixTree::new(page_count + swap_pages(shape), page_size, hash_bits)?,
             sequences: SequenceTable::new(&shape.table, page_size, hash_bits)?,
             steps: StepLog::new(shape.max_steps, shape.table.rows)?,
             fence: Fence::new(page_count, shape.max_steps, lock_count(shape))?,
@@ -107,7 +107,7 @@ impl World {
                 children: memory::reserved(shape.table.rows.into())?,
                 copies: memory::reserved(copy_count(shape))?,
                 loads: memory::reserved(load_count(shape))?,
-                waiting: memory::reserved(if has_hosts { shape.table.rows.into() } else { 0 })?,
+                waiting: memory::reserved(if has_swap { shape.table.rows.into() } else { 0 })?,
                 compactions: memory::reserved(shape.table.rows.into())?,
                 admitted: memory::reserved(shape.table.rows.into())?,
                 counted: Bitmap::new(page_count, false)?,
@@ -116,11 +116,11 @@ impl World {
         if shape.table.tracks > 1 {
             let limits = Limits::new(&shape.layout, shape.promise_ahead);
             world.sequences.set_limits(limits)?;
-            let pages = [page_count, host_pages(shape)];
+            let pages = [page_count, swap_pages(shape)];
             world.prefixes.keep_cells(limits, pages, shape.max_steps)?;
         }
-        if has_hosts {
-            world.prefixes.keep_hosts(page_count, host_pages(shape), shape.layout.stage_pages())?;
+        if has_swap {
+            world.prefixes.keep_swap(page_count, swap_pages(shape), shape.layout.stage_pages())?;
             world.sequences.keep_loads()?;
         }
         if let Some(hashing) = shape.hashing {

@@ -41,13 +41,13 @@ struct Host {
 }
 
 impl Host {
-    fn new(seed: u64, groups: Groups, host_pages: u32) -> Self {
+    fn new(seed: u64, groups: Groups, swap_pages: u32) -> Self {
         let pool = PoolConfig {
             layers: groups.layers().max(1),
             groups,
             page_size: 2,
             capacity: Capacity::Pages(40),
-            host_pages,
+            swap_pages,
             ..PoolConfig::default()
         };
         let config = EngineConfig { promise_ahead: 8, max_sequences: 8, ..pool.into() };
@@ -195,10 +195,10 @@ fn a_call_succeeds_after_the_step_that_its_error_names_and_no_earlier() {
     let windows = Groups::new(&[Reach::All, Reach::Window(9)], &[0, 1, 1]).expect("two groups");
     let chunks = Groups::new(&[Reach::All, Reach::Chunk(8)], &[0, 1]).expect("two groups");
     for groups in [Groups::ONE, windows, chunks] {
-        for host_pages in [0, 30] {
+        for swap_pages in [0, 30] {
             let mut counts = Counts::default();
             for seed in seeds(60, 600) {
-                let mut host = Host::new(seed, groups, host_pages);
+                let mut host = Host::new(seed, groups, swap_pages);
                 for _ in 0..300 {
                     match host.next() {
                         None => host.release(),

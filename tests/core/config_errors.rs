@@ -56,14 +56,14 @@ fn every_config_error_names_its_value() {
                 shape: KvShape::heads(1, 1 << 20),
                 page_size: 1,
                 capacity: Capacity::Pages(1),
-                host_pages: 1 << 12,
+                swap_pages: 1 << 12,
                 ..good
             },
             Overflow { name: "host bytes" },
         ),
         (
-            PoolConfig { capacity: Capacity::Pages(10), host_pages: huge - 12, stage_pages: 2, ..good },
-            Limit { name: "host_pages + stage_pages", value: u64::from(huge) - 10, max: u64::from(huge) - 11 },
+            PoolConfig { capacity: Capacity::Pages(10), swap_pages: huge - 12, stage_pages: 2, ..good },
+            Limit { name: "swap_pages + stage_pages", value: u64::from(huge) - 10, max: u64::from(huge) - 11 },
         ),
     ];
     for (config, error) in pools {
@@ -207,7 +207,7 @@ const FIELDS: [Field; 20] = [
     |config, x| config.pool.page_size = x as u32,
     |config, x| config.pool.capacity = Capacity::Pages(x as u32),
     |config, x| config.pool.capacity = Capacity::Bytes(x),
-    |config, x| config.pool.host_pages = x as u32,
+    |config, x| config.pool.swap_pages = x as u32,
     |config, x| config.pool.stage_pages = x as u32,
     |config, x| config.pool.tp_size = x as u32,
     |config, x| config.pool.tp_rank = x as u32,

@@ -13,9 +13,9 @@ use kvarena::testkit::contract::{
     Case, Filter, SparseTestBackend, TestBackend, check_cases, check_rotated, check_served, check_sparse_backend,
 };
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Compaction, Cpu, CpuOptions, CpuRows, CpuRowsMut, HostMemory, HostPageId,
-    LayerId, MoveId, Moved, NO_POSITION, OpenBackend, PageCopy, PageId, PageMove, PoolLayout, Queries, Rope, Select,
-    Selection, SlotMapping, SparseBackend, StepBounds, StepEnd, TableShape, forward_backend, forward_buffers,
+    Attend, Backend, BatchPlan, BatchRow, Compaction, Cpu, CpuOptions, CpuRows, CpuRowsMut, LayerId, MoveId, Moved,
+    NO_POSITION, OpenBackend, PageCopy, PageId, PageMove, PoolLayout, Queries, Rope, Select, Selection, SlotMapping,
+    SparseBackend, StepBounds, StepEnd, SwapMemory, SwapPageId, TableShape, forward_backend, forward_buffers,
 };
 
 /// A call for one layer of a step.
@@ -146,7 +146,7 @@ fn spoil(rows: CpuRowsMut<'_>, width: usize, token: usize, column: usize) {
 
 impl Backend for Defective {
     type Error = CpuError;
-    forward_backend!(cpu: Cpu, identity; types, host_pages, synchronize);
+    forward_backend!(cpu: Cpu, identity; types, swap_pages, synchronize);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
         let writes = self.without_last(|of| matches!(of, Defect::Begin), plan.table_writes);
@@ -298,15 +298,15 @@ impl SparseBackend for Defective {
     }
 }
 
-impl HostMemory for Defective {
+impl SwapMemory for Defective {
     type Read = CpuRead;
     type Write = CpuWrite;
 
-    fn lease(&mut self, page: HostPageId) -> CpuRead {
+    fn lease(&mut self, page: SwapPageId) -> CpuRead {
         self.cpu.lease(page)
     }
 
-    fn lease_mut(&mut self, page: HostPageId) -> CpuWrite {
+    fn lease_mut(&mut self, page: SwapPageId) -> CpuWrite {
         self.cpu.lease_mut(page)
     }
 }
@@ -482,7 +482,7 @@ fn each_filter_draws_cases_that_show_its_defects() {
     }
 }
 
-/// Tests one defect in each other call except `host_pages`, `synchronize` and the leases, and defects in the sinks,
+/// Tests one defect in each other call except `swap_pages`, `synchronize` and the leases, and defects in the sinks,
 /// masks and log-sum-exp of attention. The test above covers `rope_store`, `select` and `attend_selected`.
 #[test]
 fn each_call_has_a_defect_that_the_contract_reports() {

@@ -148,13 +148,13 @@ fn errors_are_in_plain_words() {
 fn counts_at_their_limits_are_refused_by_name() {
     const MAX: u32 = u32::MAX;
     let windows = Groups::new(&[Reach::All, Reach::Window(6)], &[0, 1, 1]).expect("two groups");
-    for (groups, host_pages) in [(Groups::ONE, 0), (Groups::ONE, 8), (windows, 0), (windows, 8)] {
+    for (groups, swap_pages) in [(Groups::ONE, 0), (Groups::ONE, 8), (windows, 0), (windows, 8)] {
         let pool = PoolConfig {
             layers: groups.layers().max(1),
             groups,
             page_size: 4,
             capacity: Capacity::Pages(64),
-            host_pages,
+            swap_pages,
             ..Default::default()
         };
         let config = EngineConfig { max_tokens: 256, max_sequences: 4, ..pool.into() };
@@ -212,7 +212,7 @@ fn counts_at_their_limits_are_refused_by_name() {
         engine.complete(step).expect("it is committed");
         engine.finish(seq).expect("it is live");
         let saved = engine.save_ahead(MAX).expect("no fault");
-        assert_eq!(saved > 0, host_pages > 0);
+        assert_eq!(saved > 0, swap_pages > 0);
         engine.verify().expect("all invariants hold");
     }
 }

@@ -8,15 +8,15 @@ use kvarena::{CpuOptions, Null};
 fn workload(seed: u64) -> (SmallConfig, Vec<Op>) {
     let mut workload = match seed % 4 {
         0 | 2 => Workload::new(seed),
-        1 => Workload::with_hosts(seed),
+        1 => Workload::with_swap(seed),
         _ => Workload::with_stores(seed),
     };
     (workload.config(), workload.take_ops(200))
 }
 
-/// A workload whose cells move to host memory and back.
+/// A workload whose cells move to swap memory and back.
 fn groups(seed: u64) -> (SmallConfig, Vec<Op>) {
-    let mut workload = Workload::with_host_groups(seed);
+    let mut workload = Workload::with_swap_groups(seed);
     (workload.config(), workload.take_ops(200))
 }
 

@@ -8,7 +8,7 @@ use kvarena::*;
 
 const PAGE_SIZE: u32 = 2;
 
-fn config(pages: u32, host_pages: u32, groups: Groups) -> EngineConfig {
+fn config(pages: u32, swap_pages: u32, groups: Groups) -> EngineConfig {
     let pool = PoolConfig {
         layers: 2,
         groups,
@@ -16,7 +16,7 @@ fn config(pages: u32, host_pages: u32, groups: Groups) -> EngineConfig {
         dtype: KvDtype::F32,
         page_size: PAGE_SIZE,
         capacity: Capacity::Pages(pages),
-        host_pages,
+        swap_pages,
         ..PoolConfig::default()
     };
     let hashing = Hashing::ALL.first().copied();
@@ -103,10 +103,10 @@ impl<B: Inspect> Host<B> {
         let reported = &mut self.reported;
         self.engine.drain_events(|event| match event {
             Event::Stored(Stored { medium, hashes, .. }) => {
-                reported.extend(hashes.iter().map(|page| (page, medium == Medium::Host)));
+                reported.extend(hashes.iter().map(|page| (page, medium == Medium::Swap)));
             }
             Event::Removed { medium, hashes } => hashes.iter().for_each(|page| {
-                assert!(reported.remove(&(page, medium == Medium::Host)), "it was stored");
+                assert!(reported.remove(&(page, medium == Medium::Swap)), "it was stored");
             }),
             _ => reported.clear(),
         });
@@ -155,7 +155,7 @@ fn pages_that_a_fork_evicts_keep_their_bytes() {
     assert_eq!(host.check_hits(&[1, 2, 3, 4, 9]), 4);
 }
 
-/// The page that the fork restores is on the device, and the other evicted page in host memory.
+/// The page that the fork restores is on the device, and the other evicted page in swap memory.
 #[test]
 fn events_report_the_medium_of_each_page() {
     let mut host = Host::new(config(5, 8, Groups::ONE), Null);
@@ -168,7 +168,7 @@ fn events_report_the_medium_of_each_page() {
     assert_eq!(host.reported, on_device.chain(in_memory).collect());
 }
 
-/// The second eviction takes the host page of the first one, whose save is cancelled.
+/// The second eviction takes the swap page of the first one, whose save is cancelled.
 #[test]
 fn a_fork_drops_a_page_for_another() {
     let mut host = Host::new(config(5, 1, Groups::ONE), CpuOptions::with_threads(1));
@@ -202,7 +202,7 @@ fn a_page_whose_save_fails_in_a_fork_does_not_match() {
 }
 
 /// One of two equal requests ends, the other forks. The fork evicts old pages, and cells that it then restores. No page
-/// is lost while host pages are free.
+/// is lost while swap pages are free.
 #[test]
 fn a_fork_loses_no_cells() {
     let groups = Groups::new(&[Reach::All, Reach::Window(4)], &[0, 1]).expect("two groups");

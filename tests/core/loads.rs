@@ -1,4 +1,4 @@
-//! Loads of pages from host memory, over a backend that finishes them late. `puts` and `fetch` reject groups of layers.
+//! Loads of pages from swap memory, over a backend that finishes them late. `puts` and `fetch` reject groups of layers.
 
 use kvarena::testkit::late::{Late, LateOptions};
 use kvarena::*;
@@ -21,10 +21,10 @@ fn compute(engine: &mut Engine<impl Backend>, scratch: &mut StepScratch, seq: Se
 fn stores_do_not_support_groups() {
     let groups = Groups::new(&[Reach::All, Reach::Window(4)], &[0, 1]).expect("two groups");
     let capacity = Capacity::Pages(8);
-    let pool = PoolConfig { layers: 2, groups, capacity, host_pages: 8, ..PoolConfig::default() };
+    let pool = PoolConfig { layers: 2, groups, capacity, swap_pages: 8, ..PoolConfig::default() };
     let config = EngineConfig { hashing: Hashing::ALL.first().copied(), ..pool.into() };
-    for host_pages in [0, 8] {
-        let pool = PoolConfig { host_pages, ..pool };
+    for swap_pages in [0, 8] {
+        let pool = PoolConfig { swap_pages, ..pool };
         let mut engine = Engine::new(EngineConfig { pool, ..config }, Null).expect("a valid config");
         let refused = || EngineError::Core(Error::StoreGroups { groups: 2 });
         let before = engine.stats();
@@ -37,8 +37,8 @@ fn stores_do_not_support_groups() {
 
 #[test]
 fn others_are_planned_while_a_sequence_loads() {
-    let (capacity, host_pages) = (Capacity::Pages(8), 8);
-    let pool = PoolConfig { page_size: 4, capacity, host_pages, ..PoolConfig::default() };
+    let (capacity, swap_pages) = (Capacity::Pages(8), 8);
+    let pool = PoolConfig { page_size: 4, capacity, swap_pages, ..PoolConfig::default() };
     let config = EngineConfig { max_tokens: 256, ..pool.into() };
     let options = LateOptions(CpuOptions::with_threads(1));
     let mut engine = Engine::new(config, options).expect("a valid config");
@@ -91,8 +91,8 @@ fn pages_of_another_sequences_load_are_loading() {
     for groups in [Groups::ONE, groups] {
         for (case, other) in [admitted, before, resumed, forked].into_iter().enumerate() {
             let layers = groups.layers().max(1);
-            let (capacity, host_pages) = (Capacity::Pages(16 * layers), 40);
-            let pool = PoolConfig { layers, groups, page_size: 4, capacity, host_pages, ..PoolConfig::default() };
+            let (capacity, swap_pages) = (Capacity::Pages(16 * layers), 40);
+            let pool = PoolConfig { layers, groups, page_size: 4, capacity, swap_pages, ..PoolConfig::default() };
             let config = EngineConfig { max_tokens: 256, ..pool.into() };
             let options = LateOptions(CpuOptions::with_threads(1));
             let mut engine = Engine::new(config, options).expect("a valid config");

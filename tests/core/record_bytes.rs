@@ -33,7 +33,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         label_channels: if rng.one_in(3) { 1 } else { 0 },
         page_size: rng.within(1, 1024) as u32,
         capacity: Capacity::Pages(rng.within(1, 100_000) as u32),
-        host_pages: rng.below(1 << 20) as u32,
+        swap_pages: rng.below(1 << 20) as u32,
         stage_pages: rng.below(100) as u32,
         layout: if rng.one_in(2) { Layout::LayerFirst } else { Layout::PageFirst },
         tp_size: 1 << rng.below(3),
@@ -111,7 +111,7 @@ fn the_byte_forms_are_as_documented() {
         dtype: KvDtype::Bf16,
         label_channels: 7,
         capacity: Capacity::Pages(300),
-        host_pages: 1000,
+        swap_pages: 1000,
         stage_pages: 20,
         tp_size: 2,
         ..Default::default()
@@ -157,7 +157,7 @@ fn the_byte_forms_are_as_documented() {
         100, // tokens ahead
         1,   // one group of layers
     ];
-    // Host pages, staged pages, the most tokens of a step.
+    // Swap pages, staged pages, the most tokens of a step.
     let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);

@@ -118,7 +118,7 @@ fn engine() {
         "mark MarkLen",
         "mark Ok",
         "mark Preempted",
-        "pages evicted from host memory",
+        "pages evicted from swap memory",
         "pages loaded",
         "pages lost",
         "pages saved",
@@ -154,10 +154,10 @@ fn engine() {
 }
 
 #[test]
-fn host_memory() {
+fn swap_memory() {
     let mut all = Summary::default();
     for seed in seeds(300, 300) {
-        let mut workload = Workload::with_hosts(seed);
+        let mut workload = Workload::with_swap(seed);
         let config = workload.config();
         let ops = workload.take_ops(op_count(250));
         all.add(&check(seed, &config, &ops));
@@ -165,11 +165,11 @@ fn host_memory() {
     check_counts(
         &all,
         &[
-            ("events of host memory", 200),
+            ("events of swap memory", 200),
             ("host hit tokens", 200),
             ("load Ok", 500),
             ("load OutOfPages", 1),
-            ("pages evicted from host memory", 500),
+            ("pages evicted from swap memory", 500),
             ("pages loaded", 100),
             ("pages saved", 2000),
             ("pages saved as they were evicted", 1000),
@@ -177,12 +177,12 @@ fn host_memory() {
     );
 }
 
-/// Cells move to host memory and back, each as a whole and independently of its node's pages.
+/// Cells move to swap memory and back, each as a whole and independently of its node's pages.
 #[test]
-fn host_memory_with_groups() {
+fn swap_memory_with_groups() {
     let mut all = Summary::default();
     for seed in seeds(300, 600) {
-        let mut workload = Workload::with_host_groups(seed);
+        let mut workload = Workload::with_swap_groups(seed);
         let config = workload.config();
         let ops = workload.take_ops(op_count(250));
         all.add(&check(seed, &config, &ops));
@@ -192,7 +192,7 @@ fn host_memory_with_groups() {
         &[
             ("host hit tokens", 50),
             ("load Ok", 500),
-            ("pages evicted from host memory", 300),
+            ("pages evicted from swap memory", 300),
             ("pages loaded", 100),
             ("pages saved", 2000),
             ("pages saved as they were evicted", 1000),
@@ -202,7 +202,7 @@ fn host_memory_with_groups() {
 
 /// Forks evict, publish and restore pages in one call.
 #[test]
-fn forks_with_host_memory() {
+fn forks_with_swap_memory() {
     let mut all = Summary::default();
     for seed in seeds(300, 600) {
         let mut workload = Workload::with_forks(seed);
@@ -215,11 +215,11 @@ fn forks_with_host_memory() {
 
 /// The backend makes moves as late as the contract allows, and no call relies on an earlier effect.
 #[test]
-fn late_host_memory_with_groups() {
+fn late_swap_memory_with_groups() {
     let mut all = Summary::default();
     let options = LateOptions(CpuOptions::with_threads(1));
     for seed in seeds(200, 200) {
-        let mut workload = Workload::with_host_groups(seed);
+        let mut workload = Workload::with_swap_groups(seed);
         let config = workload.config();
         let ops = workload.take_ops(op_count(150));
         all.add(&check_on(&options, seed, &config, &ops));
@@ -227,7 +227,7 @@ fn late_host_memory_with_groups() {
     check_counts(&all, &[("pages loaded", 21)]);
 }
 
-/// A store reads and writes host pages while moves are late: it gets a page only after the save to it, and writes only
+/// A store reads and writes swap pages while moves are late: it gets a page only after the save to it, and writes only
 /// pages without an unfinished move.
 #[test]
 fn late_stores() {

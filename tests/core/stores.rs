@@ -10,7 +10,7 @@ const NAMESPACE: Namespace = Namespace::new(0);
 const HASHING: Hashing = Hashing::Dynamo;
 const PAGE_SIZE: usize = 4;
 
-/// An engine with eight pages on the device, eight in host memory and two in the stage.
+/// An engine with eight pages on the device, eight in swap memory and two in the stage.
 struct Host {
     engine: Engine<Cpu>,
     scratch: StepScratch,
@@ -21,7 +21,7 @@ fn config() -> EngineConfig {
         shape: KvShape::heads(1, 8),
         page_size: PAGE_SIZE as u32,
         capacity: Capacity::Pages(8),
-        host_pages: 8,
+        swap_pages: 8,
         stage_pages: 2,
         ..Default::default()
     };
@@ -182,7 +182,7 @@ fn moves_of_leased_pages_are_refused() {
     let (mut host, mut store) = (Host::new(), HashMap::new());
     let prompt = text(0..21);
     host.compute(&prompt);
-    let is_leased = |error: Option<EngineError<CpuError>>, pages: &[HostPageId]| {
+    let is_leased = |error: Option<EngineError<CpuError>>, pages: &[SwapPageId]| {
         let Some(EngineError::Backend(CpuError::Plan(PlanError::Leased { page }))) = error else {
             return false;
         };
@@ -228,7 +228,7 @@ fn a_short_fetch_matches_up_to_its_first_failure() {
         assert!(!other.engine.fetched(id, count as u32), "the fetch is done");
         other.engine.verify().expect("all invariants hold");
         let found = other.engine.match_prefix(NAMESPACE, &prompt);
-        assert_eq!([found.pages(), found.host_pages()], [count as u32; 2]);
+        assert_eq!([found.pages(), found.swap_pages()], [count as u32; 2]);
         assert_eq!(other.compute(&prompt), (count * PAGE_SIZE) as u32);
         // The store has the fetched pages already.
         assert_eq!(other.put(&mut HashMap::new(), |_| true), keys(&prompt)[count..]);
@@ -262,7 +262,7 @@ fn pages_that_come_in_during_a_fetch_stay() {
     assert!(other.engine.fetched(id, len as u32));
     other.engine.verify().expect("all invariants hold");
     let found = other.engine.match_prefix(NAMESPACE, &prompt);
-    assert_eq!((found.pages(), found.host_pages()), (5, 2));
+    assert_eq!((found.pages(), found.swap_pages()), (5, 2));
     assert_eq!(other.compute(&prompt), 20);
 }
 

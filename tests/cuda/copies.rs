@@ -1,12 +1,12 @@
-//! Page copies are exact to the byte: inside a pool, between pools of either layout, to and from pinned host memory.
+//! Page copies are exact to the byte: inside a pool, between pools of either layout, to and from pinned memory.
 
 use kvarena::backend::cuda::{Cuda, CudaError, Gpu};
 use kvarena::testkit::contract::{TestBackend, with_spare_plane};
 use kvarena::testkit::planner::shuffle;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, Layout, MoveId, Moved, OpenBackend, PageCopy, PageId,
-    PageMove, PoolConfig, PoolLayout, StepBounds, TableShape,
+    Backend, Capacity, KvDtype, KvShape, Layout, MoveId, Moved, OpenBackend, PageCopy, PageId, PageMove, PoolConfig,
+    PoolLayout, StepBounds, SwapMemory, SwapPageId, TableShape,
 };
 
 use crate::gpu;
@@ -31,7 +31,7 @@ const SHAPES: [Shape; 10] = [
 type Shape = (u32, u32, u32, KvDtype, u32, bool);
 
 const PAGES: u32 = 40;
-const HOST_PAGES: u32 = 50;
+const SWAP_PAGES: u32 = 50;
 
 fn pool(shape: Shape, layout: Layout) -> PoolLayout {
     let (layers, kv_heads, head_dim, dtype, page_size, spare) = shape;
@@ -43,7 +43,7 @@ fn pool(shape: Shape, layout: Layout) -> PoolLayout {
         page_size,
         capacity,
         layout,
-        host_pages: HOST_PAGES,
+        swap_pages: SWAP_PAGES,
         ..PoolConfig::default()
     };
     if spare { with_spare_plane(&config) } else { config.layout().expect("a valid pool") }
@@ -88,20 +88,20 @@ fn fill(backend: &mut OnGpu, layout: &PoolLayout, seed: u64) {
     backend.write_pages(&(0..PAGES).map(PageId::new).collect::<Vec<_>>(), &pages.concat());
 }
 
-/// Waits until all host pages are pinned, and fills them.
-fn fill_host(backend: &mut OnGpu, byte: u8) {
-    let count = backend.cuda.layout().host_region_pages();
-    while backend.host_pages() < count {
+/// Waits until all swap pages are pinned, and fills them.
+fn fill_swap(backend: &mut OnGpu, byte: u8) {
+    let count = backend.cuda.layout().swap_region_pages();
+    while backend.swap_pages() < count {
         std::thread::yield_now();
     }
-    let pages = (0..count).map(HostPageId::new);
+    let pages = (0..count).map(SwapPageId::new);
     pages.for_each(|page| backend.lease_mut(page).as_mut().fill(byte));
 }
 
-/// Returns a move for each copy. The source of the copy is the page of the pool, and its target is the host page.
+/// Returns a move for each copy. The source of the copy is the page of the pool, and its target is the swap page.
 fn moves(copies: &[PageCopy]) -> Vec<PageMove> {
-    let host = |page: PageId| HostPageId::new(page.raw());
-    copies.iter().map(|copy| PageMove { device: copy.source, host: host(copy.target) }).collect()
+    let swap = |page: PageId| SwapPageId::new(page.raw());
+    copies.iter().map(|copy| PageMove { device: copy.source, swap: swap(copy.target) }).collect()
 }
 
 #[test]
@@ -119,15 +119,15 @@ fn pages_are_equal_after_a_copy_to_the_host_and_back() {
             }
             // The test repeats the moves, so that the backend reuses events and chunks.
             for round in 0..3 {
-                fill_host(&mut backend, 0xee);
-                let copies = copies(&mut rng, 31, PAGES, HOST_PAGES);
+                fill_swap(&mut backend, 0xee);
+                let copies = copies(&mut rng, 31, PAGES, SWAP_PAGES);
                 let ids = [1, 2].map(|id| MoveId::new(2 * round + id));
                 backend.save_pages(ids[0], &moves(&copies)).expect("pages of the pool");
                 backend.synchronize().expect("nothing failed");
-                for i in 0..HOST_PAGES {
+                for i in 0..SWAP_PAGES {
                     let found = copies.iter().find(|copy| copy.target.raw() == i);
                     let wanted = found.map(|copy| page(&layout, 100 + u64::from(copy.source.raw())));
-                    let lease = backend.lease(HostPageId::new(i));
+                    let lease = backend.lease(SwapPageId::new(i));
                     match wanted {
                         Some(wanted) => assert!(lease.as_ref() == wanted, "{layout:?} {i}"),
                         None => {
@@ -135,7 +135,7 @@ fn pages_are_equal_after_a_copy_to_the_host_and_back() {
                         }
                     }
                 }
-                // Each host page is loaded to the device page of the next copy.
+                // Each swap page is loaded to the device page of the next copy.
                 let mut back = moves(&copies);
                 let first = back[0].device;
                 for i in 0..back.len() {
@@ -202,12 +202,12 @@ fn more_pages_than_one_launch_takes() {
     let Some(gpu) = gpu() else { return };
     let capacity = Capacity::Pages(2_000);
     let config =
-        PoolConfig { page_size: 1, shape: KvShape::heads(1, 4), capacity, host_pages: 1_000, ..PoolConfig::default() };
+        PoolConfig { page_size: 1, shape: KvShape::heads(1, 4), capacity, swap_pages: 1_000, ..PoolConfig::default() };
     let layout = config.layout().expect("a valid pool");
     let mut backend = open(&gpu, &layout);
-    fill_host(&mut backend, 0);
+    fill_swap(&mut backend, 0);
     for i in 0..1_000 {
-        let mut lease = backend.lease_mut(HostPageId::new(i));
+        let mut lease = backend.lease_mut(SwapPageId::new(i));
         lease.as_mut().copy_from_slice(&page(&layout, u64::from(i)));
     }
     let pair = |source, target| PageCopy { source: PageId::new(source), target: PageId::new(target) };

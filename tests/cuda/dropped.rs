@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use cust::sys;
 use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
-    Attend, Backend, Capacity, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove,
-    PoolConfig, PoolLayout, StepBounds, TableShape,
+    Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove, PoolConfig,
+    PoolLayout, StepBounds, SwapPageId, TableShape,
 };
 
 use crate::plans::first_token;
@@ -24,7 +24,7 @@ fn pool(layers: u32, layout: Layout) -> PoolLayout {
         dtype: KvDtype::Bf16,
         layout,
         capacity: Capacity::Pages(40),
-        host_pages: 40,
+        swap_pages: 40,
         ..PoolConfig::default()
     };
     config.layout().expect("a small pool")
@@ -43,11 +43,11 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     cuda.prepare(&Prepare::new(&[attend])).expect("a served shape");
     cuda.synchronize().expect("nothing failed");
 
-    while cuda.host_pages() < 40 {
+    while cuda.swap_pages() < 40 {
         yield_now();
     }
     let moves = |first| -> Vec<_> {
-        let pair = |i| PageMove { device: PageId::new(first + i), host: HostPageId::new(i) };
+        let pair = |i| PageMove { device: PageId::new(first + i), swap: SwapPageId::new(i) };
         (0..20).map(pair).collect()
     };
     cuda.save_pages(MoveId::new(1), &moves(0)).expect("pages of the pool");

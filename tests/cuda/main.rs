@@ -12,7 +12,6 @@ mod errors;
 mod fp8;
 mod graph;
 mod groups;
-mod host_memory;
 mod large;
 mod latent;
 mod move_order;
@@ -28,6 +27,7 @@ mod shared;
 mod spans;
 mod sparse;
 mod staged;
+mod swap_memory;
 mod upload;
 
 use std::ops::Deref;

@@ -6,9 +6,9 @@ use std::thread::yield_now;
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Compaction, HostMemory, HostPageId, KvDtype, KvShape, LayerId, Layout,
-    MoveId, OpenBackend, PageCopy, PageId, PageMove, PlaneName, PoolConfig, Rope, RowId, SlotId, SlotMapping, StepEnd,
-    StepId, TableShape, TableWrite,
+    Attend, Backend, BatchPlan, Capacity, Compaction, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageCopy,
+    PageId, PageMove, PlaneName, PoolConfig, Rope, RowId, SlotId, SlotMapping, StepEnd, StepId, SwapMemory, SwapPageId,
+    TableShape, TableWrite,
 };
 
 use crate::gpu;
@@ -21,7 +21,7 @@ const WIDTH: usize = 1024;
 /// The byte of every stored row.
 const STORED: u8 = 0x11;
 
-/// A backend whose page 0 and host page 0 are full of byte 3, and host page 1 of byte 4.
+/// A backend whose page 0 and swap page 0 are full of byte 3, and swap page 1 of byte 4.
 struct World {
     cuda: Cuda,
     row: DeviceBuffer,
@@ -29,8 +29,8 @@ struct World {
     moves: u64,
 }
 
-fn of(device: u32, host: u32) -> [PageMove; 1] {
-    [PageMove { device: PageId::new(device), host: HostPageId::new(host) }]
+fn of(device: u32, swap: u32) -> [PageMove; 1] {
+    [PageMove { device: PageId::new(device), swap: SwapPageId::new(swap) }]
 }
 
 impl World {
@@ -41,7 +41,7 @@ impl World {
             dtype: KvDtype::Bf16,
             capacity: Capacity::Pages(4),
             layout,
-            host_pages: 3,
+            swap_pages: 3,
             ..PoolConfig::default()
         };
         let stream = Some(CudaStream::new(gpu).expect("a stream"));
@@ -51,11 +51,11 @@ impl World {
         let cuda = options.open(&layout, &table, 3).expect("a small pool");
         let row = DeviceBuffer::of(gpu, &[STORED; 2 * WIDTH]).expect("memory");
         let mut world = Self { cuda, row, table, moves: 0 };
-        while world.cuda.host_pages() < 3 {
+        while world.cuda.swap_pages() < 3 {
             yield_now();
         }
         for (page, byte) in [(0, 3), (1, 4)] {
-            world.cuda.lease_mut(HostPageId::new(page)).as_mut().fill(byte);
+            world.cuda.lease_mut(SwapPageId::new(page)).as_mut().fill(byte);
         }
         world.load(0, 0);
         // Loads the kernels of later calls.
@@ -73,14 +73,14 @@ impl World {
         MoveId::new(self.moves)
     }
 
-    fn save(&mut self, device: u32, host: u32) {
+    fn save(&mut self, device: u32, swap: u32) {
         let id = self.next();
-        self.cuda.save_pages(id, &of(device, host)).expect("pages of the pool");
+        self.cuda.save_pages(id, &of(device, swap)).expect("pages of the pool");
     }
 
-    fn load(&mut self, device: u32, host: u32) {
+    fn load(&mut self, device: u32, swap: u32) {
         let id = self.next();
-        self.cuda.load_pages(id, &of(device, host)).expect("pages of the pool");
+        self.cuda.load_pages(id, &of(device, swap)).expect("pages of the pool");
     }
 
     /// Calls `call` with a plan whose only token is the first of `page`. The plan writes `page` into the page tables.
@@ -109,10 +109,10 @@ impl World {
         });
     }
 
-    /// Loads all pages of the pool from a host page; with 32 layers they are 8 MiB, which come in parts.
-    fn load_all(&mut self, host: u32) {
+    /// Loads all pages of the pool from a swap page; with 32 layers they are 8 MiB, which come in parts.
+    fn load_all(&mut self, swap: u32) {
         let id = self.next();
-        let moves: Vec<_> = (0..4).flat_map(|page| of(page, host)).collect();
+        let moves: Vec<_> = (0..4).flat_map(|page| of(page, swap)).collect();
         self.cuda.load_pages(id, &moves).expect("pages of the pool");
     }
 
@@ -137,10 +137,10 @@ impl World {
         })
     }
 
-    /// Returns the first byte of K of a host page's first two tokens in the first layer, after all calls are done.
+    /// Returns the first byte of K of a swap page's first two tokens in the first layer, after all calls are done.
     fn host_tokens(&mut self, page: u32) -> [u8; 2] {
         self.cuda.synchronize().expect("nothing failed");
-        let lease = self.cuda.lease(HostPageId::new(page));
+        let lease = self.cuda.lease(SwapPageId::new(page));
         [0, 1].map(|token| lease.as_ref()[token * 2 * WIDTH])
     }
 }
@@ -221,7 +221,7 @@ fn attention_and_rotation_come_after_a_part_of_a_load() {
 fn a_compaction_comes_after_a_load() {
     each_of_parts(|world| {
         // The second token differs from the first one in every piece.
-        let mut page = world.cuda.lease_mut(HostPageId::new(2));
+        let mut page = world.cuda.lease_mut(SwapPageId::new(2));
         let tokens = page.as_mut().chunks_mut(2 * WIDTH);
         tokens.zip(0..).for_each(|(token, at)| token.fill(if at % SIZE == 1 { 6 } else { 5 }));
         drop(page);
@@ -390,7 +390,7 @@ fn copies_come_after_the_moves_of_their_pages() {
 #[test]
 fn moves_of_the_two_directions_are_ordered_by_their_pages() {
     each(|world| {
-        // A page is saved, then loaded over; its host page is loaded, then saved over.
+        // A page is saved, then loaded over; its swap page is loaded, then saved over.
         world.save(0, 2);
         world.load(0, 1);
         world.load(1, 2);

@@ -11,8 +11,8 @@ use kvarena::backend::cuda::{
 };
 use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes, rounding};
 use kvarena::{
-    Attend, Backend, BatchPlan, Dtype, HostMemory, HostPageId, KvScales, KvShape, LabelChannels, LayerId, OpenBackend,
-    PageId, PoolLayout, Queries, Reach, Scaling, Select, Selection, SparseBackend, StepBounds, TableShape,
+    Attend, Backend, BatchPlan, Dtype, KvScales, KvShape, LabelChannels, LayerId, OpenBackend, PageId, PoolLayout,
+    Queries, Reach, Scaling, Select, Selection, SparseBackend, StepBounds, SwapMemory, SwapPageId, TableShape,
     forward_backend,
 };
 
@@ -217,20 +217,20 @@ impl Backend for OnGpu {
     type Error = CudaError;
     forward_backend!(
         cuda: Cuda, identity;
-        types, begin, end, store_cache, rope_store, attend, copy_pages, compact, host_pages, moves,
+        types, begin, end, store_cache, rope_store, attend, copy_pages, compact, swap_pages, moves,
         synchronize
     );
 }
 
-impl HostMemory for OnGpu {
+impl SwapMemory for OnGpu {
     type Read = CudaRead;
     type Write = CudaWrite;
 
-    fn lease(&mut self, page: HostPageId) -> CudaRead {
+    fn lease(&mut self, page: SwapPageId) -> CudaRead {
         self.cuda.lease(page)
     }
 
-    fn lease_mut(&mut self, page: HostPageId) -> CudaWrite {
+    fn lease_mut(&mut self, page: SwapPageId) -> CudaWrite {
         self.cuda.lease_mut(page)
     }
 }

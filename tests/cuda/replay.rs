@@ -11,8 +11,9 @@ use kvarena::testkit::quantised::value;
 use kvarena::testkit::replay::{Inspect, Summary, replay_on};
 use kvarena::testkit::workload::Workload;
 use kvarena::{
-    Backend, BatchPlan, Compaction, EngineShape, HostMemory, HostPageId, KvDtype, LayerId, MoveId, Moved, OpenBackend,
-    PageCopy, PageMove, PlaneName, PoolLayout, Reach, Rope, Scaling, SlotId, StepBounds, TableShape, forward_backend,
+    Backend, BatchPlan, Compaction, EngineShape, KvDtype, LayerId, MoveId, Moved, OpenBackend, PageCopy, PageMove,
+    PlaneName, PoolLayout, Reach, Rope, Scaling, SlotId, StepBounds, SwapMemory, SwapPageId, TableShape,
+    forward_backend,
 };
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
@@ -54,7 +55,7 @@ impl OpenBackend for WatchedOptions {
 
 impl Backend for Watched {
     type Error = CudaError;
-    forward_backend!(gpu: OnGpu, identity; types, end, attend, host_pages, synchronize);
+    forward_backend!(gpu: OnGpu, identity; types, end, attend, swap_pages, synchronize);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.begin(plan)?;
@@ -143,11 +144,11 @@ impl Inspect for Watched {
         self.moved
     }
 
-    fn read_host(&mut self, page: HostPageId) -> Option<Vec<u8>> {
+    fn read_swap(&mut self, page: SwapPageId) -> Option<Vec<u8>> {
         Some(self.gpu.cuda.lease(page).as_ref().to_vec())
     }
 
-    fn write_host(&mut self, page: HostPageId, bytes: &[u8]) {
+    fn write_swap(&mut self, page: SwapPageId, bytes: &[u8]) {
         self.gpu.cuda.lease_mut(page).as_mut().copy_from_slice(bytes);
     }
 }

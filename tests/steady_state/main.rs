@@ -93,14 +93,14 @@ fn run<B: Backend>(
         stats.saved_pages - stats.forced_pages,
         stats.forced_pages,
         stats.loaded_pages,
-        stats.host_evicted_pages,
+        stats.swap_evicted_pages,
         stats.put_pages,
         stats.fetched_pages,
     ];
-    let has_hosts = config.pool.host_pages > 0;
-    let has_stores = has_hosts && config.pool.groups.count() == 1;
+    let has_swap = config.pool.swap_pages > 0;
+    let has_stores = has_swap && config.pool.groups.count() == 1;
     let (hosts, stores) = tiers.split_at(4);
-    assert!(hosts.iter().all(|&pages| (pages > 100) == has_hosts), "{tiers:?}");
+    assert!(hosts.iter().all(|&pages| (pages > 100) == has_swap), "{tiers:?}");
     assert!(stores.iter().all(|&pages| (pages > 100) == has_stores), "{tiers:?}");
     let has_followers = config.prefix == PrefixMode::Radix;
     assert_eq!(host.done.followers > 3, has_followers, "{:?}", host.done);
@@ -166,22 +166,22 @@ fn hashes_and_events_allocate_nothing() {
 }
 
 #[test]
-fn host_memory_and_stores_allocate_nothing() {
+fn swap_memory_and_stores_allocate_nothing() {
     for page_size in [1, 4] {
         let plain = config(page_size, PrefixMode::Radix);
-        let pool = PoolConfig { host_pages: 64, stage_pages: 4, ..plain.pool };
+        let pool = PoolConfig { swap_pages: 64, stage_pages: 4, ..plain.pool };
         let config = EngineConfig { hashing: Hashing::ALL.first().copied(), pool, ..plain };
         check(run(config, Null, 50, |_, _| ()));
     }
 }
 
 #[test]
-fn host_memory_with_groups_allocates_nothing() {
+fn swap_memory_with_groups_allocates_nothing() {
     let reaches = [Reach::All, Reach::Window(8), Reach::Chunk(4)];
     let groups = Groups::new(&reaches, &[0, 1, 2, 2]).expect("each has a layer");
     for page_size in [1, 4] {
         let plain = config(page_size, PrefixMode::Radix);
-        let pool = PoolConfig { layers: 4, groups, host_pages: 64, ..plain.pool };
+        let pool = PoolConfig { layers: 4, groups, swap_pages: 64, ..plain.pool };
         check(run(EngineConfig { pool, ..plain }, Null, 50, |_, _| ()));
     }
 }

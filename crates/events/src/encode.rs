@@ -108,12 +108,12 @@ impl Batch {
         }
     }
 
-    /// Writes the name of a medium. SGLang and vLLM name host memory differently; the hashing selects the name.
+    /// Writes the name of a medium. SGLang and vLLM name swap memory differently; the hashing selects the name.
     fn medium(&mut self, medium: Medium) {
         let name = match (medium, self.hashing) {
             (Medium::Device, _) => "GPU",
-            (Medium::Host, Hashing::SglangSha256) => "CPU_PINNED",
-            (Medium::Host, _) => "CPU",
+            (Medium::Swap, Hashing::SglangSha256) => "CPU_PINNED",
+            (Medium::Swap, _) => "CPU",
         };
         self.text("medium", Some(name));
     }

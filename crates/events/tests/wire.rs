@@ -180,11 +180,11 @@ fn the_published_parser_reads_what_is_written() {
 
 /// A page is saved, leaves the device and comes back.
 #[test]
-fn host_memory_has_the_medium_name_of_each_engine() {
+fn swap_memory_has_the_medium_name_of_each_engine() {
     for &hashing in Hashing::ALL {
         let host = if hashing == Hashing::SglangSha256 { "CPU_PINNED" } else { "CPU" };
-        let (capacity, host_pages) = (Capacity::Pages(2), 4);
-        let pool = PoolConfig { page_size: 4, capacity, host_pages, ..PoolConfig::default() };
+        let (capacity, swap_pages) = (Capacity::Pages(2), 4);
+        let pool = PoolConfig { page_size: 4, capacity, swap_pages, ..PoolConfig::default() };
         let config = EngineConfig { hashing: Some(hashing), event_pages: 64, ..pool.into() };
         let mut engine = Engine::new(config, Null).expect("the config is right");
         let (mut batch, mut scratch) = (Batch::new(hashing, 4), StepScratch::new());
@@ -210,10 +210,10 @@ fn host_memory_has_the_medium_name_of_each_engine() {
             }));
         }
         let changes: Vec<Vec<_>> = changes.into_iter().map(Iterator::collect).collect();
-        let [of_gpu, of_host] = ["GPU", host].map(|medium| move |change| (change, medium.to_owned()));
-        assert_eq!(changes[0], [of_gpu('+'), of_host('+')], "{hashing:?}");
+        let [of_gpu, of_swap] = ["GPU", host].map(|medium| move |change| (change, medium.to_owned()));
+        assert_eq!(changes[0], [of_gpu('+'), of_swap('+')], "{hashing:?}");
         assert_eq!(changes[1], [of_gpu('-'), of_gpu('+')], "{hashing:?}");
-        let back = [of_gpu('+'), of_host('-'), of_host('+'), of_gpu('-')];
+        let back = [of_gpu('+'), of_swap('-'), of_swap('+'), of_gpu('-')];
         assert_eq!(changes[2], back, "{hashing:?}");
     }
 }

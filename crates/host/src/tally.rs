@@ -82,13 +82,13 @@ impl Tally {
         if stats.saved_pages + stats.loaded_pages > 0 {
             let _ = writeln!(
                 text,
-                "host memory: {} tokens hit; {} pages saved ({} at their eviction), {} loaded, {} evicted; {} waits, median \
+                "swap memory: {} tokens hit; {} pages saved ({} at their eviction), {} loaded, {} evicted; {} waits, median \
                  {:.1} ms, worst {:.1} ms",
-                stats.host_hit_tokens,
+                stats.swap_hit_tokens,
                 stats.saved_pages,
                 stats.forced_pages,
                 stats.loaded_pages,
-                stats.host_evicted_pages,
+                stats.swap_evicted_pages,
                 self.load_time.count(),
                 ms(self.load_time.quantile(0.5)),
                 ms(self.load_time.greatest()),

@@ -11,8 +11,8 @@ use std::thread::yield_now;
 use common::files::Dir;
 use common::gpu::device;
 use kvarena::{
-    Backend, Capacity, CpuOptions, Engine, EngineConfig, HostMemory, HostPageId, KvDtype, MoveId, OpenBackend, PageId,
-    PageMove, PoolConfig,
+    Backend, Capacity, CpuOptions, Engine, EngineConfig, KvDtype, MoveId, OpenBackend, PageId, PageMove, PoolConfig,
+    SwapMemory, SwapPageId,
 };
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::gpu::device::Device;
@@ -142,7 +142,7 @@ fn layers_have_the_amplitude_of_their_rope() {
     compare(&device, dir.path(), &requests);
 }
 
-/// A host page has a part on each rank. A lease contains the parts in the order of the ranks.
+/// A swap page has a part on each rank. A lease contains the parts in the order of the ranks.
 #[test]
 fn a_lease_over_ranks_has_the_part_of_each_rank() {
     let Some(_device) = device() else { return };
@@ -157,7 +157,7 @@ fn a_lease_over_ranks_has_the_part_of_each_rank() {
         shape: runner.config().kv_shape(),
         dtype: KvDtype::Bf16,
         capacity: Capacity::Pages(200),
-        host_pages: 2,
+        swap_pages: 2,
         ..PoolConfig::default()
     };
     let config = EngineConfig {
@@ -170,17 +170,17 @@ fn a_lease_over_ranks_has_the_part_of_each_rank() {
     runner.warm(engine.backend_mut(), &[1]).expect("kernels");
     let bytes = engine.shape().layout.page_bytes() as usize;
     let ranks = engine.backend_mut();
-    while ranks.host_pages() < 2 {
+    while ranks.swap_pages() < 2 {
         ranks.moved().expect("nothing failed");
         yield_now();
     }
-    let [first, second] = [0, 1].map(HostPageId::new);
+    let [first, second] = [0, 1].map(SwapPageId::new);
     for (part, lease) in (1..).zip(&mut ranks.lease_mut(first)) {
         lease.as_mut().fill(part);
     }
     let (device, [load, save]) = (PageId::new(3), [1, 2].map(MoveId::new));
-    ranks.load_pages(load, &[PageMove { device, host: first }]).expect("the pages exist");
-    ranks.save_pages(save, &[PageMove { device, host: second }]).expect("the pages exist");
+    ranks.load_pages(load, &[PageMove { device, swap: first }]).expect("the pages exist");
+    ranks.save_pages(save, &[PageMove { device, swap: second }]).expect("the pages exist");
     while ranks.moved().expect("nothing failed").saved < save {
         yield_now();
     }

@@ -114,9 +114,9 @@ pub struct Args {
     #[arg(long)]
     pub pages: Option<u32>,
 
-    /// Host memory in GiB for evicted pages; with --tp, for the pages of each GPU.
-    #[arg(long, value_name = "GIB", conflicts_with_all = ["calibrate", "bench"])]
-    pub host_cache: Option<f64>,
+    /// Swap memory in GiB for evicted pages; with --tp, for the pages of each GPU.
+    #[arg(long, alias = "host-cache", value_name = "GIB", conflicts_with_all = ["calibrate", "bench"])]
+    pub swap_space: Option<f64>,
 
     /// Order of K and V in memory.
     #[arg(long, default_value = "page-first", ignore_case = true)]
@@ -287,7 +287,7 @@ pub enum Bench {
     Decode,
     /// 64 prompts.
     Prefill,
-    /// Time to the first token of a prompt with --context cached tokens in host memory. After them, the prompt has 1
+    /// Time to the first token of a prompt with --context cached tokens in swap memory. After them, the prompt has 1
     /// new token, or an eighth of --context.
     Load,
     /// Sums over GPUs for the rows of --batch, without a model.

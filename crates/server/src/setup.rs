@@ -222,7 +222,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     let pages = args.pages.unwrap_or_else(usual);
     pool.capacity = Capacity::Pages(pages);
     let off = args.no_prefix || args.prefix == Switch::Off;
-    pool.host_pages = host_pages(args, limits.layout.page_bytes(), off)?;
+    pool.swap_pages = swap_pages(args, limits.layout.page_bytes(), off)?;
     let events = args.http.kv_events.is_some();
     if events && off {
         return Err(Error::request("--kv-events needs --prefix on: without it, nothing is cached"));
@@ -245,21 +245,21 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
     Ok(config)
 }
 
-/// Returns the number of host pages.
+/// Returns the number of swap pages.
 ///
 /// # Errors
 /// A size that is not positive, is infinite or is less than a page, or `--prefix off`.
-fn host_pages(args: &Args, page_bytes: u64, prefix_off: bool) -> Result<u32> {
-    let Some(gib) = args.host_cache else { return Ok(0) };
+fn swap_pages(args: &Args, page_bytes: u64, prefix_off: bool) -> Result<u32> {
+    let Some(gib) = args.swap_space else { return Ok(0) };
     if !(gib > 0.0 && gib.is_finite()) {
-        return Err(Error::request(format!("--host-cache {gib} is not above 0")));
+        return Err(Error::request(format!("--swap-space {gib} is not above 0")));
     }
     if prefix_off {
-        return Err(Error::request("--host-cache needs --prefix on: without it, nothing is cached"));
+        return Err(Error::request("--swap-space needs --prefix on: without it, nothing is cached"));
     }
     let pages = gib * (1_u64 << 30) as f64 / page_bytes as f64;
     if pages < 1.0 {
-        let what = format!("--host-cache {gib} GiB is less than a page of {page_bytes} bytes");
+        let what = format!("--swap-space {gib} GiB is less than a page of {page_bytes} bytes");
         return Err(Error::request(what));
     }
     Ok(pages as u32)

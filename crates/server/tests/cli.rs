@@ -192,9 +192,9 @@ fn first_logits_are_printed_on_request() {
     }
 }
 
-/// A model with windows generates the same tokens if its pool holds one request and its pages return from host memory.
+/// A model with windows generates the same tokens if its pool holds one request and its pages return from swap memory.
 #[test]
-fn host_memory_keeps_the_pages_of_all_groups() {
+fn swap_memory_keeps_the_pages_of_all_groups() {
     let prompt = |n: usize| (0..96).map(|i| (7 * n + i * i) % 500).collect::<Vec<_>>();
     let requests: String =
         (0..4).chain(0..4).map(|n| json!({ "prompt": prompt(n), "max_new_tokens": 4 }).to_string() + "\n").collect();
@@ -206,11 +206,11 @@ fn host_memory_keeps_the_pages_of_all_groups() {
         assert_eq!(ran.code, Some(0), "{}", ran.err);
         let words: Vec<Value> = lines(&ran.out).iter().map(|line| line["tokens"].clone()).collect();
         assert_eq!(words.len(), 8, "{}", ran.out);
-        let line = ran.err.lines().find(|line| line.starts_with("host memory"));
+        let line = ran.err.lines().find(|line| line.starts_with("swap memory"));
         (words, line.unwrap_or_default().to_owned())
     };
     let (expected, _) = serve(&[]);
-    let (words, line) = serve(&["--host-cache", "0.01"]);
+    let (words, line) = serve(&["--swap-space", "0.01"]);
     assert_eq!(words, expected);
     assert!(line.contains(" loaded") && !line.contains(" 0 loaded"), "{line}");
 }

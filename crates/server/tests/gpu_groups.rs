@@ -61,7 +61,7 @@ fn serve(device: &Rc<Device>, name: &str, check: Check) {
         Setting { schedule: Schedule::Chunked, graphs: false, ..small },
         Setting { schedule: Schedule::Forked, page_size: 8, ..plain },
         Setting { schedule: Schedule::Preempting, ..small },
-        Setting { schedule: Schedule::Preempting, host_pages: true, ..small },
+        Setting { schedule: Schedule::Preempting, swap_pages: true, ..small },
     ] {
         check(&mut case, setting);
         check(&mut case, Setting { groups: false, ..setting });

@@ -71,8 +71,8 @@ fn a_rank_that_panics_ends_the_program() {
     }
 }
 
-/// Serves requests in a pool that holds one of them. Returns their tokens, and the report's line about host memory.
-fn hosted(host_cache: Option<&str>, faults: &[(&str, &str)]) -> (String, String) {
+/// Serves requests in a pool that holds one of them. Returns their tokens, and the report's line about swap memory.
+fn hosted(swap_space: Option<&str>, faults: &[(&str, &str)]) -> (String, String) {
     // Four prompts of four pages each; each prompt occurs twice.
     let prompt = |n: usize| (0..64).map(|i| (7 * n + i * i) % 512).collect::<Vec<_>>();
     let requests: String =
@@ -80,13 +80,13 @@ fn hosted(host_cache: Option<&str>, faults: &[(&str, &str)]) -> (String, String)
     let mut arguments = vec!["--backend", "cuda", "--tp", "2", "--concurrency", "1", "--json"];
     arguments.extend(["--random-model", "llama-tiny-64", "--chunk", "64", "--pages", "6"]);
     arguments.extend(["--requests", "-"]);
-    arguments.extend(host_cache.iter().flat_map(|gib| ["--host-cache", gib]));
+    arguments.extend(swap_space.iter().flat_map(|gib| ["--swap-space", gib]));
     let ran = run_server_with(faults, &arguments, &requests);
     assert_eq!(ran.code, Some(0), "{faults:?}: {}", ran.err);
     let words: Vec<_> =
         ran.out.lines().filter_map(|line| line.split("\"tokens\":").nth(1)?.split(']').next()).collect();
     assert_eq!(words.len(), 8, "{}", ran.out);
-    let line = ran.err.lines().find(|line| line.starts_with("host memory"));
+    let line = ran.err.lines().find(|line| line.starts_with("swap memory"));
     (words.join("\n"), line.unwrap_or_default().to_owned())
 }
 

@@ -228,11 +228,11 @@ struct TableWrite {
     u32 value;
 };
 struct LoadPlanParams {
-    u64 source;     // pinned host memory
+    u64 source;     // pinned memory
     u64 image;      // device memory, `units` long
     u64 words;      // u32: the page tables
     u64 counter;    // u32 in device memory, zero between launches
-    u64 done;       // u64 in pinned host memory: becomes `ticket` when the host may rewrite the source
+    u64 done;       // u64 in pinned memory: becomes `ticket` when the host may rewrite the source
     u64 ticket;
     u32 units;      // 16-byte units of the image
     u32 writes_at;  // bytes from the source to TableWrite[writes]

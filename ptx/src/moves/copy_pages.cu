@@ -1,4 +1,4 @@
-// copy_pages: copies whole pages, inside a pool, between pools of either layout, and to and from mapped host memory.
+// copy_pages: copies whole pages, inside a pool, between pools of either layout, and to and from mapped swap memory.
 // Twin:    src/backend/cpu copy_pages          (the specification)
 // Params:  CopyPagesParams (src/common, src/backend/cuda/kernels/params/moves.rs)
 // Shapes:  a page is pieces of piece_units units each, ordered by plane, then by lane; a launch copies pieces of one size

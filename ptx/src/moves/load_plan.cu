@@ -1,4 +1,4 @@
-// load_plan: reads a step's plan from pinned host memory: copies its image, applies its table writes, and signals the end.
+// load_plan: reads a step's plan from pinned memory: copies its image, applies its table writes, and signals the end.
 // Twin:    src/backend/cpu begin               (the specification of the table writes)
 // Params:  LoadPlanParams (src/common, src/backend/cuda/kernels/params/moves.rs)
 // Shapes:  source: 16-byte units of the image; at writes_at TableWrite[writes]; words u32 [TableShape::words]

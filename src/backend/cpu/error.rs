@@ -85,7 +85,7 @@ impl fmt::Display for CpuError {
         match self {
             Self::Plan(error) => error.fmt(f),
             Self::OutOfMemory { bytes } => {
-                write!(f, "the host has no memory for {}", Count(*bytes, "byte"))
+                write!(f, "the swap has no memory for {}", Count(*bytes, "byte"))
             }
             Self::Piece { piece, pieces } => {
                 write!(f, "there is no piece {piece} in a page of {pieces} pieces")

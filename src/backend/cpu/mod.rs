@@ -8,7 +8,6 @@ mod attention;
 mod e4m3;
 mod error;
 mod fold;
-mod host;
 mod labels;
 mod math;
 mod number;
@@ -21,6 +20,7 @@ mod rope;
 mod rows;
 mod scales;
 mod simd;
+mod swap;
 mod threads;
 mod unit;
 
@@ -29,10 +29,10 @@ use std::num::NonZeroUsize;
 use half::bf16;
 
 pub use error::CpuError;
-pub use host::{CpuRead, CpuWrite};
 pub use options::CpuOptions;
 pub use path::{CpuPath, PATH_VARIABLE};
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
+pub use swap::{CpuRead, CpuWrite};
 
 use super::by_shape::ByShape;
 use super::sparse::{self, Select, Selection, SparseBackend};
@@ -41,7 +41,6 @@ use crate::id::{LayerId, MoveId};
 use crate::layout::{LayerPlace, PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, SpanCheck, StepEnd};
 use attention::Scratch;
-use host::HostPages;
 use labels::{Scorer, SelectScratch};
 use math::{Line, Softmax};
 use number::Number;
@@ -50,9 +49,10 @@ use planes::Planes;
 use pool::{Pool, with_number};
 use scales::{Row, side_count};
 use simd::Isa;
+use swap::SwapPages;
 use unit::Job;
 
-/// K and V in host memory.
+/// K and V in swap memory.
 #[derive(Debug)]
 pub struct Cpu {
     threads: NonZeroUsize,
@@ -60,7 +60,7 @@ pub struct Cpu {
     layout: PoolLayout,
     table: TableShape,
     pool: Pool,
-    host: HostPages,
+    swap: SwapPages,
     planes: ByShape<Planes>,
     /// Space for one head, if the pool is quantised or has labels.
     wide: Box<[f32]>,
@@ -92,7 +92,7 @@ impl Cpu {
         &self.words
     }
 
-    /// Returns the allocated bytes: pool, host pages, static scales, label channels, page tables, and scratch, which
+    /// Returns the allocated bytes: pool, swap pages, static scales, label channels, page tables, and scratch, which
     /// grows to the largest step.
     pub fn bytes(&self) -> u64 {
         let scratch = self.scratch.iter().map(Scratch::bytes).sum::<usize>()
@@ -101,7 +101,7 @@ impl Cpu {
             + size_of_val(&*self.wide)
             + self.planes.all().map(Planes::bytes).sum::<usize>()
             + self.selects.bytes();
-        let pages = self.layout.total_bytes() + self.host.bytes(&self.layout);
+        let pages = self.layout.total_bytes() + self.swap.bytes(&self.layout);
         pages + (size_of_val(&*self.words) + scratch) as u64
     }
 
@@ -354,8 +354,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn host_pages(&self) -> u32 {
-        self.layout.host_region_pages()
+    fn swap_pages(&self) -> u32 {
+        self.layout.swap_region_pages()
     }
 
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {

@@ -3,12 +3,12 @@
 use std::num::NonZeroUsize;
 use std::thread;
 
-use super::host::HostPages;
 use super::labels::SelectScratch;
 use super::path::CpuPath;
 use super::planes::Planes;
 use super::pool::{self, Pool};
 use super::simd::Isa;
+use super::swap::SwapPages;
 use super::{Cpu, CpuError};
 use crate::backend::by_shape::ByShape;
 use crate::backend::{OpenBackend, OpenSteps};
@@ -80,7 +80,7 @@ impl OpenBackend for CpuOptions {
             layout: *layout,
             table: *table,
             pool: Pool::new(layout)?,
-            host: HostPages::new(layout)?,
+            swap: SwapPages::new(layout)?,
             planes,
             wide: pool::zeroed(wide.into())?,
             words: pool::zeroed::<u32>(table.words() as u64)?,

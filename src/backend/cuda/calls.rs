@@ -12,7 +12,7 @@ use crate::backend::cuda::kernels::params::{AttendParams, magic};
 use crate::backend::cuda::moves::compact::compact;
 use crate::backend::cuda::moves::copy::copy_on_device;
 use crate::backend::cuda::moves::direction::Direction;
-use crate::backend::cuda::moves::host_moves::HostMoves;
+use crate::backend::cuda::moves::swap_moves::SwapMoves;
 use crate::backend::cuda::plan::image::Image;
 use crate::backend::{Attend, Backend, Moved, Operand, Queries, Rope, Selection, check};
 use crate::id::{LayerId, MoveId};
@@ -45,16 +45,16 @@ impl Backend for Cuda {
             return Err(CudaError::NotStaged { step });
         }
         self.stage.begin(&self.gpu, plan, &mut self.variants, &self.tables, stream)?;
-        if let Some(host) = &mut self.host {
-            host.begin(step, self.tables.pages(plan.table_writes), &self.stream)?;
+        if let Some(swap) = &mut self.swap {
+            swap.begin(step, self.tables.pages(plan.table_writes), &self.stream)?;
         }
         self.steps.begin(step);
         Ok(())
     }
 
     fn end(&mut self, end: StepEnd) {
-        if let Some(host) = &mut self.host {
-            host.end(end, self.steps.last());
+        if let Some(swap) = &mut self.swap {
+            swap.end(end, self.steps.last());
         }
         self.steps.end(end);
     }
@@ -149,10 +149,10 @@ impl Backend for Cuda {
         self.gpu.bind()?;
         let pages = self.pools.of(0).pages();
         check::copies(copies, (pages.count, pages.count))?;
-        if let Some(host) = &mut self.host {
+        if let Some(swap) = &mut self.swap {
             let ends = copies.iter().flat_map(|copy| [copy.source, copy.target]);
-            host.before_copies(ends, &self.stream)?;
-            host.outside(self.steps.last());
+            swap.before_copies(ends, &self.stream)?;
+            swap.outside(self.steps.last());
         }
         copy_on_device(&self.gpu, pages, pages, copies, self.stream.raw())
     }
@@ -174,8 +174,8 @@ impl Backend for Cuda {
     }
 
     /// Returns the number of pinned pages.
-    fn host_pages(&self) -> u32 {
-        self.host.as_ref().map_or(0, HostMoves::ready)
+    fn swap_pages(&self) -> u32 {
+        self.swap.as_ref().map_or(0, SwapMoves::ready)
     }
 
     /// # Errors
@@ -192,8 +192,8 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// Any failure since the last call. Without [`CudaOptions::fewer_host_pages`](super::CudaOptions), also the error
-    /// of pinning if host pages are missing.
+    /// Any failure since the last call. Without [`CudaOptions::fewer_swap_pages`](super::CudaOptions), also the error
+    /// of pinning if swap pages are missing.
     fn moved(&mut self) -> Result<Moved, CudaError> {
         self.last_moved()
     }
@@ -202,7 +202,7 @@ impl Backend for Cuda {
     /// Any failure since the last call.
     fn synchronize(&mut self) -> Result<(), CudaError> {
         self.stream.synchronize()?;
-        self.host.as_mut().map_or(Ok(()), HostMoves::synchronize)
+        self.swap.as_mut().map_or(Ok(()), SwapMoves::synchronize)
     }
 }
 
@@ -218,8 +218,8 @@ impl Cuda {
 
     /// Records a call that does not belong to the last step. Loads must wait for it.
     fn note_outside(&mut self) {
-        if let Some(host) = &mut self.host {
-            host.outside(self.steps.last());
+        if let Some(swap) = &mut self.swap {
+            swap.outside(self.steps.last());
         }
     }
 

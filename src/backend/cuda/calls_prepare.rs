@@ -55,7 +55,7 @@ impl Cuda {
         for pool in self.pools.all() {
             kernels.extend(pool_kernels(pool, work, self.limits.tokens)?);
         }
-        kernels.extend((work.copies || self.host.is_some()).then_some(COPY_PAGES));
+        kernels.extend((work.copies || self.swap.is_some()).then_some(COPY_PAGES));
         kernels.extend(work.compactions.then_some(COMPACT_SLOTS));
         kernels.extend(selects.then_some(RESOLVE_SELECTION));
         if self.labels.is_some() {

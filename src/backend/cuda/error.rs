@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::backend::{Operand, PlanError};
-use crate::id::{HostPageId, StepId};
+use crate::id::{StepId, SwapPageId};
 use crate::layout::{Dtype, KvDtype, KvShape, LabelError, ScaleError};
 
 /// The reason why the GPU backend rejected a call or failed.
@@ -162,29 +162,29 @@ pub enum CudaError {
         /// The page.
         page: u32,
     },
-    /// The host page is not pinned yet.
+    /// The swap page is not pinned yet.
     NotPinned {
         /// The page.
-        page: HostPageId,
+        page: SwapPageId,
         /// Number of pinned pages.
         ready: u32,
     },
-    /// The machine, or the process's container, has too little memory for the host pages.
-    HostMemory {
-        /// Bytes of all host pages.
+    /// The machine, or the process's container, has too little memory for the swap pages.
+    SwapMemory {
+        /// Bytes of all swap pages.
         bytes: u64,
         /// Bytes that are available.
         available: u64,
     },
-    /// The driver could not pin host memory.
+    /// The driver could not pin swap memory.
     Pinning {
         /// The driver's code.
         code: u32,
-        /// Bytes of all host pages.
+        /// Bytes of all swap pages.
         bytes: u64,
         /// Bytes that are pinned and remain usable.
         pinned: u64,
-        /// The limit on locked memory (`RLIMIT_MEMLOCK`) in bytes, if all host pages exceed it.
+        /// The limit on locked memory (`RLIMIT_MEMLOCK`) in bytes, if all swap pages exceed it.
         limit: Option<u64>,
     },
     /// Sequences have more tokens than kernels can count.
@@ -327,10 +327,10 @@ impl fmt::Display for CudaError {
             }
             Self::PageInUse { page } => write!(f, "a save or load of page {page} is not done"),
             Self::NotPinned { page, ready } => {
-                write!(f, "host page {} is not among the {ready} that are pinned", page.raw())
+                write!(f, "swap page {} is not among the {ready} that are pinned", page.raw())
             }
-            Self::HostMemory { bytes, available } => {
-                write!(f, "host pages of {bytes} bytes are above the {available} available bytes")
+            Self::SwapMemory { bytes, available } => {
+                write!(f, "swap pages of {bytes} bytes are above the {available} available bytes")
             }
             Self::Pinning { code, bytes, pinned, limit } => {
                 write!(f, "the driver pinned {pinned} of {bytes} bytes, then failed with code {code}")?;

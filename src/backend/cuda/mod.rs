@@ -10,7 +10,7 @@
 //!   check, error                           checks of arguments, errors
 //!   store                                  the pool, stores of K and V
 //!   attention                              splits and launches of each variant
-//!   moves                                  copies of pages, host memory, compaction of slots
+//!   moves                                  copies of pages, swap memory, compaction of slots
 //!   plan                                   the staged plan and the page tables
 //!     kernels                              PTX, the table of kernels, selection
 //!     driver                               devices, memory, streams, launches

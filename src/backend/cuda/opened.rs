@@ -8,7 +8,7 @@ use crate::backend::cuda::attention::variants::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
-use crate::backend::cuda::moves::host_moves::HostMoves;
+use crate::backend::cuda::moves::swap_moves::SwapMoves;
 use crate::backend::cuda::plan::image::{Image, StepLimits};
 use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
@@ -30,9 +30,9 @@ pub struct Cuda {
     pub(super) stage: Stage,
     pub(super) variants: Variants,
     pub(super) limits: StepLimits,
-    /// Host pages, if the pool has any.
-    pub(super) host: Option<HostMoves>,
-    pub(super) fewer_host_pages: bool,
+    /// Swap pages, if the pool has any.
+    pub(super) swap: Option<SwapMoves>,
+    pub(super) fewer_swap_pages: bool,
     pub(super) steps: OpenSteps,
     /// Prepared attention with a window or chunks, if any. If it is set, plans with trees are rejected.
     pub(super) limited: Option<Attend>,

@@ -11,7 +11,7 @@ use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::stream::CudaStream;
 use crate::backend::cuda::kernels::Selection;
-use crate::backend::cuda::moves::host_moves::HostMoves;
+use crate::backend::cuda::moves::swap_moves::SwapMoves;
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
@@ -45,9 +45,9 @@ pub struct CudaOptions {
     /// to the maximum for each row of a step. A pool with labels takes four bytes of device memory for each of these
     /// tokens and kv head. Default: 0, which means the pool's slots.
     pub select_tokens: u64,
-    /// Whether a lack of host memory, or of memory that the driver can pin, reduces the host pages. Otherwise `open` or
+    /// Whether a lack of swap memory, or of memory that the driver can pin, reduces the swap pages. Otherwise `open` or
     /// a later [`moved`](crate::Backend::moved) returns the error. Default: `false`.
-    pub fewer_host_pages: bool,
+    pub fewer_swap_pages: bool,
     /// For tests: reads every possible span once, at any cost.
     #[doc(hidden)]
     pub all_spans: bool,
@@ -68,7 +68,7 @@ impl CudaOptions {
             rows: None,
             labels: None,
             select_tokens: 0,
-            fewer_host_pages: false,
+            fewer_swap_pages: false,
             all_spans: false,
             selected_capability: None,
         }
@@ -105,7 +105,7 @@ impl OpenBackend for CudaOptions {
     /// with chunks are too large. [`CudaError::Lists`] if a pool of f32 or fp8 has labels. [`CudaError::Scales`] or
     /// [`CudaError::Labels`] if they do not fit the pool.
     /// [`CudaError::RowsDtype`]. [`CudaError::OtherDevice`] for the stream. [`CudaError::RowTokens`].
-    /// [`CudaError::OutOfMemory`], [`CudaError::HostMemory`]. The driver's errors.
+    /// [`CudaError::OutOfMemory`], [`CudaError::SwapMemory`]. The driver's errors.
     fn open(self, layout: &PoolLayout, table: &TableShape, bounds: impl Into<StepBounds>) -> Result<Cuda, CudaError> {
         self.check(layout)?;
         let Self { gpu, stream, max_step_rows, all_spans, .. } = self;
@@ -139,9 +139,9 @@ impl OpenBackend for CudaOptions {
             Some(channels) => Some(Labels::new(&gpu, pools.of(0), channels, (room, rows))?),
             None => None,
         };
-        let host = match layout.host_region_pages() {
+        let swap = match layout.swap_region_pages() {
             0 => None,
-            _ => Some(HostMoves::new(&gpu, layout, pools.of(0).pages(), self.fewer_host_pages)?),
+            _ => Some(SwapMoves::new(&gpu, layout, pools.of(0).pages(), self.fewer_swap_pages)?),
         };
         Ok(Cuda {
             pools,
@@ -150,8 +150,8 @@ impl OpenBackend for CudaOptions {
             stage: Stage::new(&gpu, (layout, table), limits, uploads)?,
             variants: Variants::default(),
             limits,
-            host,
-            fewer_host_pages: self.fewer_host_pages,
+            swap,
+            fewer_swap_pages: self.fewer_swap_pages,
             steps: OpenSteps::try_new(steps).map_err(|error| CudaError::OutOfMemory { bytes: error.bytes })?,
             limited: None,
             prepared: None,

@@ -1,10 +1,10 @@
-//! Tests the order in which cells and pages move to host memory. Breaks each of H1 to H4 by hand, and checks that the
+//! Tests the order in which cells and pages move to swap memory. Breaks each of H1 to H4 by hand, and checks that the
 //! audit reports it.
 
 use crate::fence::Fence;
-use crate::id::{CellId, HostPageId, Namespace, PageId, PrefixLock, StepId, TokenId};
+use crate::id::{CellId, Namespace, PageId, PrefixLock, StepId, SwapPageId, TokenId};
 use crate::layout::{Groups, Limits, PoolConfig, Reach};
-use crate::prefix::cells::{DEVICE, HOST};
+use crate::prefix::cells::{DEVICE, SWAP};
 use crate::prefix::residency::{NO_PAGE, Seek};
 use crate::prefix::{PrefixTree, SizeInfo};
 
@@ -20,14 +20,14 @@ fn page(page: u32) -> PageId {
 }
 
 impl Sound {
-    fn new(host_pages: u32) -> Self {
+    fn new(swap_pages: u32) -> Self {
         let groups = Groups::new(&[Reach::All, Reach::Window(2)], &[0, 1, 1]).expect("two groups");
         let pool = PoolConfig { layers: 3, groups, page_size: 1, ..PoolConfig::default() };
         let limits = Limits::new(&pool.layout().expect("a pool"), 1);
-        let mut tree = PrefixTree::new(30 + host_pages, 1, 31).expect("memory");
-        tree.keep_cells(limits, [30, host_pages], 4).expect("it is small");
-        tree.keep_hosts(30, host_pages, 0).expect("it is small");
-        tree.set_host_ready(host_pages);
+        let mut tree = PrefixTree::new(30 + swap_pages, 1, 31).expect("memory");
+        tree.keep_cells(limits, [30, swap_pages], 4).expect("it is small");
+        tree.keep_swap(30, swap_pages, 0).expect("it is small");
+        tree.set_swap_ready(swap_pages);
         Self { tree, fence: Fence::new(0, 4, 1).expect("memory"), freed: Vec::new() }
     }
 
@@ -52,7 +52,7 @@ impl Sound {
 
     fn evict(&mut self, count: u32) -> Vec<u32> {
         self.freed.clear();
-        self.tree.evict_to_host(count, &mut self.freed);
+        self.tree.evict_to_swap(count, &mut self.freed);
         self.freed.iter().map(|page| page.raw()).collect()
     }
 
@@ -60,16 +60,16 @@ impl Sound {
         assert!(self.tree.saves().is_some());
         self.freed.clear();
         self.tree.end_saves(failed, &mut self.freed);
-        assert_eq!(self.tree.check_hosts(), Ok(()));
+        assert_eq!(self.tree.check_swap(), Ok(()));
     }
 
     fn hit(&self, own: u32) -> [u32; 3] {
         let found = self.tree.match_prefix(Namespace::new(0), &[TokenId::new(own)]);
-        [found.pages(), found.host_pages(), found.host_cell_pages()]
+        [found.pages(), found.swap_pages(), found.swap_cell_pages()]
     }
 
     fn counts(&self) -> [u64; 5] {
-        let counts = self.tree.host_counts();
+        let counts = self.tree.swap_counts();
         [counts.saved, counts.forced, counts.evicted, counts.lost, counts.failed]
     }
 }
@@ -87,7 +87,7 @@ fn a_cell_moves_whole_and_counts_for_a_hit_on_either_side() {
     sound.flush(false);
     assert_eq!(sound.counts(), [3, 3, 0, 0, 0]);
 
-    // A used prefix is loaded, and its host pages become free.
+    // A used prefix is loaded, and its swap pages become free.
     let Sound { tree, fence, .. } = &mut sound;
     let found = tree.match_prefix(Namespace::new(0), &[TokenId::new(0)]);
     let lock = tree.lock(&found, fence).expect("nothing changed");
@@ -105,8 +105,8 @@ fn a_cell_moves_whole_and_counts_for_a_hit_on_either_side() {
     tree.assign(&lock, 1, &mut &own[..], &mut moves);
     tree.end_load(&lock, 1, false);
     assert_eq!(sound.hit(0), [1, 0, 0]);
-    assert_eq!(sound.tree.host_page_counts(), (0, 8));
-    assert_eq!(sound.tree.check_hosts(), Ok(()));
+    assert_eq!(sound.tree.swap_page_counts(), (0, 8));
+    assert_eq!(sound.tree.check_swap(), Ok(()));
 }
 
 #[test]
@@ -116,12 +116,12 @@ fn the_older_of_cells_and_pages_makes_room() {
     both.into_iter().for_each(|one| sound.release(one));
     assert_eq!(sound.evict(3), [1, 2, 0]);
     sound.flush(false);
-    // Two host pages come from the older cell.
+    // Two swap pages come from the older cell.
     assert_eq!(sound.evict(1), [11, 12]);
     sound.flush(false);
     assert_eq!(sound.hit(0), [0, 0, 0], "the cell that a hit needs is lost");
     assert_eq!(sound.counts(), [5, 5, 2, 2, 0]);
-    // One host page comes from the older page.
+    // One swap page comes from the older page.
     assert_eq!(sound.evict(1), [10]);
     sound.flush(false);
     assert_eq!(sound.hit(10), [1, 1, 2]);
@@ -141,12 +141,12 @@ fn an_entry_that_makes_room_takes_its_cell_with_it() {
     assert_eq!(sound.evict(1), [0]);
     sound.flush(false);
     assert_eq!(sound.hit(0), [1, 1, 0]);
-    // The cell needs two host pages. The tree drops the cell's entry to free the first, so the cell is removed as well.
+    // The cell needs two swap pages. The tree drops the cell's entry to free the first, so the cell is removed as well.
     assert_eq!(sound.evict(1), [1, 2]);
-    assert_eq!(sound.tree.host_page_counts(), (0, 1));
+    assert_eq!(sound.tree.swap_page_counts(), (0, 1));
     assert_eq!((sound.hit(0), sound.tree.size_info()), ([0; 3], SizeInfo::default()));
     assert_eq!(sound.counts(), [1, 1, 1, 3, 0]);
-    assert_eq!(sound.tree.check_hosts(), Ok(()));
+    assert_eq!(sound.tree.check_swap(), Ok(()));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn failed_saves_lose_evicted_cells_and_keep_others() {
     assert_eq!(sound.counts(), [7, 3, 0, 5, 5]);
 }
 
-/// Returns the error of the audit after `spoil`, which receives a used cell, a clean one and one in host memory alone.
+/// Returns the error of the audit after `spoil`, which receives a used cell, a clean one and one in swap memory alone.
 fn broken<T>(spoil: impl FnOnce(&mut PrefixTree, [CellId; 3]) -> T) -> &'static str {
     let mut sound = Sound::new(8);
     let all = [0, 10, 20].map(|own| sound.insert(own));
@@ -185,7 +185,7 @@ fn broken<T>(spoil: impl FnOnce(&mut PrefixTree, [CellId; 3]) -> T) -> &'static 
     sound.flush(false);
     spoil(&mut sound.tree, cells);
     drop(used);
-    sound.tree.check_hosts().expect_err("the audit finds it").0
+    sound.tree.check_swap().expect_err("the audit finds it").0
 }
 
 #[test]
@@ -193,11 +193,11 @@ fn h1_a_host_page_belongs_to_one_cell() {
     let shared = |tree: &mut PrefixTree, [_, clean, _]: [CellId; 3]| {
         let cells = tree.cells_mut();
         let range = cells.range(clean);
-        cells.host_pages[range].fill(HostPageId::new(0));
+        cells.swap_pages[range].fill(SwapPageId::new(0));
     };
-    assert_eq!(broken(shared), "H1: a host page belongs to one cell");
-    let lost = |tree: &mut PrefixTree, _| tree.hosts_mut().pool.take();
-    assert_eq!(broken(lost), "H1: Cached host pages belong to entries and cells");
+    assert_eq!(broken(shared), "H1: a swap page belongs to one cell");
+    let lost = |tree: &mut PrefixTree, _| tree.swap_mut().pool.take();
+    assert_eq!(broken(lost), "H1: Cached swap pages belong to entries and cells");
 }
 
 #[test]
@@ -211,8 +211,8 @@ fn h2_a_cell_has_all_of_its_pages_on_a_side() {
     };
     let whole = "H2: a cell has all of its pages on the device, or none";
     assert_eq!(broken(part), whole);
-    let both = |tree: &mut PrefixTree, [.., host]: [CellId; 3]| {
-        tree.cells_mut().cells[host.index()].sides |= DEVICE;
+    let both = |tree: &mut PrefixTree, [.., swap_start]: [CellId; 3]| {
+        tree.cells_mut().cells[swap_start.index()].sides |= DEVICE;
     };
     assert_eq!(broken(both), whole);
 }
@@ -220,13 +220,13 @@ fn h2_a_cell_has_all_of_its_pages_on_a_side() {
 #[test]
 fn h3_clean_cells_are_idle_and_counted() {
     let counted = "H3: clean entries of idle nodes are counted";
-    assert_eq!(broken(|tree, _| tree.hosts_mut().clean -= 2), counted);
+    assert_eq!(broken(|tree, _| tree.swap_mut().clean -= 2), counted);
     let used = |tree: &mut PrefixTree, [used, ..]: [CellId; 3]| {
-        let (cells, hosts) = (tree.cells.as_mut(), tree.hosts.as_mut());
-        let (cells, hosts) = (cells.expect("groups"), hosts.expect("host memory"));
-        cells.cells[used.index()].sides |= HOST;
+        let (cells, swap) = (tree.cells.as_mut(), tree.swap.as_mut());
+        let (cells, swap) = (cells.expect("groups"), swap.expect("swap memory"));
+        cells.cells[used.index()].sides |= SWAP;
         for at in cells.range(used) {
-            cells.host_pages[at] = hosts.pool.take().expect("one is free");
+            cells.swap_pages[at] = swap.pool.take().expect("one is free");
         }
     };
     assert_eq!(broken(used), "H3: a used cell is not clean");

@@ -1,9 +1,9 @@
-//! The audit of cells: G1 to G3 and G5, and H1 to H4 for the cells of a tree with host memory.
+//! The audit of cells: G1 to G3 and G5, and H1 to H4 for the cells of a tree with swap memory.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::fence::Fence;
-use crate::id::{CellId, HostPageId, NodeKey, PageId, PrefixLock, StepId};
+use crate::id::{CellId, NodeKey, PageId, PrefixLock, StepId, SwapPageId};
 use crate::layout::HeldGroup;
 
 use super::{Broken, PrefixTree};
@@ -63,23 +63,23 @@ impl PrefixTree {
         Ok(())
     }
 
-    /// Checks H1 to H4 for cells. Host pages of cells are added to `pages`. Returns the number of clean pages of idle
+    /// Checks H1 to H4 for cells. Swap pages of cells are added to `pages`. Returns the number of clean pages of idle
     /// cells.
-    pub(super) fn check_host_cells(&self, pages: &mut HashSet<HostPageId>) -> Result<u32, Broken> {
-        let (Some(cells), Some(hosts)) = (&self.cells, &self.hosts) else { return Ok(0) };
+    pub(super) fn check_swap_cells(&self, pages: &mut HashSet<SwapPageId>) -> Result<u32, Broken> {
+        let (Some(cells), Some(swap)) = (&self.cells, &self.swap) else { return Ok(0) };
         let mut clean = 0;
         for (_, _, cell) in cells.named() {
-            let Residency { device, host } = cells.cells[cell.index()].residency();
-            ensure(host <= device, "H2: every cell has its pages")?;
+            let Residency { device, swap_start } = cells.cells[cell.index()].residency();
+            ensure(swap_start <= device, "H2: every cell has its pages")?;
             let has = |page: &PageId| (*page != NO_PAGE) == (device > 0);
             let whole = cells.pages(cell).iter().all(has);
             ensure(whole, "H2: a cell has all of its pages on the device, or none")?;
-            if host == 0 {
-                let mut own = cells.host_pages[cells.range(cell)].iter();
-                let own = own.all(|&page| hosts.pool.is_cached(page) && pages.insert(page));
-                ensure(own, "H1: a host page belongs to one cell")?;
+            if swap_start == 0 {
+                let mut own = cells.swap_pages[cells.range(cell)].iter();
+                let own = own.all(|&page| swap.pool.is_cached(page) && pages.insert(page));
+                ensure(own, "H1: a swap page belongs to one cell")?;
             }
-            let is_clean = device > host;
+            let is_clean = device > swap_start;
             ensure(!is_clean || cells.is_idle(cell), "H3: a used cell is not clean")?;
             clean += if is_clean { cells.tracks(cell) } else { 0 };
         }

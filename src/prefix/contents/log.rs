@@ -1,4 +1,4 @@
-//! A log of added and removed pages, for tests. Without host memory, replaying its entries reproduces the contents of
+//! A log of added and removed pages, for tests. Without swap memory, replaying its entries reproduces the contents of
 //! the tree.
 
 use std::collections::HashMap;

@@ -184,7 +184,7 @@ impl Case {
             page_size,
             capacity: Capacity::Pages(pages),
             layout: rng.pick(&[Layout::LayerFirst, Layout::PageFirst]),
-            host_pages: 5,
+            swap_pages: 5,
             stage_pages: 2,
             ..PoolConfig::default()
         };

@@ -28,7 +28,6 @@ mod either;
 mod exact;
 mod filter;
 mod history;
-mod host_shadow;
 mod invalid;
 mod late;
 mod moved;
@@ -38,6 +37,7 @@ mod served;
 mod shadow;
 mod sparse;
 mod stored;
+mod swap_shadow;
 
 use std::fmt;
 use std::ops::Range;
@@ -50,7 +50,7 @@ pub use rotated::check_rotated;
 pub use served::check_served;
 pub use sparse::{SparseTestBackend, check_sparse_backend};
 
-use crate::backend::{HostMemory, OpenBackend};
+use crate::backend::{OpenBackend, SwapMemory};
 use crate::id::PageId;
 use crate::testkit::parallel;
 use crate::testkit::rng::{Rng, mix};
@@ -59,7 +59,7 @@ use run::ExtraCheck;
 /// A backend under test: its buffers, and access to the pool's bytes.
 ///
 /// Buffers may be on a device. The test calls `synchronize` before it reads them. These methods panic on failure.
-pub trait TestBackend: HostMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>> + Send {
+pub trait TestBackend: SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>> + Send {
     /// Rows of q, k or v, or sinks.
     type Input;
     /// Rows of attention's output.

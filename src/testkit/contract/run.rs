@@ -6,8 +6,8 @@ use std::thread;
 
 use super::case::{Case, HostRows};
 use super::history::History;
-use super::host_shadow::HostShadow;
 use super::stored::Given;
+use super::swap_shadow::SwapShadow;
 use super::{Report, TestBackend};
 use crate::backend::{Attend, Queries};
 use crate::id::{LayerId, PageId, RowId};
@@ -77,7 +77,7 @@ pub(super) struct World<'a, B: TestBackend> {
     pub parents: BTreeSet<usize>,
     /// Expected bytes of every page, in the order `[plane, lane, piece]`.
     pub shadow: Vec<Vec<u8>>,
-    pub host: HostShadow<B>,
+    pub swap: SwapShadow<B>,
     pub report: &'a mut Report,
 }
 
@@ -92,14 +92,14 @@ pub(super) fn run<B: TestBackend>(
 ) {
     let poison = vec![0xff; case.layout.page_bytes() as usize];
     let shadow = vec![poison; case.layout.page_count() as usize];
-    let host = HostShadow::new(&backend, case.layout.host_region_pages());
+    let swap = SwapShadow::new(&backend, case.layout.swap_region_pages());
     let planner = Planner::new(&case.layout, &case.table, seed);
     let (history, parents) = (Vec::new(), BTreeSet::new());
     let layers = (0..case.layout.layers()).map(LayerId::new);
     let kinds = layers.map(|layer| Kind::of(&case, layer, &case.attend_of(layer))).collect();
     let given = Given { scales: case.scales(), labels: case.labels() };
     let mut world =
-        World { backend, kinds, case, given, also, seed, rng, planner, history, parents, shadow, host, report };
+        World { backend, kinds, case, given, also, seed, rng, planner, history, parents, shadow, swap, report };
     world.write_shadow(&(0..world.shadow.len() as u32).map(PageId::new).collect::<Vec<_>>());
     world.compare_pool();
     for _ in 0..world.rng.within(1, 4) {
@@ -126,7 +126,7 @@ impl<B: TestBackend> World<'_, B> {
             self.execute(&steps, &whole);
         }
         self.compare_pool();
-        self.compare_host();
+        self.compare_swap();
         self.report.steps += steps.len() as u64;
         if self.rng.one_in(2) {
             self.compact();

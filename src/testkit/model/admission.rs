@@ -14,8 +14,8 @@ use crate::plan::Prompt;
 pub struct AdmissionWant {
     /// Number of cached tokens of the prompt.
     pub cached_len: u32,
-    /// Number of the prompt's cached pages, of all groups, that are in host memory alone.
-    pub host_pages: u32,
+    /// Number of the prompt's cached pages, of all groups, that are in swap memory alone.
+    pub swap_pages: u32,
     /// Number of the prompt's cached device pages, of all groups, that are idle.
     pub idle_pages: u32,
     /// Number of pages that the loads and the other tokens of the prompt or of the promise need.
@@ -145,7 +145,7 @@ impl Model {
             held: vec![0; self.tracks() - 1],
             cells: Vec::new(),
             marks: BTreeSet::new(),
-            host_marks: BTreeSet::new(),
+            swap_marks: BTreeSet::new(),
             kept: 0,
             promised: 0,
             preempted: false,
@@ -219,7 +219,7 @@ impl Model {
         let all = self.most_pages(tokens.len().div_ceil(self.page_size()));
         let promised_places = (promise as usize).div_ceil(self.page_size());
         let device = self.on_device(scope, tokens, pages);
-        let cells = self.tree.host_tail_pages(scope, tokens, pages);
+        let cells = self.tree.swap_tail_pages(scope, tokens, pages);
         let promised = self.outstanding_of_promise(promised_places, device, device, device)
             + if promised_places > 0 { cells } else { 0 };
         // The sequence locks these pages, so they are not available to it and back no promise.
@@ -237,7 +237,7 @@ impl Model {
         let fits = lacking_pages <= available_pages;
         AdmissionWant {
             cached_len: (pages * self.page_size()) as u32,
-            host_pages: (pages - device + cells) as u32,
+            swap_pages: (pages - device + cells) as u32,
             idle_pages,
             lacking_pages,
             available_pages,
@@ -259,7 +259,7 @@ impl Model {
         sequence.scope = scope;
         let last = (sequence.tokens.len() - 1) / self.shape.layout.page_size() as usize;
         let on_device = sequence.table.len();
-        let cells = self.tree.host_tail_pages(scope, &sequence.tokens, pages);
+        let cells = self.tree.swap_tail_pages(scope, &sequence.tokens, pages);
         let waits = on_device < pages || cells > 0;
         if waits && has_groups {
             // With groups, the page tables are empty until all pages are loaded.

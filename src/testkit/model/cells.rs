@@ -117,19 +117,19 @@ impl Tree {
         here.iter().flat_map(|key| self.remove_cell(key)).collect()
     }
 
-    /// Counts one more user of a cell. A used cell on the device has no host pages.
+    /// Counts one more user of a cell. A used cell on the device has no swap pages.
     pub(in crate::testkit) fn acquire_cell(&mut self, key: &CellKey) {
         let cell = self.cells.get_mut(key).expect("it is cached");
         cell.users += 1;
         if !cell.pages.is_empty() {
-            cell.host.drain(..).for_each(|host| self.hosts.free(host));
+            cell.swap_pages.drain(..).for_each(|swap_page| self.swap.free(swap_page));
         }
     }
 
-    /// Returns the number of pages of those cells in a prefix's tails that are in host memory alone.
-    pub(super) fn host_tail_pages(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
+    /// Returns the number of pages of those cells in a prefix's tails that are in swap memory alone.
+    pub(super) fn swap_tail_pages(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
         let keys = self.tail_cells(scope, tokens, pages);
-        keys.iter().map(|key| self.cells[key].host_only()).sum()
+        keys.iter().map(|key| self.cells[key].swap_only()).sum()
     }
 
     pub(super) fn cell_pages(&self, is: impl Fn(&CellHeld) -> bool) -> u32 {
@@ -138,7 +138,7 @@ impl Tree {
 }
 
 impl Model {
-    /// Makes a sequence a user of the cells in the tails of its first `pages` pages. The cells may still be in host
+    /// Makes a sequence a user of the cells in the tails of its first `pages` pages. The cells may still be in swap
     /// memory alone.
     pub(super) fn use_tails(&mut self, seq: SeqKey, pages: usize) {
         let sequence = &self.sequences[&seq];
@@ -177,7 +177,7 @@ impl Model {
     }
 
     /// Makes cells of the private pages in a sequence's tails at a mark. If the tree already has a cell with device
-    /// pages, the sequence switches to the cell's pages. A cell in host memory alone takes the sequence's pages.
+    /// pages, the sequence switches to the cell's pages. A cell in swap memory alone takes the sequence's pages.
     /// Returns the sequence's duplicate pages.
     pub(super) fn keep_tails(&mut self, seq: SeqKey, mark: usize) -> Vec<PageId> {
         let mut duplicates = Vec::new();
@@ -206,7 +206,7 @@ impl Model {
                     duplicates.extend(pages);
                 } else {
                     self.pages.turn(&pages, super::PageIs::Private, super::PageIs::Cached);
-                    let cell = CellHeld { pages, host: Vec::new(), users: 1, waits: Vec::new(), since: 0 };
+                    let cell = CellHeld { pages, swap_pages: Vec::new(), users: 1, waits: Vec::new(), since: 0 };
                     self.tree.cells.insert(key, cell);
                 }
             }

@@ -6,14 +6,14 @@
 mod admission;
 mod cells;
 mod draft;
-mod host_pages;
-mod hosts;
 mod leader;
 mod open_moves;
 mod pages;
 mod sequence;
 mod step;
 mod stores;
+mod swap;
+mod swap_pages;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -54,7 +54,7 @@ struct Sequence {
     pending: usize,
     /// Number of pending pages that were on the device when it began to wait.
     on_device: usize,
-    /// Number of pages of its tails' cells that were in host memory alone when it began to wait.
+    /// Number of pages of its tails' cells that were in swap memory alone when it began to wait.
     cell_pages: usize,
     /// The pages of group 0.
     table: Vec<PageId>,
@@ -67,7 +67,7 @@ struct Sequence {
     /// Numbers of published pages at which the sequence will keep its tails.
     marks: BTreeSet<usize>,
     /// The marks that the host has added.
-    host_marks: BTreeSet<usize>,
+    swap_marks: BTreeSet<usize>,
     /// The last mark whose tails it has kept.
     kept: usize,
     /// Number of places for which pages are promised, including the places of `table`.
@@ -150,11 +150,11 @@ impl Model {
         let mut tree = Tree::new(shape.layout.page_size(), kept_generation);
         tree.keep_groups(&shape.layout);
         if shape.prefix == PrefixMode::Radix {
-            let (host_pages, pages) = (shape.layout.host_pages(), page_count);
-            let entries = (pages + host_pages) + (pages + host_pages) / 8;
+            let (swap_pages, pages) = (shape.layout.swap_pages(), page_count);
+            let entries = (pages + swap_pages) + (pages + swap_pages) / 8;
             let has_puts = shape.hashing.is_some() && shape.table.tracks == 1;
             let puts = if has_puts { entries as usize } else { 0 };
-            tree.keep_hosts(host_pages, shape.layout.stage_pages(), puts);
+            tree.keep_swap(swap_pages, shape.layout.stage_pages(), puts);
         }
         Self {
             shape,
@@ -300,7 +300,7 @@ impl Model {
     }
 
     /// Returns every page that can match. An item has the page's namespace, all tokens up to its end, whether the
-    /// device has the page, and whether host memory has it.
+    /// device has the page, and whether swap memory has it.
     pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId], [bool; 2])> {
         self.tree.present()
     }
@@ -355,23 +355,23 @@ impl Model {
 
     /// `Engine::stats`
     pub fn stats(&self) -> Stats {
-        let hosts = &self.tree.hosts;
-        let (host_cached_pages, host_free_pages) = hosts.counts();
+        let swap = &self.tree.swap;
+        let (swap_cached_pages, swap_free_pages) = swap.counts();
         Stats {
             cells: self.tree.cells.len() as u32,
             evicted_pages: self.tree.evicted.0,
             evicted_cells: self.tree.evicted.1,
-            saved_pages: hosts.saved,
-            forced_pages: hosts.forced,
-            loaded_pages: hosts.loaded,
-            host_evicted_pages: hosts.evicted,
-            lost_pages: hosts.lost,
-            failed_saves: hosts.failed,
+            saved_pages: swap.saved,
+            forced_pages: swap.forced,
+            loaded_pages: swap.loaded,
+            swap_evicted_pages: swap.evicted,
+            lost_pages: swap.lost,
+            failed_saves: swap.failed,
             put_pages: self.tree.stores.done,
             fetched_pages: self.tree.stores.fetched,
             clean_pages: self.tree.clean(),
-            host_cached_pages,
-            host_free_pages,
+            swap_cached_pages,
+            swap_free_pages,
             free_pages: self.pages.count(PageIs::Free),
             private_pages: self.pages.count(PageIs::Private),
             cached_pages: self.pages.count(PageIs::Cached),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::id::{HostPageId, Scope, TokenId};
+use crate::id::{Scope, SwapPageId, TokenId};
 
 /// The key of a page: namespace, generation, and all tokens up to the page's end.
 pub type Path = (u64, u64, Vec<TokenId>);
@@ -19,8 +19,8 @@ pub(super) struct Put {
     pub number: u64,
     /// The page; `None` once its generation has ended.
     pub of: Option<PageVersion>,
-    /// The host page that the store reads; `None` for a page of the stage.
-    pub host: Option<HostPageId>,
+    /// The swap page that the store reads; `None` for a page of the stage.
+    pub swap_page: Option<SwapPageId>,
     /// Number of the last save to the page; the store reads the page after this save.
     pub save: u64,
     pub is_given: bool,
@@ -33,7 +33,7 @@ pub(super) struct Fetch {
     /// All tokens of the prompt up to the end of the last fetched page.
     pub tokens: Vec<TokenId>,
     pub cached: usize,
-    pub pages: Vec<HostPageId>,
+    pub pages: Vec<SwapPageId>,
 }
 
 /// The pages that stores read and write.

@@ -1,12 +1,12 @@
 //! Puts and fetches of the model: pages that a store reads and writes.
 
 use super::Model;
-use super::host_pages::Hosts;
 use super::open_moves::{Fetch, PageVersion, Path, Put};
+use super::swap_pages::Swap;
 use super::tree::{Held, Tree};
 use crate::backend::Moved;
 use crate::error::Error;
-use crate::id::{HostPageId, Namespace, Scope, TokenId};
+use crate::id::{Namespace, Scope, SwapPageId, TokenId};
 
 /// Maximum number of open puts.
 const PUTS_MAX: usize = 1024;
@@ -20,8 +20,8 @@ pub struct PutWant {
     pub number: u64,
     /// Namespace, generation and all tokens up to the page's end.
     pub path: Path,
-    /// The host page; `None` for a page of the stage.
-    pub host: Option<HostPageId>,
+    /// The swap page; `None` for a page of the stage.
+    pub swap_page: Option<SwapPageId>,
 }
 
 impl Tree {
@@ -56,7 +56,7 @@ impl Tree {
 
     /// Opens at most `max` puts of the next pages in the queue. Returns the number of pages to copy to the stage.
     fn begin_puts(&mut self, max: usize) -> usize {
-        let next_move = self.hosts.moves + 1;
+        let next_move = self.swap.moves + 1;
         let (mut staged, end) = (0, PUTS_MAX.min(self.stores.puts.len() + max));
         let before = self.stores.puts.len();
         while self.stores.puts.len() < end {
@@ -64,11 +64,11 @@ impl Tree {
             if !self.is_present(&of) || self.pages[&of.path].stored {
                 continue;
             }
-            let host = self.pages[&of.path].host;
-            let save = match host {
+            let swap_page = self.pages[&of.path].swap_page;
+            let save = match swap_page {
                 Some(page) => {
-                    self.hosts.begin_read(page);
-                    self.hosts.saved_by[page.index()]
+                    self.swap.begin_read(page);
+                    self.swap.saved_by[page.index()]
                 }
                 None if self.stores.stage_free == 0 => {
                     self.stores.queue.push_front(of);
@@ -81,7 +81,7 @@ impl Tree {
             };
             self.stores.last_put += 1;
             let number = self.stores.last_put;
-            self.stores.puts.push(Put { number, of: Some(of), host, save, is_given: false });
+            self.stores.puts.push(Put { number, of: Some(of), swap_page, save, is_given: false });
         }
         if self.stores.puts.len() == before && self.stores.queue.is_empty() {
             self.stores.queue = std::mem::take(&mut self.stores.refused);
@@ -91,8 +91,8 @@ impl Tree {
 
     /// Cancels the puts whose copies to the stage have failed, and queues their pages again.
     fn fail_staged(&mut self) {
-        let last = self.hosts.moves;
-        let failed = |put: &Put| put.host.is_none() && put.save == last;
+        let last = self.swap.moves;
+        let failed = |put: &Put| put.swap_page.is_none() && put.save == last;
         for put in self.stores.puts.clone().iter().rev().filter(|put| failed(put)) {
             put.of.iter().for_each(|of| self.stores.queue.push_front(of.clone()));
             self.stores.stage_free += 1;
@@ -107,8 +107,8 @@ impl Tree {
         for at in 0..self.stores.puts.len() {
             let put = &self.stores.puts[at];
             if let Some(of) = self.page_of(put).filter(|_| !put.is_given && put.save <= saved) {
-                let Put { number, host, .. } = *put;
-                given.push(PutWant { number, path: of.path, host });
+                let Put { number, swap_page, .. } = *put;
+                given.push(PutWant { number, path: of.path, swap_page });
                 self.stores.puts[at].is_given = true;
             }
         }
@@ -125,9 +125,9 @@ impl Tree {
             return false;
         };
         let put = self.stores.puts.remove(at);
-        let (of, host) = (self.page_of(&put), put.host);
-        match host {
-            Some(page) => self.hosts.end_read(page),
+        let (of, swap_page) = (self.page_of(&put), put.swap_page);
+        match swap_page {
+            Some(page) => self.swap.end_read(page),
             None => self.stores.stage_free += 1,
         }
         if let Some(of) = of {
@@ -145,7 +145,7 @@ impl Tree {
 
     /// Inserts fetched pages after the first `locked` pages of a path, and locks them. Returns the number of fetched
     /// pages that the tree already had.
-    fn insert_fetched(&mut self, scope: Scope, tokens: &[TokenId], locked: usize, pages: &[HostPageId]) -> usize {
+    fn insert_fetched(&mut self, scope: Scope, tokens: &[TokenId], locked: usize, pages: &[SwapPageId]) -> usize {
         let end = locked + pages.len();
         let old = self.matched_len(scope, &tokens[..end * self.page_size]);
         if old > locked {
@@ -153,11 +153,11 @@ impl Tree {
         }
         for at in old..end {
             self.versions += 1;
-            let (host, version) = (pages[at - locked], self.versions);
-            self.hosts.end_fill(host, true);
+            let (swap_page, version) = (pages[at - locked], self.versions);
+            self.swap.end_fill(swap_page, true);
             let held = Held {
                 page: None,
-                host: Some(host),
+                swap_page: Some(swap_page),
                 users: 0,
                 idle_since: 0,
                 first_of_node: at == old,
@@ -175,12 +175,12 @@ impl Model {
     /// `Engine::puts`; `None` if the backend failed. `saved` is the last save that the backend reports as done; `None`
     /// if the report failed.
     pub fn puts(&mut self, max: usize, saved: Option<u64>) -> Option<Vec<PutWant>> {
-        if !self.tree.hosts.exists() {
+        if !self.tree.swap.exists() {
             return Some(Vec::new());
         }
         let staged = if self.shape.hashing.is_some() { self.tree.begin_puts(max) } else { 0 };
         if staged > 0 {
-            self.tree.hosts.moves += 1;
+            self.tree.swap.moves += 1;
             if self.next_move_fails() {
                 self.tree.fail_staged();
                 return None;
@@ -202,7 +202,7 @@ impl Model {
         self.tree.end_put(number, ok)
     }
 
-    /// `Engine::fetch`: returns the number of cached pages, and the host pages to write. `moved` contains the moves
+    /// `Engine::fetch`: returns the number of cached pages, and the swap pages to write. `moved` contains the moves
     /// that the backend reports as done; `None` if the report failed, and then the result is also `None`.
     pub fn fetch(
         &mut self,
@@ -210,13 +210,13 @@ impl Model {
         prompt: &[TokenId],
         most: u32,
         moved: Option<Moved>,
-    ) -> Result<Option<(u32, Vec<HostPageId>)>, Error> {
+    ) -> Result<Option<(u32, Vec<SwapPageId>)>, Error> {
         self.check_groups()?;
         let ignores_names = self.shape.hashing.is_some_and(|hashing| !hashing.uses_names());
         if ignores_names && namespace != Namespace::default() {
             return Err(Error::UnnamedNamespace { namespace });
         }
-        if !self.tree.hosts.exists() || prompt.is_empty() || prompt.contains(&TokenId::PENDING) {
+        if !self.tree.swap.exists() || prompt.is_empty() || prompt.contains(&TokenId::PENDING) {
             return Ok(None);
         }
         let Some(moved) = moved else { return Ok(None) };
@@ -236,9 +236,9 @@ impl Model {
         self.tree.lock(scope, tokens, cached);
         let mut pages = Vec::new();
         while pages.len() < wanted
-            && let Some(page) = self.tree.take_idle_host(moved)
+            && let Some(page) = self.tree.take_idle_swap(moved)
         {
-            self.tree.hosts.begin_fill(page);
+            self.tree.swap.begin_fill(page);
             pages.push(page);
         }
         if pages.is_empty() {
@@ -264,7 +264,7 @@ impl Model {
         let count = if is_present { pages.len().min(count as usize) } else { 0 };
         let known = self.tree.insert_fetched(scope, &tokens, cached, &pages[..count]);
         let unused = pages[..known].iter().chain(&pages[count..]);
-        unused.for_each(|&page| self.tree.hosts.end_fill(page, false));
+        unused.for_each(|&page| self.tree.swap.end_fill(page, false));
         self.tree.stores.fetched += (count - known) as u64;
         let gone = self.tree.unlock(scope, &tokens, cached + count);
         self.pages.turn(&gone, super::PageIs::Cached, super::PageIs::Free);
@@ -272,14 +272,14 @@ impl Model {
     }
 }
 
-impl Hosts {
+impl Swap {
     /// Records that a put reads a page.
-    fn begin_read(&mut self, page: HostPageId) {
+    fn begin_read(&mut self, page: SwapPageId) {
         assert!(self.reading.insert(page), "a page is put once at a time");
     }
 
     /// Records the end of a put. Its page becomes free if it no longer belongs to an entry.
-    fn end_read(&mut self, page: HostPageId) {
+    fn end_read(&mut self, page: SwapPageId) {
         self.reading.remove(&page);
         if self.leaving.remove(&page) {
             self.taken[page.index()] = false;
@@ -287,18 +287,18 @@ impl Hosts {
     }
 
     /// Records that a fetch writes a taken page.
-    fn begin_fill(&mut self, page: HostPageId) {
+    fn begin_fill(&mut self, page: SwapPageId) {
         self.filling.insert(page);
     }
 
     /// Records the end of a fetch into a page. The page becomes free if `arrived` is false.
-    fn end_fill(&mut self, page: HostPageId, arrived: bool) {
+    fn end_fill(&mut self, page: SwapPageId, arrived: bool) {
         self.filling.remove(&page);
         self.taken[page.index()] = arrived;
     }
 
     /// Returns whether the backend has done all moves of a page.
-    pub(super) fn is_idle(&self, page: HostPageId, moved: Moved) -> bool {
+    pub(super) fn is_idle(&self, page: SwapPageId, moved: Moved) -> bool {
         self.saved_by[page.index()] <= moved.saved.raw() && self.loaded_by[page.index()] <= moved.loaded.raw()
     }
 }

@@ -6,18 +6,18 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::host_pages::Hosts;
 use super::open_moves::{Path, Stores};
-use crate::id::{HostPageId, Namespace, PageId, Scope, TokenId};
+use super::swap_pages::Swap;
+use crate::id::{Namespace, PageId, Scope, SwapPageId, TokenId};
 use crate::layout::Reach;
 
 /// One page of the tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Held {
-    /// Its page on the device, if any. At least one of `page` and `host` is set.
+    /// Its page on the device, if any. At least one of `page` and `swap_page` is set.
     pub page: Option<PageId>,
-    /// Its page in host memory, if any.
-    pub host: Option<HostPageId>,
+    /// Its page in swap memory, if any.
+    pub swap_page: Option<SwapPageId>,
     /// Locks on it or below it.
     pub users: u32,
     /// The time when it lost its last user; smaller is older. It has no meaning while the page has users.
@@ -37,8 +37,8 @@ pub(in crate::testkit) type CellKey = (usize, Path);
 pub(in crate::testkit) struct CellHeld {
     /// Its pages on the device: one for each track of the group, or none.
     pub pages: Vec<PageId>,
-    /// Its pages in host memory: one for each track of the group, or none.
-    pub host: Vec<HostPageId>,
+    /// Its pages in swap memory: one for each track of the group, or none.
+    pub swap_pages: Vec<SwapPageId>,
     pub users: u32,
     /// Unfinished steps of former users. The cell becomes idle when all of them are complete.
     pub waits: Vec<u64>,
@@ -51,9 +51,9 @@ impl CellHeld {
         self.users == 0 && self.waits.is_empty()
     }
 
-    /// Returns the number of pages that are in host memory alone.
-    pub fn host_only(&self) -> usize {
-        if self.pages.is_empty() { self.host.len() } else { 0 }
+    /// Returns the number of pages that are in swap memory alone.
+    pub fn swap_only(&self) -> usize {
+        if self.pages.is_empty() { self.swap_pages.len() } else { 0 }
     }
 }
 
@@ -75,7 +75,7 @@ pub struct Tree {
     /// The reach of each limited group, and its range among the further tracks.
     pub(in crate::testkit) limited: Vec<(Reach, Range<usize>)>,
     pub(super) pages: BTreeMap<Path, Held>,
-    pub(super) hosts: Hosts,
+    pub(super) swap: Swap,
     pub(super) stores: Stores,
     /// Maximum number of pages that wait to be put.
     pub(super) put_queue_len: usize,
@@ -95,12 +95,12 @@ impl Tree {
     pub fn new(page_size: u32, kept_generation: Option<u64>) -> Self {
         let page_size = page_size as usize;
         let (pages, cells) = (BTreeMap::new(), BTreeMap::new());
-        let hosts = Hosts::default();
+        let swap = Swap::default();
         Self {
             page_size,
             limited: Vec::new(),
             pages,
-            hosts,
+            swap,
             stores: Stores::default(),
             put_queue_len: 0,
             versions: 0,
@@ -112,9 +112,9 @@ impl Tree {
         }
     }
 
-    /// Turns on host memory of `count` pages, and puts. At most `puts` pages wait to be put; 0 turns puts off.
-    pub(super) fn keep_hosts(&mut self, count: u32, stage_pages: u32, puts: usize) {
-        (self.hosts, self.stores) = (Hosts::new(count), Stores::new(stage_pages));
+    /// Turns on swap memory of `count` pages, and puts. At most `puts` pages wait to be put; 0 turns puts off.
+    pub(super) fn keep_swap(&mut self, count: u32, stage_pages: u32, puts: usize) {
+        (self.swap, self.stores) = (Swap::new(count), Stores::new(stage_pages));
         self.put_queue_len = puts;
     }
 
@@ -131,25 +131,25 @@ impl Tree {
     }
 
     /// Returns the device pages at the start of the longest cached prefix of `tokens`. The later pages of the prefix
-    /// are in host memory alone.
+    /// are in swap memory alone.
     pub fn matched(&self, scope: Scope, tokens: &[TokenId]) -> Vec<PageId> {
         let pages =
             (1..=tokens.len() / self.page_size).map_while(|pages| self.pages.get(&self.path(scope, tokens, pages)));
         pages.map_while(|held| held.page).collect()
     }
 
-    /// Returns the number of pages of the longest cached prefix of `tokens`, on the device or in host memory.
+    /// Returns the number of pages of the longest cached prefix of `tokens`, on the device or in swap memory.
     pub fn matched_len(&self, scope: Scope, tokens: &[TokenId]) -> usize {
         let is_cached = |&pages: &usize| self.pages.contains_key(&self.path(scope, tokens, pages));
         (1..=tokens.len() / self.page_size).take_while(is_cached).count()
     }
 
     /// Returns every page of the kept generation. An item has the page's namespace, all tokens up to its end, whether
-    /// the device has the page, and whether host memory has it.
+    /// the device has the page, and whether swap memory has it.
     pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId], [bool; 2])> {
         let kept = |(path, _): &(&Path, &Held)| self.kept_generation == Some(path.1);
         self.pages.iter().filter(kept).map(|((namespace, _, tokens), held)| {
-            let media = [held.page.is_some(), held.host.is_some()];
+            let media = [held.page.is_some(), held.swap_page.is_some()];
             (Namespace::new(*namespace), tokens.as_slice(), media)
         })
     }
@@ -185,12 +185,12 @@ impl Tree {
             let path = self.path(scope, tokens, pages);
             let held = self.pages.get_mut(&path).expect("a locked page is cached");
             held.users += 1;
-            // A device page in use has no copy in host memory.
+            // A device page in use has no copy in swap memory.
             if held.users == 1
                 && held.page.is_some()
-                && let Some(host) = held.host.take()
+                && let Some(swap_page) = held.swap_page.take()
             {
-                self.hosts.free(host);
+                self.swap.free(swap_page);
             }
         }
     }
@@ -231,13 +231,13 @@ impl Tree {
         let (old, on_device) = (self.matched_len(scope, text), self.matched(scope, text).len());
         let grows = self.can_grow(scope, tokens, old, locked);
         self.cut(scope, tokens, old);
-        // Entries in host memory alone take the caller's device pages.
+        // Entries in swap memory alone take the caller's device pages.
         for pages in on_device + 1..=old {
             let path = self.path(scope, tokens, pages);
             let held = self.pages.get_mut(&path).expect("it was matched");
             held.page = Some(own[pages - 1 - locked]);
-            let host = held.host.take().expect("the entry has a host page");
-            self.hosts.free(host);
+            let swap_page = held.swap_page.take().expect("the entry has a swap page");
+            self.swap.free(swap_page);
         }
         for pages in old + 1..=end {
             let first_of_node = pages == old + 1 && !grows;
@@ -245,7 +245,7 @@ impl Tree {
             self.versions += 1;
             let held = Held {
                 page,
-                host: None,
+                swap_page: None,
                 users: 0,
                 idle_since: 0,
                 first_of_node,
@@ -297,8 +297,8 @@ impl Tree {
         self.changes += 1;
         match (self.oldest_cell(), oldest) {
             (Some((cell, key)), page) if page.as_ref().is_none_or(|page| cell < page.0) => {
-                if self.hosts.exists() {
-                    return self.evict_cell_to_host(&key, gone);
+                if self.swap.exists() {
+                    return self.evict_cell_to_swap(&key, gone);
                 }
                 self.evicted.1 += 1;
                 gone.extend(self.cells.remove(&key).expect("it was found").pages);
@@ -309,8 +309,8 @@ impl Tree {
                 let below = self.children(&path);
                 let below = below.iter().all(|below| self.pages[below].page.is_none());
                 assert!(below, "the oldest idle page has no page below it on the device");
-                if self.hosts.exists() {
-                    return self.evict_to_host(&path, gone);
+                if self.swap.exists() {
+                    return self.evict_to_swap(&path, gone);
                 }
                 let before = self.cells.len();
                 gone.extend(self.remove(&path));

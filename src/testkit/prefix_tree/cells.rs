@@ -60,7 +60,7 @@ impl Both {
             };
             let own = self.free.split_off(rest);
             let cell = self.tree.create_cell(group as u32, entry, own.iter().copied());
-            let held = CellHeld { pages: own, host: Vec::new(), users: 1, waits: Vec::new(), since: 0 };
+            let held = CellHeld { pages: own, swap_pages: Vec::new(), users: 1, waits: Vec::new(), since: 0 };
             self.model.cells.insert(key.clone(), held);
             self.held[index].cells.insert(key, cell);
         }

@@ -1,8 +1,8 @@
 //! K and V whose origin can be checked: each number depends on all tokens up to its own, and on its layer, head and
 //! element.
 
-use crate::backend::{Backend, Cpu, HostMemory, Moved, Null};
-use crate::id::{HostPageId, LayerId, Scope, SlotId, TokenId};
+use crate::backend::{Backend, Cpu, Moved, Null, SwapMemory};
+use crate::id::{LayerId, Scope, SlotId, SwapPageId, TokenId};
 use crate::layout::{Plane, PlaneName, PoolLayout, Scaling};
 use crate::plan::BatchPlan;
 use crate::testkit::quantised::value;
@@ -32,16 +32,16 @@ pub trait Inspect: Backend {
     /// Returns the last result of [`Backend::moved`] that the engine has read.
     fn last_moved(&mut self) -> Moved;
 
-    /// Returns the bytes of a host page that a put reads, if the backend has bytes.
-    fn read_host(&mut self, _: HostPageId) -> Option<Vec<u8>> {
+    /// Returns the bytes of a swap page that a put reads, if the backend has bytes.
+    fn read_swap(&mut self, _: SwapPageId) -> Option<Vec<u8>> {
         None
     }
 
-    /// Writes a host page for a fetch.
-    fn write_host(&mut self, _: HostPageId, _: &[u8]) {}
+    /// Writes a swap page for a fetch.
+    fn write_swap(&mut self, _: SwapPageId, _: &[u8]) {}
 
-    /// Returns whether the last save to a host page succeeded, or a fetch wrote the page since.
-    fn has_host_page(&self, _: HostPageId) -> bool {
+    /// Returns whether the last save to a swap page succeeded, or a fetch wrote the page since.
+    fn has_swap_page(&self, _: SwapPageId) -> bool {
         true
     }
 
@@ -86,11 +86,11 @@ impl Inspect for Cpu {
         self.moved().expect("it cannot fail")
     }
 
-    fn read_host(&mut self, page: HostPageId) -> Option<Vec<u8>> {
+    fn read_swap(&mut self, page: SwapPageId) -> Option<Vec<u8>> {
         Some(self.lease(page).as_ref().to_vec())
     }
 
-    fn write_host(&mut self, page: HostPageId, bytes: &[u8]) {
+    fn write_swap(&mut self, page: SwapPageId, bytes: &[u8]) {
         self.lease_mut(page).as_mut().copy_from_slice(bytes);
     }
 }

@@ -93,7 +93,7 @@ impl<B: Inspect> Host<B> {
         let named = got.ok().and_then(|got| got.leader);
         let got = got.map(|got| AdmissionWant {
             cached_len: got.cached_len,
-            host_pages: got.host_pages,
+            swap_pages: got.swap_pages,
             idle_pages: got.idle_pages,
             lacking_pages: got.lacking_pages,
             available_pages: got.available_pages,

@@ -5,7 +5,7 @@ use super::bytes::{self, Inspect};
 use super::host::{Host, OTHER, names};
 use crate::error::Error;
 use crate::event::Event;
-use crate::id::{HostPageId, LayerId, Namespace, PageId, SeqKey, TokenId};
+use crate::id::{LayerId, Namespace, PageId, SeqKey, SwapPageId, TokenId};
 
 impl<B: Inspect> Host<B> {
     /// Compares the engine's state with the model's, and the match of one earlier text. Verifies the engine.
@@ -28,7 +28,7 @@ impl<B: Inspect> Host<B> {
             }
         }
         self.compare_touched()?;
-        self.check_host_pages()?;
+        self.check_swap_pages()?;
         self.compare_matches()?;
         for &seq in self.gone.iter().rev().take(2) {
             let unknown = Err(Error::UnknownSequence { seq });
@@ -102,12 +102,12 @@ impl<B: Inspect> Host<B> {
         Ok(())
     }
 
-    /// Checks H6: a host page of the tree has the bytes of a save that did not fail, or of a fetch.
-    fn check_host_pages(&self) -> Result<(), String> {
+    /// Checks H6: a swap page of the tree has the bytes of a save that did not fail, or of a fetch.
+    fn check_swap_pages(&self) -> Result<(), String> {
         let prefixes = &self.engine.world().prefixes;
-        let mut pages = (0..self.engine.shape().layout.host_pages()).map(HostPageId::new);
+        let mut pages = (0..self.engine.shape().layout.swap_pages()).map(SwapPageId::new);
         let unsaved =
-            |page: &HostPageId| prefixes.is_host_page_cached(*page) && !self.engine.backend().has_host_page(*page);
+            |page: &SwapPageId| prefixes.is_host_page_cached(*page) && !self.engine.backend().has_swap_page(*page);
         match pages.find(unsaved) {
             Some(page) => Err(format!("H6: {page:?} has bytes of no save and no fetch")),
             None => Ok(()),
@@ -169,7 +169,7 @@ impl<B: Inspect> Host<B> {
         let mut pages = Vec::new();
         let found = self.engine.match_hashed_pages(&chain, |piece| pages.extend_from_slice(piece));
         agree("match_hashes", &pages, &self.model.cached_pages(namespace, text))?;
-        let on_device = (found.pages() - found.host_pages()) as usize;
+        let on_device = (found.pages() - found.swap_pages()) as usize;
         agree("pages by hashes", &on_device, &pages.len())?;
         // Hashes that do not begin at the first page match nothing.
         let behind = self.engine.match_hashes(chain.get(1..).unwrap_or_default());

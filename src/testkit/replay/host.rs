@@ -8,7 +8,7 @@ use super::{Summary, agree};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::hash::{NamespaceNames, PageHash};
-use crate::id::{HostPageId, Namespace, PageId, SeqKey, StepId, TokenId};
+use crate::id::{Namespace, PageId, SeqKey, StepId, SwapPageId, TokenId};
 use crate::moves::{FetchId, PutId};
 use crate::plan::{Leader, StepScratch};
 use crate::testkit::index::Index;
@@ -34,7 +34,7 @@ pub(super) struct OpenPut {
     pub id: PutId,
     pub number: u64,
     pub key: (u64, PageHash),
-    pub page: HostPageId,
+    pub page: SwapPageId,
     pub bytes: Bytes,
 }
 
@@ -116,7 +116,7 @@ impl<B: Inspect> Host<B> {
         for (what, count) in [("stored", stored), ("removed", removed), ("cleared", cleared)] {
             self.summary.answers.insert(format!("events {what}"), count);
         }
-        self.summary.answers.insert("events of host memory".to_owned(), self.index.host_count);
+        self.summary.answers.insert("events of swap memory".to_owned(), self.index.swap_count);
         let failures = self.engine.backend().failures();
         self.summary.answers.insert("backend failures".to_owned(), failures);
         let stats = self.engine.stats();
@@ -126,14 +126,14 @@ impl<B: Inspect> Host<B> {
             ("duplicate pages", stats.duplicate_pages),
             ("computed tokens", stats.computed_tokens),
             ("evicted pages", stats.evicted_pages),
-            ("host hit tokens", stats.host_hit_tokens),
+            ("swap hit tokens", stats.swap_hit_tokens),
             ("pages saved", stats.saved_pages),
             ("pages saved as they were evicted", stats.forced_pages),
             ("pages loaded", stats.loaded_pages),
             ("failed saves", stats.failed_saves),
             ("pages put", stats.put_pages),
             ("pages fetched", stats.fetched_pages),
-            ("pages evicted from host memory", stats.host_evicted_pages),
+            ("pages evicted from swap memory", stats.swap_evicted_pages),
             ("pages lost", stats.lost_pages),
         ] {
             self.summary.answers.insert(what.to_owned(), count);

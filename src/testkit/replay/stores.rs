@@ -6,7 +6,7 @@ use super::bytes::Inspect;
 use super::host::{Host, OpenFetch, OpenPut, names};
 use crate::error::EngineError;
 use crate::hash::PageHash;
-use crate::id::{HostPageId, Namespace, TokenId};
+use crate::id::{Namespace, SwapPageId, TokenId};
 use crate::moves::PutId;
 use crate::testkit::model::PutWant;
 use crate::testkit::op::Prompt;
@@ -16,7 +16,7 @@ struct Got {
     key: PageHash,
     parent: Option<PageHash>,
     tokens: Vec<TokenId>,
-    page: HostPageId,
+    page: SwapPageId,
 }
 
 impl<B: Inspect> Host<B> {
@@ -44,7 +44,7 @@ impl<B: Inspect> Host<B> {
         agree("puts given", &got.len(), &count.unwrap_or(0))?;
         got.into_iter().zip(want.into_iter().flatten()).try_for_each(|(got, want)| {
             self.compare_put(&got, &want)?;
-            let bytes = self.engine.backend_mut().read_host(got.page);
+            let bytes = self.engine.backend_mut().read_swap(got.page);
             let (key, number) = ((want.path.1, got.key), want.number);
             self.store.puts.push(OpenPut { id: got.id, number, key, page: got.page, bytes });
             Ok(())
@@ -61,8 +61,8 @@ impl<B: Inspect> Host<B> {
         agree("a put's parent", &got.parent.as_ref(), &chain.iter().rev().nth(1))?;
         let page = &tokens[tokens.len() - self.page_size()..];
         agree("a put's tokens", &&got.tokens[..], &page)?;
-        let staged = got.page.raw() >= shape.layout.host_pages();
-        agree("a put's page", &Some(got.page).filter(|_| !staged), &want.host)
+        let staged = got.page.raw() >= shape.layout.swap_pages();
+        agree("a put's page", &Some(got.page).filter(|_| !staged), &want.swap_page)
     }
 
     pub(super) fn put_done(&mut self, pick: u8, ok: bool) -> Result<(), String> {
@@ -71,7 +71,7 @@ impl<B: Inspect> Host<B> {
         }
         let at = usize::from(pick) % self.store.puts.len();
         let OpenPut { id, number, key, page, bytes } = self.store.puts.remove(at);
-        let now = self.engine.backend_mut().read_host(page);
+        let now = self.engine.backend_mut().read_swap(page);
         agree("the bytes that a put reads", &now, &bytes)?;
         let got = [(); 2].map(|()| self.engine.put_done(id, ok));
         let want = [(); 2].map(|()| self.model.put_done(number, ok));
@@ -107,7 +107,7 @@ impl<B: Inspect> Host<B> {
         for (&page, &key) in pages.iter().zip(&chain[cached as usize..]) {
             let Some(bytes) = self.store.pages.get(&(self.store.generation, key)) else { break };
             let bytes = bytes.as_deref().unwrap_or_default();
-            self.engine.backend_mut().write_host(page, bytes);
+            self.engine.backend_mut().write_swap(page, bytes);
             arrived += 1;
         }
         self.store.fetch_count += 1;

@@ -19,7 +19,7 @@ cargo test $core --test cuda --lib --no-run
 #   capability 9.0 selects kernels of its own, and 8.6, 8.9 and 12.0 have the same shared memory;
 # * finely interleaved warps, with asynchronous copies and products that are done at once;
 # * two orders of streams;
-# * slow pinning of host memory, and pinning that fails;
+# * slow pinning of swap memory, and pinning that fails;
 # * the oldest supported driver. It differs only in what it loads and captures, so one seed is enough.
 # Tests of many kv heads take a minute a seed and use the kernels of capability 80 in every job, so one job has them.
 # Jobs with $again run the kernels of other jobs, and do not look for races again.
@@ -36,9 +36,9 @@ FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- contract_over_l
 FAKE_DRIVER_VERSION=12000 $again=0..1 -- $core --test cuda -- contract:: graph:: errors:: --skip many_kv_heads
 FAKE_DRIVER_CAPABILITY=89 $again=0..2 -- $core --test cuda -- $plain
 FAKE_DRIVER_CAPABILITY=100 $again=0..2 -- $core --test cuda -- $plain
-FAKE_DRIVER_STREAMS=1 -- $core --test cuda -- copies:: host_memory:: move_order::
+FAKE_DRIVER_STREAMS=1 -- $core --test cuda -- copies:: swap_memory:: move_order::
 FAKE_DRIVER_STREAMS=1 $again=0..4 -- $core --test cuda -- --exact contract::cuda_keeps_the_contract
-FAKE_DRIVER_STREAMS=2 -- $core --test cuda -- copies:: host_memory:: move_order::
+FAKE_DRIVER_STREAMS=2 -- $core --test cuda -- copies:: swap_memory:: move_order::
 FAKE_DRIVER_STREAMS=2 $again=0..4 -- $core --test cuda -- --exact contract::cuda_keeps_the_contract
 FAKE_DRIVER_PIN_MS=700 -- $core --test cuda -- opening_waits_for_no_pinning
 FAKE_DRIVER_PINS=16777216 -- $core --test cuda -- --ignored memory_that_is_not_pinned

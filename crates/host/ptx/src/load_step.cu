@@ -1,4 +1,4 @@
-// load_step: copies two ranges from pinned host memory. One launch copies draws and tokens, another copies shapes and edits.
+// load_step: copies two ranges from pinned memory. One launch copies draws and tokens, another copies shapes and edits.
 // Twin:    none                                (the kernel only copies)
 // Params:  LoadStepParams, 32 bytes            (params.cuh, src/gpu/kernels.rs)
 // Shapes:  source, target: units of 16 bytes

@@ -107,7 +107,7 @@ struct SampleParams {
     u64 best;        // u64 [rows]; zero between launches
     u64 counters;    // u32 [rows]; zero between launches
     u64 sampled;     // u32 [rows]
-    u64 host;        // address of the address of u32 [draws] in pinned host memory
+    u64 host;        // address of the address of u32 [draws] in pinned memory
     u32 vocab;
     u32 first;  // index of row 0 among the step's draws
 };
@@ -138,7 +138,7 @@ struct ShapedParams {
     u64 shapes;   // Shape [..]
     u64 edits;    // Edit [..]
     u64 sampled;  // u32 [rows]
-    u64 host;     // address of the address of u32 [draws] in pinned host memory
+    u64 host;     // address of the address of u32 [draws] in pinned memory
     u32 vocab;
     u32 first;  // index of row 0 among the step's draws
 };

@@ -6,7 +6,7 @@
 //! host address of this step's chosen tokens, padded to 64 bytes | DeviceDraw [draws_max] | i32 tokens [tokens_max]
 //! ```
 //!
-//! The kernels write the chosen tokens to pinned host memory.
+//! The kernels write the chosen tokens to pinned memory.
 //!
 //! Each step writes the image into a staging buffer of pinned memory. A kernel copies it in the stream's order, after
 //! the previous step has read its own image. A staging buffer, its chosen tokens and its events are reused

@@ -23,8 +23,8 @@ use std::sync::mpsc::channel;
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaRead, CudaWrite};
 use kvarena::{
-    Attend, Backend, BatchPlan, Compaction, Extend, HostMemory, HostPageId, LayerId, MoveId, Moved, OpenBackend,
-    OwnedPlan, PageCopy, PageMove, PlanSize, PoolLayout, Queries, Rope, StepBounds, StepEnd, TableShape,
+    Attend, Backend, BatchPlan, Compaction, Extend, LayerId, MoveId, Moved, OpenBackend, OwnedPlan, PageCopy, PageMove,
+    PlanSize, PoolLayout, Queries, Rope, StepBounds, StepEnd, SwapMemory, SwapPageId, TableShape,
 };
 
 use super::device::Device;
@@ -165,11 +165,11 @@ impl Backend for Ranks {
         self.own.compact(compactions)
     }
 
-    /// Returns the minimum of all ranks' host pages.
-    fn host_pages(&self) -> u32 {
+    /// Returns the minimum of all ranks' swap pages.
+    fn swap_pages(&self) -> u32 {
         let others = self.others.progress.iter();
-        let others = others.map(|progress| progress.host_pages.load(Ordering::Acquire));
-        others.fold(self.own.host_pages(), u32::min)
+        let others = others.map(|progress| progress.swap_pages.load(Ordering::Acquire));
+        others.fold(self.own.swap_pages(), u32::min)
     }
 
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Moving {
@@ -196,17 +196,17 @@ impl Backend for Ranks {
     }
 }
 
-impl HostMemory for Ranks {
-    /// A lease for each rank, in order: a host page has a part on each rank.
+impl SwapMemory for Ranks {
+    /// A lease for each rank, in order: a swap page has a part on each rank.
     type Read = Vec<CudaRead>;
     type Write = Vec<CudaWrite>;
 
-    fn lease(&mut self, page: HostPageId) -> Vec<CudaRead> {
+    fn lease(&mut self, page: SwapPageId) -> Vec<CudaRead> {
         let others = or_end(0, || self.others.request(|lease| Message::Lease(page, lease)));
         iter::once(self.own.lease(page)).chain(others).collect()
     }
 
-    fn lease_mut(&mut self, page: HostPageId) -> Vec<CudaWrite> {
+    fn lease_mut(&mut self, page: SwapPageId) -> Vec<CudaWrite> {
         let others = or_end(0, || self.others.request(|lease| Message::LeaseMut(page, lease)));
         iter::once(self.own.lease_mut(page)).chain(others).collect()
     }

@@ -14,7 +14,7 @@ use crate::sample::Sampling;
 use crate::shaping::{DrawHistory, Edit, Edits, PreparedShaping};
 use crate::stream::{Stream, StreamKey};
 
-/// Copies that are saved ahead of an eviction may take 1 / `AHEAD_PART` of the host pages.
+/// Copies that are saved ahead of an eviction may take 1 / `AHEAD_PART` of the swap pages.
 const AHEAD_PART: u32 = 32;
 
 /// The treatment of streams whose pages are still loading.
@@ -59,7 +59,7 @@ impl<R: Runner> Server<R> {
         Ok(())
     }
 
-    /// Begins to load a stream's cached pages that are in host memory. If device pages are short, the plan loads them.
+    /// Begins to load a stream's cached pages that are in swap memory. If device pages are short, the plan loads them.
     fn begin_load(&mut self, index: StreamKey) -> Result<()> {
         let seq = self.streams[index].seq.expect("an admitted stream has a sequence");
         match self.engine.load(&[seq]) {
@@ -188,7 +188,7 @@ impl<R: Runner> Server<R> {
 
     /// Saves the oldest cached pages, so that later evictions wait for no copy.
     fn save_ahead(&mut self) {
-        let pages = self.engine.shape().layout.host_pages() / AHEAD_PART;
+        let pages = self.engine.shape().layout.swap_pages() / AHEAD_PART;
         if pages > 0 {
             // The engine counts failed saves. Pages whose save failed have no copies yet.
             _ = self.engine.save_ahead(pages);

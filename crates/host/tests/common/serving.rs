@@ -45,8 +45,8 @@ pub struct Setting {
     pub drafts: Option<Drafting>,
     /// Whether layers with a window or a chunk keep only its tokens.
     pub groups: bool,
-    /// Pages of host memory.
-    pub host_pages: u32,
+    /// Pages of swap memory.
+    pub swap_pages: u32,
 }
 
 impl Default for Setting {
@@ -62,7 +62,7 @@ impl Default for Setting {
             fail_every: None,
             drafts: None,
             groups: true,
-            host_pages: 0,
+            swap_pages: 0,
         }
     }
 }
@@ -161,7 +161,7 @@ pub fn server_on<R: Runner>(
         page_size: setting.page_size,
         capacity: Capacity::Pages(1),
         layout: setting.layout,
-        host_pages: setting.host_pages,
+        swap_pages: setting.swap_pages,
         ..PoolConfig::default()
     };
     let promise_ahead = policy.promise_ahead(setting.page_size);

@@ -19,7 +19,7 @@ use std::rc::Rc;
 use kvarena::backend::cuda::Cuda;
 use kvarena::{Capacity, Engine, EngineConfig, Groups, KvDtype, LabelChannels, PoolConfig, PrefixMode};
 
-use super::setup::wait_for_host_pages;
+use super::setup::wait_for_swap_pages;
 use crate::args::Shape;
 use crate::built_in::QWEN3_TINY;
 use crate::setup::{config_of, no_engine, unusable};
@@ -196,11 +196,11 @@ impl Case {
         setting: Setting,
         sampling: Sampling,
     ) -> Result<TokensAndLogits> {
-        wait_for_host_pages(server.engine_mut())?;
+        wait_for_swap_pages(server.engine_mut())?;
         let requests = self.requests(setting, sampling);
         let mut collected = TokensAndLogits::default();
-        // The second time, pages of the prompts are in host memory.
-        for round in 0..1 + usize::from(setting.host_pages) {
+        // The second time, pages of the prompts are in swap memory.
+        for round in 0..1 + usize::from(setting.swap_pages) {
             let first = round * requests.len();
             collected = TokensAndLogits { first, ..TokensAndLogits::default() };
             for request in &requests {
@@ -219,7 +219,7 @@ impl Case {
             return Err(Error::run(format!("{setting:?}: {late} modules loaded after the start")));
         }
         let engine = server.engine();
-        if setting.host_pages && engine.stats().loaded_pages == 0 {
+        if setting.swap_pages && engine.stats().loaded_pages == 0 {
             return Err(Error::run(format!("{setting:?}: no page was loaded")));
         }
         let greedy = sampling.temperature == 0.0;
@@ -302,8 +302,8 @@ impl Case {
             }
             _ => tokens.div_ceil(setting.page_size) * pool.layout().map_err(unusable)?.tracks(),
         };
-        let host_pages = if setting.host_pages { 4096 / setting.page_size } else { 0 };
-        let pool = PoolConfig { capacity: Capacity::Pages(pages), host_pages, ..pool };
+        let swap_pages = if setting.swap_pages { 4096 / setting.page_size } else { 0 };
+        let pool = PoolConfig { capacity: Capacity::Pages(pages), swap_pages, ..pool };
         let engine_config = EngineConfig {
             promise_ahead,
             prefix: PrefixMode::Radix,

@@ -118,13 +118,13 @@ impl Loaded {
     }
 }
 
-/// Waits until all host pages of an engine are ready.
+/// Waits until all swap pages of an engine are ready.
 ///
 /// # Errors
 /// The memory cannot be pinned.
-pub(super) fn wait_for_host_pages<B: Backend>(engine: &mut Engine<B>) -> Result<()> {
-    let wanted = engine.shape().layout.host_region_pages();
-    while engine.backend().host_pages() < wanted {
+pub(super) fn wait_for_swap_pages<B: Backend>(engine: &mut Engine<B>) -> Result<()> {
+    let wanted = engine.shape().layout.swap_region_pages();
+    while engine.backend().swap_pages() < wanted {
         engine.backend_mut().moved().map_err(|error| Error::run(error.to_string()))?;
         thread::sleep(Duration::from_millis(1));
     }

@@ -84,7 +84,7 @@ impl Metrics {
         for (state, count) in [("waiting", waiting), ("running", load.running)] {
             writeln!(out, "kvarena_server_streams{{state=\"{state}\"}} {count}")?;
         }
-        head(out, "kvarena_server_host_bytes_total", "counter", "Bytes copied to and from host memory.")?;
+        head(out, "kvarena_server_host_bytes_total", "counter", "Bytes copied to and from swap memory.")?;
         for (way, pages) in [("save", stats.saved_pages), ("load", stats.loaded_pages)] {
             writeln!(out, "kvarena_server_host_bytes_total{{way=\"{way}\"}} {}", pages * page_bytes)?;
         }

@@ -1,4 +1,4 @@
-//! Host memory that is reserved at once and pinned in pieces, so that a host need not wait for all of it.
+//! Memory of the process that is reserved at once and pinned in pieces, so that a host need not wait for all of it.
 //!
 //! Pinning 64 GiB in one thread takes most of a minute, mainly to touch the memory. Several threads therefore touch
 //! each piece first.
@@ -16,7 +16,7 @@ const SYSTEM_PAGE: usize = 4096;
 /// Number of threads that touch a piece.
 const TOUCHERS: usize = 4;
 
-/// Reserved host memory, pinned piece by piece from the first byte on. One thread pins; others may use pinned pieces.
+/// Reserved swap memory, pinned piece by piece from the first byte on. One thread pins; others may use pinned pieces.
 #[derive(Debug)]
 pub(in crate::backend::cuda) struct Mapping {
     gpu: Gpu,

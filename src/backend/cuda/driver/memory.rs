@@ -1,4 +1,4 @@
-//! Owned memory: device memory, and pinned host memory that kernels can access.
+//! Owned memory: device memory, and pinned memory that kernels can access.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -304,7 +304,7 @@ impl Extent {
     }
 }
 
-/// Pinned host memory: the device copies from and to it without staging, and kernels access it. Dropping it waits for
+/// Pinned memory: the device copies from and to it without staging, and kernels access it. Dropping it waits for
 /// the work that was submitted to this crate's streams of its device. To free the memory, the driver then waits for all
 /// work of the context. While such a stream is captured, the drop does not wait; a later call of this crate frees the
 /// memory. A host that uses the memory on other devices must wait for them before the drop.
@@ -320,7 +320,7 @@ pub struct PinnedBuffer {
 unsafe impl Send for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// Allocates `bytes` bytes of pinned host memory, at least 1, zeroed.
+    /// Allocates `bytes` bytes of pinned memory, at least 1, zeroed.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`]; the driver's errors.
@@ -354,7 +354,7 @@ impl PinnedBuffer {
     }
 
     /// Returns the host address, for the driver's copies.
-    pub(in crate::backend::cuda) fn host(&self) -> *mut u8 {
+    pub(in crate::backend::cuda) fn swap(&self) -> *mut u8 {
         self.start
     }
 

@@ -4,7 +4,7 @@
 //! gpu       a device and its context, with the kernels loaded through it
 //! stream    streams, events, graphs
 //! memory    device memory, pinned memory, rows by address
-//! mapping   host memory that is pinned piece by piece
+//! mapping   swap memory that is pinned piece by piece
 //! work      unfinished work of a context, and memory that waits for it
 //! launch    launches, in order or as programmatic dependent launches
 //! raw, sys  handles as integers; the driver's functions and types

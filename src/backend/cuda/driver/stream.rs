@@ -1,4 +1,4 @@
-//! Streams, events and graphs, for hosts without their own CUDA binding. Hosts with a binding pass raw `CUstream`s as
+//! Streams, events and graphs, for hosts without their own CUDA binding. Swap with a binding pass raw `CUstream`s as
 //! integers, with a value that keeps them alive.
 
 use std::any::Any;
@@ -188,7 +188,7 @@ impl CudaGraph {
     /// The error of a call of the CUDA driver.
     ///
     /// # Safety
-    /// A graph contains only the addresses of its memory. All memory of the captured calls (backends, rows, host pages)
+    /// A graph contains only the addresses of its memory. All memory of the captured calls (backends, rows, swap pages)
     /// exists until the work is done, and no other work accesses it meanwhile. In the stream's order, the last plan
     /// that the backend [staged](crate::backend::cuda::Cuda::stage) before this launch has the captured plan's
     /// [`GraphKey`](crate::backend::cuda::GraphKey).

@@ -21,7 +21,7 @@ pub(super) enum Dropped {
     Pool(u64),
     /// Device memory outside a pool. The driver waits for all work of the context before it frees this memory.
     Device(u64),
-    /// Pinned host memory, for which the driver also waits.
+    /// Pinned memory, for which the driver also waits.
     Host(u64),
 }
 

@@ -1,4 +1,4 @@
-//! Copies of whole pages by a kernel: inside a pool, between two pools, and between a pool and pinned host memory. Each
+//! Copies of whole pages by a kernel: inside a pool, between two pools, and between a pool and pinned memory. Each
 //! pool may be layer-first or page-first. One kernel copies between all layouts; its parameters contain the page ids.
 //!
 //! The callers choose the pages. `transfer.rs` also uses the copy engines.

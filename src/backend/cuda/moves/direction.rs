@@ -12,7 +12,7 @@ use crate::id::MoveId;
 /// part then waits for the next part with an event.
 const EVENTS_MAX: usize = 64;
 
-/// The direction of moves between device and host pages.
+/// The direction of moves between device and swap pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::backend::cuda) enum Direction {
     Save,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! page_moves                                   the calls of a backend
-//!   host_moves -- direction, transfer, region  pages to and from pinned host memory
+//!   swap_moves -- direction, transfer, region  pages to and from pinned memory
 //!   copy                                       pages on the device
 //! compact                                      slots of rows, in all planes
 //! ```
@@ -10,7 +10,7 @@
 pub(super) mod compact;
 pub(super) mod copy;
 pub(super) mod direction;
-pub(super) mod host_moves;
 pub(super) mod page_moves;
 pub(super) mod region;
+pub(super) mod swap_moves;
 mod transfer;

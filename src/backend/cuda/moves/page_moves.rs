@@ -1,17 +1,17 @@
-//! Copies of whole pages between a backend's pool and host pages or another pool.
+//! Copies of whole pages between a backend's pool and swap pages or another pool.
 //!
-//! `copy.rs` and `transfer.rs` make the copies, `host_moves.rs` keeps their order, and `calls.rs` copies inside a pool.
+//! `copy.rs` and `transfer.rs` make the copies, `swap_moves.rs` keeps their order, and `calls.rs` copies inside a pool.
 
 use super::copy::copy_on_device;
 use super::direction::Direction;
-use super::host_moves::HostMoves;
 use super::region::{CudaRead, CudaWrite};
+use super::swap_moves::SwapMoves;
 use crate::backend::cuda::driver::raw::is_capturing;
 use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::opened::Cuda;
-use crate::backend::{HostMemory, Moved, PlanError, check};
-use crate::id::{HostPageId, LayerId, MoveId};
+use crate::backend::{Moved, PlanError, SwapMemory, check};
+use crate::id::{LayerId, MoveId, SwapPageId};
 use crate::plan::{PageCopy, PageMove};
 
 impl Cuda {
@@ -45,19 +45,19 @@ impl Cuda {
             return Err(CudaError::PageFingerprint { source, target });
         }
         check::copies(copies, (source.count, pages.count))?;
-        let wait = |moves: &Option<HostMoves>, end: fn(&PageCopy) -> _| match moves {
+        let wait = |moves: &Option<SwapMoves>, end: fn(&PageCopy) -> _| match moves {
             Some(moves) => moves.before_copies(copies.iter().map(end), stream),
             None => Ok(()),
         };
-        wait(&self.host, |copy| copy.source)?;
-        wait(&target.host, |copy| copy.target)?;
+        wait(&self.swap, |copy| copy.source)?;
+        wait(&target.swap, |copy| copy.target)?;
         copy_on_device(&self.gpu, source, pages, copies, stream.raw())?;
         stream.mark()
     }
 
-    /// Returns the error, if any, that keeps some host pages from ever being ready. The error is for the host's log.
-    pub fn host_failure(&self) -> Option<&CudaError> {
-        self.host.as_ref().and_then(HostMoves::failure)
+    /// Returns the error, if any, that keeps some swap pages from ever being ready. The error is for the host's log.
+    pub fn swap_failure(&self) -> Option<&CudaError> {
+        self.swap.as_ref().and_then(SwapMoves::failure)
     }
 
     pub(in crate::backend::cuda) fn move_pages(
@@ -69,58 +69,58 @@ impl Cuda {
         self.gpu.bind()?;
         let pool = self.pools.of(0);
         let (pool, layout) = (pool.pages(), pool.layout());
-        let Some(host) = &mut self.host else {
+        let Some(swap) = &mut self.swap else {
             check::moves(id, moves, layout, Moved::default())?;
             return Ok(());
         };
         if is_capturing(self.stream.raw())? {
             return Err(CudaError::NotPrepared);
         }
-        host.move_pages(direction, (pool, layout), id, moves, &self.stream)
+        swap.move_pages(direction, (pool, layout), id, moves, &self.stream)
     }
 
     pub(in crate::backend::cuda) fn last_moved(&mut self) -> Result<Moved, CudaError> {
-        let Some(host) = &mut self.host else { return Ok(Moved::default()) };
+        let Some(swap) = &mut self.swap else { return Ok(Moved::default()) };
         self.gpu.bind()?;
-        match host.failure() {
-            Some(failure) if !self.fewer_host_pages => Err(failure.clone()),
-            _ => host.moved(),
+        match swap.failure() {
+            Some(failure) if !self.fewer_swap_pages => Err(failure.clone()),
+            _ => swap.moved(),
         }
     }
 
     /// Makes the stream wait until all pages that steps use are loaded, before a call that may use any of these pages.
     pub(in crate::backend::cuda) fn before_pages(&mut self) -> Result<(), CudaError> {
-        self.host.as_mut().map_or(Ok(()), |host| host.before_all(&self.stream))
+        self.swap.as_mut().map_or(Ok(()), |swap| swap.before_all(&self.stream))
     }
 
     /// Makes the stream wait until this layer of all pages that steps use is loaded, before a call of the layer.
     pub(in crate::backend::cuda) fn before_layer(&mut self, layer: LayerId) -> Result<(), CudaError> {
-        let Some(host) = &mut self.host else { return Ok(()) };
+        let Some(swap) = &mut self.swap else { return Ok(()) };
         let layout = self.pools.of(0).layout();
         check::layer(layer, layout)?;
         match layout.has_one_shape() {
-            true => host.before_lane(layout.place(layer).lane, &self.stream),
+            true => swap.before_lane(layout.place(layer).lane, &self.stream),
             // Lanes differ by group, so loads are not split into parts.
-            false => host.before_all(&self.stream),
+            false => swap.before_all(&self.stream),
         }
     }
 
-    fn leasing(&mut self, page: HostPageId) -> &mut HostMoves {
-        let pages = self.pools.of(0).layout().host_region_pages();
-        assert!(page.raw() < pages, "{}", PlanError::HostPage { page, pages });
-        self.host.as_mut().expect("a pool with host pages has their memory")
+    fn leasing(&mut self, page: SwapPageId) -> &mut SwapMoves {
+        let pages = self.pools.of(0).layout().swap_region_pages();
+        assert!(page.raw() < pages, "{}", PlanError::SwapPage { page, pages });
+        self.swap.as_mut().expect("a pool with swap pages has their memory")
     }
 }
 
-impl HostMemory for Cuda {
+impl SwapMemory for Cuda {
     type Read = CudaRead;
     type Write = CudaWrite;
 
-    fn lease(&mut self, page: HostPageId) -> CudaRead {
+    fn lease(&mut self, page: SwapPageId) -> CudaRead {
         self.leasing(page).lease(page)
     }
 
-    fn lease_mut(&mut self, page: HostPageId) -> CudaWrite {
+    fn lease_mut(&mut self, page: SwapPageId) -> CudaWrite {
         self.leasing(page).lease_mut(page)
     }
 }

@@ -1,6 +1,6 @@
-//! The host pages of a backend: pinned memory that grows in the background, and leases on its pages.
+//! The swap pages of a backend: pinned memory that grows in the background, and leases on its pages.
 //!
-//! `host_moves.rs` moves the pages; `driver/mapping.rs` maps and pins the memory.
+//! `swap_moves.rs` moves the pages; `driver/mapping.rs` maps and pins the memory.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -10,7 +10,7 @@ use std::{slice, thread};
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::mapping::{Mapping, available_memory};
 use crate::backend::cuda::error::CudaError;
-use crate::id::HostPageId;
+use crate::id::SwapPageId;
 use crate::layout::PoolLayout;
 
 /// Maximum number of bytes that are pinned in one call, unless whole pages need more. Other calls of the driver wait
@@ -21,7 +21,7 @@ const SYSTEM_PAGE: u64 = 4096;
 /// The state of a page that a writer has leased; other states are numbers of readers.
 const WRITER: u32 = u32::MAX;
 
-/// Host pages, each contiguous in the order `[plane, lane, piece]`.
+/// Swap pages, each contiguous in the order `[plane, lane, piece]`.
 ///
 /// A thread pins them, and unpins them after the backend is dropped, so the host waits for neither. If a lease exists
 /// then, the drop of the last lease unpins them.
@@ -47,16 +47,16 @@ impl Region {
     /// machine has memory for.
     ///
     /// # Errors
-    /// [`CudaError::HostMemory`] if the machine has too little memory for all pages, or with `fewer` for one page.
+    /// [`CudaError::SwapMemory`] if the machine has too little memory for all pages, or with `fewer` for one page.
     /// [`CudaError::OutOfMemory`] if the address space is too small or no thread can be started.
     pub fn new(gpu: &Gpu, layout: &PoolLayout, fewer: bool) -> Result<Self, CudaError> {
-        let (page_bytes, wanted) = (layout.page_bytes(), layout.host_region_pages());
+        let (page_bytes, wanted) = (layout.page_bytes(), layout.swap_region_pages());
         let available = available_memory().unwrap_or(u64::MAX);
         let most = u32::try_from(available / page_bytes).unwrap_or(u32::MAX);
         let count = if fewer { wanted.min(most) } else { wanted };
         if count == 0 || count > most {
             let bytes = page_bytes * u64::from(wanted);
-            return Err(CudaError::HostMemory { bytes, available });
+            return Err(CudaError::SwapMemory { bytes, available });
         }
         let piece = piece_bytes(page_bytes);
         let memory = Mapping::reserve(gpu, page_bytes * u64::from(count), piece)?;
@@ -86,7 +86,7 @@ impl Region {
     }
 
     /// Returns whether a move may write a page, or may read it if `read`.
-    pub fn is_free(&self, page: HostPageId, read: bool) -> bool {
+    pub fn is_free(&self, page: SwapPageId, read: bool) -> bool {
         match self.pages.leases[page.index()].load(Ordering::Acquire) {
             0 => true,
             WRITER => false,
@@ -95,7 +95,7 @@ impl Region {
     }
 
     /// Leases a page to a reader. No unfinished save may write the page.
-    pub fn lease(&self, page: HostPageId) -> CudaRead {
+    pub fn lease(&self, page: SwapPageId) -> CudaRead {
         assert!(page.raw() < self.ready(), "{page:?} is not ready");
         let lease = &self.pages.leases[page.index()];
         // One more reader than this maximum would look like a writer.
@@ -106,7 +106,7 @@ impl Region {
     }
 
     /// Leases a page to a writer. No unfinished move may use the page.
-    pub fn lease_mut(&self, page: HostPageId) -> CudaWrite {
+    pub fn lease_mut(&self, page: SwapPageId) -> CudaWrite {
         assert!(page.raw() < self.ready(), "{page:?} is not ready");
         let lease = &self.pages.leases[page.index()];
         let leased = lease.compare_exchange(0, WRITER, Ordering::AcqRel, Ordering::Acquire);
@@ -143,22 +143,22 @@ impl Pages {
         let _ = ends.recv();
     }
 
-    fn start(&self, page: HostPageId) -> *mut u8 {
+    fn start(&self, page: SwapPageId) -> *mut u8 {
         self.memory.at(u64::from(page.raw()) * self.page_bytes)
     }
 
-    fn release(&self, page: HostPageId) {
+    fn release(&self, page: SwapPageId) {
         let lease = &self.leases[page.index()];
         let one_less = |state| Some(if state == WRITER { 0 } else { state - 1 });
         let _ = lease.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less);
     }
 }
 
-/// The bytes of a leased host page, to read.
+/// The bytes of a leased swap page, to read.
 #[derive(Debug)]
 pub struct CudaRead {
     pages: Arc<Pages>,
-    page: HostPageId,
+    page: SwapPageId,
 }
 
 impl AsRef<[u8]> for CudaRead {
@@ -174,11 +174,11 @@ impl Drop for CudaRead {
     }
 }
 
-/// The bytes of a leased host page, to write.
+/// The bytes of a leased swap page, to write.
 #[derive(Debug)]
 pub struct CudaWrite {
     pages: Arc<Pages>,
-    page: HostPageId,
+    page: SwapPageId,
 }
 
 impl AsMut<[u8]> for CudaWrite {

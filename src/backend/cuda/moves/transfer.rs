@@ -1,4 +1,4 @@
-//! Copies pages between a pool and pinned host memory, in the order of one stream.
+//! Copies pages between a pool and pinned memory, in the order of one stream.
 //!
 //! * Copy engines move contiguous pages. A part of a load copies only some layers of each page. Copy engines move these
 //!   parts too, because adjacent layers are contiguous in each plane of such a page. The driver takes many copies in
@@ -7,7 +7,7 @@
 //!   engines move the chunk; to load them, the kernel scatters the chunk afterwards.
 //! * The kernel alone moves small pages. It reads and writes pinned memory directly.
 //!
-//! `host_moves.rs` orders the streams.
+//! `swap_moves.rs` orders the streams.
 
 use super::copy::copy_on_device;
 use super::direction::Direction;
@@ -66,33 +66,33 @@ impl Transfer {
         self.by_engines
     }
 
-    /// Submits moves between the pool and host memory. `pool` and `host` describe whole pages, or the same layers of
+    /// Submits moves between the pool and swap memory. `pool` and `swap` describe whole pages, or the same layers of
     /// them. The caller has checked the moves.
     pub fn submit(
         &mut self,
         gpu: &Gpu,
         pool: &Pages,
-        host: &Pages,
+        swap: &Pages,
         moves: &[PageMove],
         stream: RawStream,
     ) -> Result<(), CudaError> {
         if !self.by_engines {
-            let ends = moves.iter().map(|of| (of.device, PageId::new(of.host.raw())));
-            return self.on_device(gpu, (pool, host), ends, stream);
+            let ends = moves.iter().map(|of| (of.device, PageId::new(of.swap.raw())));
+            return self.on_device(gpu, (pool, swap), ends, stream);
         }
         let Some(chunk) = &self.chunk else {
-            let pairs = moves.iter().map(|of| (of.device.raw(), of.host.raw()));
-            return self.by_engines((pool, host), pairs, stream);
+            let pairs = moves.iter().map(|of| (of.device.raw(), of.swap.raw()));
+            return self.by_engines((pool, swap), pairs, stream);
         };
         let most = chunk.bytes() / pool.page_bytes();
         let chunk = Pages::packed(chunk.address(), pool, most as u32);
         for moves in moves.chunks(most as usize) {
             let ends = || moves.iter().zip(0..).map(|(of, at)| (of.device, PageId::new(at)));
-            let pairs = moves.iter().zip(0..).map(|(of, at)| (at, of.host.raw()));
+            let pairs = moves.iter().zip(0..).map(|(of, at)| (at, of.swap.raw()));
             if self.direction == Direction::Save {
                 self.on_device(gpu, (pool, &chunk), ends(), stream)?;
             }
-            self.by_engines((&chunk, host), pairs, stream)?;
+            self.by_engines((&chunk, swap), pairs, stream)?;
             if self.direction == Direction::Load {
                 self.on_device(gpu, (pool, &chunk), ends(), stream)?;
             }
@@ -118,18 +118,18 @@ impl Transfer {
         copy_on_device(gpu, source, target, &self.copies, stream)
     }
 
-    /// Copies pages by the copy engines, between device memory and host pages. The pieces of each group are contiguous
+    /// Copies pages by the copy engines, between device memory and swap pages. The pieces of each group are contiguous
     /// in both.
     fn by_engines(
         &mut self,
-        (device, host): (&Pages, &Pages),
+        (device, swap): (&Pages, &Pages),
         pairs: impl Iterator<Item = (u32, u32)>,
         stream: RawStream,
     ) -> Result<(), CudaError> {
         let direction = self.direction;
         // Whole pages are one range each.
-        let whole = device.is_packed() && host.is_packed();
-        let count = if whole { 1 } else { host.groups().len() };
+        let whole = device.is_packed() && swap.is_packed();
+        let count = if whole { 1 } else { swap.groups().len() };
         let range = |pages: &Pages, group: usize, page: u32| {
             let of = if whole { pages.whole() } else { pages.groups()[group] };
             debug_assert!(of.count == 1 || of.piece_stride == of.piece_bytes);
@@ -137,7 +137,7 @@ impl Transfer {
         };
         let mut ranges = pairs.flat_map(|(at, of)| {
             (0..count).map(move |group| {
-                let (pinned, bytes) = range(host, group, of);
+                let (pinned, bytes) = range(swap, group, of);
                 Range { device: range(device, group, at).0, pinned, bytes }
             })
         });

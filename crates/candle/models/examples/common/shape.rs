@@ -123,7 +123,7 @@ pub fn prefill(
     }
 }
 
-/// Returns the most likely token of each row, in host memory.
+/// Returns the most likely token of each row, in swap memory.
 pub fn next_tokens(logits: Tensor) -> candle::Result<Vec<u32>> {
     logits.argmax(candle::D::Minus1)?.flatten_all()?.to_vec1()
 }

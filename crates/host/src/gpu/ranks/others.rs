@@ -13,8 +13,8 @@ use std::thread::{self, JoinHandle};
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaRead, CudaWrite};
 use kvarena::{
-    Backend, Compaction, HostMemory, HostPageId, MoveId, OpenBackend, PageCopy, PageMove, PoolLayout, StepBounds,
-    StepEnd, TableShape,
+    Backend, Compaction, MoveId, OpenBackend, PageCopy, PageMove, PoolLayout, StepBounds, StepEnd, SwapMemory,
+    SwapPageId, TableShape,
 };
 
 use super::WeightSource;
@@ -47,17 +47,17 @@ pub enum Message {
     Copy(Vec<PageCopy>),
     /// Compact accepted drafts.
     Compact(Vec<Compaction>),
-    /// Save pages to host memory, or load them.
+    /// Save pages to swap memory, or load them.
     Move(Direction, MoveId, Vec<PageMove>, Sender<Moving>),
-    /// Lease a host page to a reader.
-    Lease(HostPageId, Sender<CudaRead>),
-    /// Lease a host page to a writer.
-    LeaseMut(HostPageId, Sender<CudaWrite>),
+    /// Lease a swap page to a reader.
+    Lease(SwapPageId, Sender<CudaRead>),
+    /// Lease a swap page to a writer.
+    LeaseMut(SwapPageId, Sender<CudaWrite>),
     /// Publish the progress of moves.
     Moved,
 }
 
-/// The direction of moves between device and host pages.
+/// The direction of moves between device and swap pages.
 #[derive(Clone, Copy)]
 pub enum Direction {
     Save,
@@ -67,10 +67,10 @@ pub enum Direction {
 /// Whether a rank began its part of a batch of moves.
 pub type Moving = std::result::Result<(), CudaError>;
 
-/// The progress of a rank's moves, and the number of its host pages. Rank 0 reads both at any time.
+/// The progress of a rank's moves, and the number of its swap pages. Rank 0 reads both at any time.
 #[derive(Default)]
 pub struct Progress {
-    pub host_pages: AtomicU32,
+    pub swap_pages: AtomicU32,
     pub saved: AtomicU64,
     pub loaded: AtomicU64,
 }
@@ -80,7 +80,7 @@ impl Progress {
         let moved = backend.moved().map_err(GpuError::from)?;
         self.saved.store(moved.saved.raw(), Ordering::Release);
         self.loaded.store(moved.loaded.raw(), Ordering::Release);
-        self.host_pages.store(backend.host_pages(), Ordering::Release);
+        self.swap_pages.store(backend.swap_pages(), Ordering::Release);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
-//! Measures the time to the first token of a prompt whose cached pages are in host memory.
+//! Measures the time to the first token of a prompt whose cached pages are in swap memory.
 //!
-//! A filler prompt, which needs nearly the whole pool, evicts the prompt's pages to host memory. Before each load, all
-//! pages of the pool have copies in host memory, so the load waits for no save. Times are medians of [`ROUNDS`] rounds.
+//! A filler prompt, which needs nearly the whole pool, evicts the prompt's pages to swap memory. Before each load, all
+//! pages of the pool have copies in swap memory, so the load waits for no save. Times are medians of [`ROUNDS`] rounds.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Discard, Prompts};
 use crate::args::Args;
-use crate::gpu::setup::wait_for_host_pages;
+use crate::gpu::setup::wait_for_swap_pages;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::gpu::runner::OnGpu;
 use kvarena_host::request::Request;
@@ -23,13 +23,13 @@ fn new_tokens(context: u32) -> [u32; 2] {
     [1, context / 8]
 }
 
-/// Returns the arguments with a pool that holds one prompt, and host memory of three times its size.
+/// Returns the arguments with a pool that holds one prompt, and swap memory of three times its size.
 pub fn args(args: &Args, page_bytes: u64) -> Args {
     let [_, most] = new_tokens(args.context);
     let tokens = args.context + most + 2 * args.page_size;
     let pages = tokens.div_ceil(args.page_size);
     let gib = 3.0 * f64::from(pages) * page_bytes as f64 / (1_u64 << 30) as f64;
-    Args { pages: Some(pages), host_cache: Some(gib), concurrency: 1, ..args.clone() }
+    Args { pages: Some(pages), swap_space: Some(gib), concurrency: 1, ..args.clone() }
 }
 
 /// The prompt's cached tokens, and a prompt that needs nearly the whole pool.
@@ -51,7 +51,7 @@ impl<R: OnGpu> Bench<'_, R> {
         Ok((ms, self.server.engine().stats().loaded_pages - loaded))
     }
 
-    /// Copies all pages of the pool to host memory, and waits.
+    /// Copies all pages of the pool to swap memory, and waits.
     fn save(&mut self) -> Result<()> {
         let engine = self.server.engine_mut();
         let pages = engine.shape().layout.page_count();
@@ -59,7 +59,7 @@ impl<R: OnGpu> Bench<'_, R> {
         engine.backend_mut().synchronize().map_err(|error| Error::run(error.to_string()))
     }
 
-    /// Moves the cached tokens to host memory.
+    /// Moves the cached tokens to swap memory.
     fn evict(&mut self) -> Result<()> {
         self.save()?;
         self.serve(self.filler.clone())?;
@@ -98,7 +98,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 /// # Errors
 /// A failed run, or pages that are not where the measurement needs them.
 pub fn rows(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, context: usize) -> Result<Vec<Value>> {
-    wait_for_host_pages(server.engine_mut())?;
+    wait_for_swap_pages(server.engine_mut())?;
     let layout = server.engine().shape().layout;
     let pages = context as u64 / u64::from(layout.page_size());
     let filler = (layout.page_count() - 1) * layout.page_size();
@@ -118,8 +118,8 @@ pub fn rows(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, context: usi
             let on_device = bench.serve(request)?;
             bench.evict()?;
             let request = bench.cached_and(new);
-            let in_host = bench.serve(request)?;
-            let loaded = [on_device.1, in_host.1];
+            let in_swap = bench.serve(request)?;
+            let loaded = [on_device.1, in_swap.1];
             // The filler may leave one of the prompt's pages in the pool.
             if loaded[0] > 0 || loaded[1] + 1 < pages {
                 return Err(Error::run(format!("{loaded:?} pages were loaded, not [0, {pages}]")));
@@ -128,7 +128,7 @@ pub fn rows(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, context: usi
                 uncached.push(without);
                 load.push(alone);
                 compute.push(on_device.0);
-                first.push(in_host.0);
+                first.push(in_swap.0);
             }
         }
         let [first, load, compute, uncached] = [first, load, compute, uncached].map(median);

@@ -61,8 +61,8 @@ pub struct Setting {
     pub groups: bool,
     /// K and V are fp8.
     pub fp8: bool,
-    /// Evicted pages move to host memory; with [`Schedule::Preempting`], most streams load theirs.
-    pub host_pages: bool,
+    /// Evicted pages move to swap memory; with [`Schedule::Preempting`], most streams load theirs.
+    pub swap_pages: bool,
 }
 
 impl Default for Setting {
@@ -82,13 +82,13 @@ impl Default for Setting {
             shaped: false,
             groups: true,
             fp8: false,
-            host_pages: false,
+            swap_pages: false,
         }
     }
 }
 
 /// Returns every combination of page size, layout, graphs, overlap and schedule, then settings with drafts, sparse
-/// reads and host pages. They use every choice of products except `Choice::Fastest`.
+/// reads and swap pages. They use every choice of products except `Choice::Fastest`.
 pub fn settings() -> Vec<Setting> {
     let mut settings = Vec::new();
     for (page_size, layout) in [1, 16].into_iter().flat_map(|s| [Layout::PageFirst, Layout::LayerFirst].map(|l| (s, l)))
@@ -143,9 +143,9 @@ fn sparse() -> impl Iterator<Item = Setting> {
     }))
 }
 
-/// Returns settings with host pages and a pool for the longest request only.
+/// Returns settings with swap pages and a pool for the longest request only.
 fn hosted() -> [Setting; 6] {
-    let plain = Setting { schedule: Schedule::Preempting, host_pages: true, ..Setting::default() };
+    let plain = Setting { schedule: Schedule::Preempting, swap_pages: true, ..Setting::default() };
     let small = Setting { page_size: 1, layout: Layout::LayerFirst, ..plain };
     [
         plain,

@@ -218,7 +218,7 @@ pub struct CompactSlotsParams {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct LoadPlanParams {
-    /// Device address of pinned host memory.
+    /// Device address of pinned memory.
     pub source: u64,
     /// Device address of the image.
     pub image: u64,
@@ -226,7 +226,7 @@ pub struct LoadPlanParams {
     pub words: u64,
     /// Device address of a u32 that is zero between launches.
     pub counter: u64,
-    /// Device address of a u64 in pinned host memory. It becomes `ticket` when the host may rewrite the source.
+    /// Device address of a u64 in pinned memory. It becomes `ticket` when the host may rewrite the source.
     pub done: u64,
     /// The value for `done`.
     pub ticket: u64,

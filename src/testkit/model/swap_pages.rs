@@ -1,22 +1,22 @@
-//! Pages of host memory in the model.
+//! Pages of swap memory in the model.
 
 use std::collections::BTreeSet;
 
-use crate::id::{HostPageId, PageId};
+use crate::id::{PageId, SwapPageId};
 
-/// All pages of host memory, and the counters of their moves.
+/// All pages of swap memory, and the counters of their moves.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Hosts {
+pub struct Swap {
     /// Whether each page is taken.
     pub(super) taken: Vec<bool>,
     /// The page at which the next search begins.
     next: usize,
     /// Pages that puts read.
-    pub(super) reading: BTreeSet<HostPageId>,
+    pub(super) reading: BTreeSet<SwapPageId>,
     /// Pages of `reading` that no longer belong to an entry. They become free at the end of their put.
-    pub(super) leaving: BTreeSet<HostPageId>,
+    pub(super) leaving: BTreeSet<SwapPageId>,
     /// Pages that fetches write.
-    pub(super) filling: BTreeSet<HostPageId>,
+    pub(super) filling: BTreeSet<SwapPageId>,
     /// Number of batches of moves that the backend has received.
     pub moves: u64,
     /// By page, the last batch that saves to it.
@@ -24,14 +24,14 @@ pub struct Hosts {
     /// By page, the last batch that loads from it.
     pub(super) loaded_by: Vec<u64>,
     /// Saves that the backend has not received yet.
-    pub saves: Vec<(PageId, HostPageId)>,
+    pub saves: Vec<(PageId, SwapPageId)>,
     /// Pages saved.
     pub saved: u64,
     /// Pages saved only when they were evicted.
     pub forced: u64,
     /// Pages loaded.
     pub loaded: u64,
-    /// Pages evicted from host memory.
+    /// Pages evicted from swap memory.
     pub evicted: u64,
     /// Pages lost.
     pub lost: u64,
@@ -39,14 +39,14 @@ pub struct Hosts {
     pub failed: u64,
 }
 
-impl Hosts {
+impl Swap {
     /// Creates `count` free pages.
     pub fn new(count: u32) -> Self {
         let (taken, none) = (vec![false; count as usize], vec![0; count as usize]);
         Self { taken, saved_by: none.clone(), loaded_by: none, ..Self::default() }
     }
 
-    /// Returns whether there is host memory.
+    /// Returns whether there is swap memory.
     pub fn exists(&self) -> bool {
         !self.taken.is_empty()
     }
@@ -59,14 +59,14 @@ impl Hosts {
     }
 
     /// Takes the next free page in turn.
-    pub fn take(&mut self) -> Option<HostPageId> {
+    pub fn take(&mut self) -> Option<SwapPageId> {
         self.take_if(|_, _| true)
     }
 
     /// Takes the next free page in turn for which `is_one` is true.
-    pub fn take_if(&mut self, is_one: impl Fn(&Self, HostPageId) -> bool) -> Option<HostPageId> {
+    pub fn take_if(&mut self, is_one: impl Fn(&Self, SwapPageId) -> bool) -> Option<SwapPageId> {
         let count = self.taken.len() as u32;
-        let mut pages = (0..count).map(|i| HostPageId::new((self.next as u32 + i) % count));
+        let mut pages = (0..count).map(|i| SwapPageId::new((self.next as u32 + i) % count));
         let page = pages.find(|&page| !self.taken[page.index()] && is_one(self, page))?;
         self.next = page.index() + 1;
         self.taken[page.index()] = true;
@@ -74,7 +74,7 @@ impl Hosts {
     }
 
     /// Frees a page, or marks it so that the end of its put frees it. A waiting save to the page is cancelled.
-    pub fn free(&mut self, page: HostPageId) {
+    pub fn free(&mut self, page: SwapPageId) {
         assert!(self.taken[page.index()], "the model frees {page:?} twice");
         if self.reading.contains(&page) {
             assert!(self.leaving.insert(page), "the model frees {page:?} twice");

@@ -1,7 +1,7 @@
-//! [`HostMemory`]: the bytes of host pages, for stores that read and write them on other threads.
+//! [`SwapMemory`]: the bytes of swap pages, for stores that read and write them on other threads.
 
 use super::Backend;
-use crate::id::{HostPageId, MoveId};
+use crate::id::{MoveId, SwapPageId};
 
 /// The last completed move in each direction, or 0. A backend without bytes may return any greater number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -17,7 +17,7 @@ impl Moved {
     pub(crate) const ALL: Self = Self { saved: MoveId::new(u64::MAX), loaded: MoveId::new(u64::MAX) };
 }
 
-/// A backend with host pages that other threads may read and write.
+/// A backend with swap pages that other threads may read and write.
 ///
 /// A lease is the right to read or write a page (B16). It may outlive the backend, and ends when it is dropped. No
 /// unfinished save writes a leased page, and no unfinished load reads a page with a write lease.
@@ -28,24 +28,24 @@ impl Moved {
 ///
 /// The leases of this crate's backends are `AsRef<[u8]>` and `AsMut<[u8]>`. A backend over several ranks has a part of
 /// each page on each rank, so its lease is a list of the ranks' leases. Code for one rank requires
-/// `HostMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>>`.
-pub trait HostMemory: Backend {
-    /// A lease to read a host page.
+/// `SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>>`.
+pub trait SwapMemory: Backend {
+    /// A lease to read a swap page.
     type Read: Send + 'static;
-    /// A lease to write a host page.
+    /// A lease to write a swap page.
     type Write: Send + 'static;
 
-    /// Leases a host page to a reader. A page may have several readers.
+    /// Leases a swap page to a reader. A page may have several readers.
     ///
     /// # Panics
-    /// If the page is not below [`host_pages`](Backend::host_pages), a write lease covers it, or an unfinished save
+    /// If the page is not below [`swap_pages`](Backend::swap_pages), a write lease covers it, or an unfinished save
     /// writes it.
-    fn lease(&mut self, page: HostPageId) -> Self::Read;
+    fn lease(&mut self, page: SwapPageId) -> Self::Read;
 
-    /// Leases a host page to a writer.
+    /// Leases a swap page to a writer.
     ///
     /// # Panics
-    /// If the page is not below [`host_pages`](Backend::host_pages), any lease covers it, or an unfinished move uses
+    /// If the page is not below [`swap_pages`](Backend::swap_pages), any lease covers it, or an unfinished move uses
     /// it.
-    fn lease_mut(&mut self, page: HostPageId) -> Self::Write;
+    fn lease_mut(&mut self, page: SwapPageId) -> Self::Write;
 }

@@ -1,4 +1,4 @@
-//! Moves of pages between the device and host memory, in the model. Searches look at all pages.
+//! Moves of pages between the device and swap memory, in the model. Searches look at all pages.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use super::tree::{CellKey, Tree};
 use super::{Model, PageIs};
 use crate::backend::Moved;
 use crate::error::Error;
-use crate::id::{HostPageId, PageId, Scope, SeqKey, TokenId};
+use crate::id::{PageId, Scope, SeqKey, SwapPageId, TokenId};
 
 /// A page or a cell: an idle one, or one that a sequence waits for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,47 +18,49 @@ enum Idle {
 }
 
 impl Tree {
-    /// Takes a free host page. If none is free, removes idle pages and cells that are in host memory alone until a host
+    /// Takes a free swap page. If none is free, removes idle pages and cells that are in swap memory alone until a swap
     /// page is free. Removes the longest idle one first. Appends the device pages of removed cells to `gone`.
-    pub(super) fn take_host(&mut self, gone: &mut Vec<PageId>) -> Option<HostPageId> {
+    pub(super) fn take_swap(&mut self, gone: &mut Vec<PageId>) -> Option<SwapPageId> {
         loop {
-            if let Some(page) = self.hosts.take() {
+            if let Some(page) = self.swap.take() {
                 return Some(page);
             }
-            let before = self.hosts.counts().0;
+            let before = self.swap.counts().0;
             match self.oldest(|is_device, _| !is_device)? {
                 Idle::Page(path) => self.lose_page(&path, gone),
                 Idle::Cell(key) => self.lose_idle_cell(&key, gone),
             }
-            self.hosts.evicted += u64::from(before - self.hosts.counts().0);
+            self.swap.evicted += u64::from(before - self.swap.counts().0);
         }
     }
 
-    /// Takes a free host page without unfinished moves. If there is none, removes the page that has been in host memory
-    /// alone for the longest time, unless its host page is read or has unfinished moves.
-    pub(super) fn take_idle_host(&mut self, moved: Moved) -> Option<HostPageId> {
-        if let Some(page) = self.hosts.take_if(|hosts, page| hosts.is_idle(page, moved)) {
+    /// Takes a free swap page without unfinished moves. If there is none, removes the page that has been in swap memory
+    /// alone for the longest time, unless its swap page is read or has unfinished moves.
+    pub(super) fn take_idle_swap(&mut self, moved: Moved) -> Option<SwapPageId> {
+        if let Some(page) = self.swap.take_if(|swap, page| swap.is_idle(page, moved)) {
             return Some(page);
         }
         let Idle::Page(path) = self.oldest(|is_device, _| !is_device)? else { return None };
-        let page = self.pages[&path].host?;
-        if self.hosts.reading.contains(&page) || !self.hosts.is_idle(page, moved) {
+        let page = self.pages[&path].swap_page?;
+        if self.swap.reading.contains(&page) || !self.swap.is_idle(page, moved) {
             return None;
         }
         self.lose_page(&path, &mut Vec::new());
-        self.hosts.evicted += 1;
-        self.hosts.take_if(|_, free| free == page)
+        self.swap.evicted += 1;
+        self.swap.take_if(|_, free| free == page)
     }
 
     /// Returns the page or cell that has been idle for the longest time, among those for which `is_one` is true. The
-    /// arguments of `is_one` are whether it is on the device, and whether it is in host memory.
+    /// arguments of `is_one` are whether it is on the device, and whether it is in swap memory.
     fn oldest(&self, is_one: impl Fn(bool, bool) -> bool) -> Option<Idle> {
-        let pages =
-            self.pages.iter().filter(|(_, held)| held.users == 0 && is_one(held.page.is_some(), held.host.is_some()));
+        let pages = self
+            .pages
+            .iter()
+            .filter(|(_, held)| held.users == 0 && is_one(held.page.is_some(), held.swap_page.is_some()));
         let cells = self
             .cells
             .iter()
-            .filter(|(_, cell)| cell.is_idle() && is_one(!cell.pages.is_empty(), !cell.host.is_empty()));
+            .filter(|(_, cell)| cell.is_idle() && is_one(!cell.pages.is_empty(), !cell.swap_pages.is_empty()));
         let pages = pages.map(|(path, held)| (held.idle_since, Idle::Page(path.clone())));
         let cells = cells.map(|(key, cell)| (cell.since, Idle::Cell(key.clone())));
         pages.chain(cells).min_by_key(|(since, _)| *since).map(|(_, idle)| idle)
@@ -66,7 +68,7 @@ impl Tree {
 
     /// Removes a page and its cells because memory is short.
     fn lose_page(&mut self, path: &Path, gone: &mut Vec<PageId>) {
-        self.hosts.lost += u64::from(!self.pages[path].stored);
+        self.swap.lost += u64::from(!self.pages[path].stored);
         gone.extend(self.remove(path));
         let here: Vec<_> = self.cells.keys().filter(|key| key.1 == *path).cloned().collect();
         here.iter().for_each(|key| self.lose_idle_cell(key, gone));
@@ -75,74 +77,74 @@ impl Tree {
     /// Removes a cell because memory is short.
     fn lose_idle_cell(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
         let cell = &self.cells[key];
-        self.hosts.lost += cell.pages.len().max(cell.host.len()) as u64;
+        self.swap.lost += cell.pages.len().max(cell.swap_pages.len()) as u64;
         self.evicted.1 += u64::from(!cell.pages.is_empty());
         gone.extend(self.remove_cell(key));
     }
 
-    /// Removes an idle cell from the device and from host memory. Returns its device pages.
+    /// Removes an idle cell from the device and from swap memory. Returns its device pages.
     pub(super) fn remove_cell(&mut self, key: &CellKey) -> Vec<PageId> {
         let cell = self.cells.remove(key).expect("just seen");
         assert!(cell.is_idle(), "the model removes a used cell");
-        cell.host.into_iter().for_each(|host| self.hosts.free(host));
+        cell.swap_pages.into_iter().for_each(|swap_page| self.swap.free(swap_page));
         cell.pages
     }
 
-    /// Saves an idle cell. Returns false if there are too few host pages, or if taking a host page has removed the
+    /// Saves an idle cell. Returns false if there are too few swap pages, or if taking a swap page has removed the
     /// cell.
     fn save_cell(&mut self, key: &CellKey, gone: &mut Vec<PageId>) -> bool {
         let mut taken = Vec::new();
         for _ in 0..self.cells[key].pages.len() {
-            let host = self.take_host(gone);
-            taken.extend(host);
-            if host.is_none() || !self.cells.contains_key(key) {
-                taken.into_iter().for_each(|host| self.hosts.free(host));
+            let swap_page = self.take_swap(gone);
+            taken.extend(swap_page);
+            if swap_page.is_none() || !self.cells.contains_key(key) {
+                taken.into_iter().for_each(|swap_page| self.swap.free(swap_page));
                 return false;
             }
         }
         let cell = self.cells.get_mut(key).expect("just seen");
-        for (&page, &host) in cell.pages.iter().zip(&taken) {
-            self.hosts.saves.push((page, host));
-            self.hosts.saved_by[host.index()] = self.hosts.moves + 1;
+        for (&page, &swap_page) in cell.pages.iter().zip(&taken) {
+            self.swap.saves.push((page, swap_page));
+            self.swap.saved_by[swap_page.index()] = self.swap.moves + 1;
         }
-        self.hosts.saved += taken.len() as u64;
-        cell.host = taken;
+        self.swap.saved += taken.len() as u64;
+        cell.swap_pages = taken;
         true
     }
 
-    /// Frees the device pages of an idle cell. A cell without host pages is saved first, or removed if the save fails.
-    pub(super) fn evict_cell_to_host(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
-        if self.cells[key].host.is_empty() {
+    /// Frees the device pages of an idle cell. A cell without swap pages is saved first, or removed if the save fails.
+    pub(super) fn evict_cell_to_swap(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
+        if self.cells[key].swap_pages.is_empty() {
             if !self.save_cell(key, gone) {
                 if self.cells.contains_key(key) {
                     self.lose_idle_cell(key, gone);
                 }
                 return;
             }
-            self.hosts.forced += self.cells[key].host.len() as u64;
+            self.swap.forced += self.cells[key].swap_pages.len() as u64;
         }
         self.evicted.1 += 1;
         gone.append(&mut self.cells.get_mut(key).expect("just seen").pages);
     }
 
-    /// Saves an idle page. Returns false if no host page can be taken.
+    /// Saves an idle page. Returns false if no swap page can be taken.
     fn save(&mut self, path: &Path, gone: &mut Vec<PageId>) -> bool {
-        let Some(host) = self.take_host(gone) else { return false };
+        let Some(swap_page) = self.take_swap(gone) else { return false };
         let held = self.pages.get_mut(path).expect("it is cached");
-        held.host = Some(host);
-        self.hosts.saves.push((held.page.expect("it is on the device"), host));
-        self.hosts.saved_by[host.index()] = self.hosts.moves + 1;
-        self.hosts.saved += 1;
+        held.swap_page = Some(swap_page);
+        self.swap.saves.push((held.page.expect("it is on the device"), swap_page));
+        self.swap.saved_by[swap_page.index()] = self.swap.moves + 1;
+        self.swap.saved += 1;
         true
     }
 
-    /// Frees the device page of an idle page. A page without a host page is saved first, or removed if the save fails.
-    pub(super) fn evict_to_host(&mut self, path: &Path, gone: &mut Vec<PageId>) {
-        if self.pages[path].host.is_none() {
+    /// Frees the device page of an idle page. A page without a swap page is saved first, or removed if the save fails.
+    pub(super) fn evict_to_swap(&mut self, path: &Path, gone: &mut Vec<PageId>) {
+        if self.pages[path].swap_page.is_none() {
             if !self.save(path, gone) {
                 return self.lose_page(path, gone);
             }
-            self.hosts.forced += 1;
+            self.swap.forced += 1;
         }
         gone.extend(self.pages.get_mut(path).and_then(|held| held.page.take()));
     }
@@ -164,17 +166,17 @@ impl Tree {
         gone
     }
 
-    /// Removes a page from the device and from host memory. Returns its device page.
+    /// Removes a page from the device and from swap memory. Returns its device page.
     pub(super) fn remove(&mut self, path: &Path) -> Option<PageId> {
         let held = self.pages.remove(path).expect("it was found");
-        held.host.into_iter().for_each(|host| self.hosts.free(host));
+        held.swap_page.into_iter().for_each(|swap_page| self.swap.free(swap_page));
         held.page
     }
 
-    /// Returns the number of idle pages that are on the device and in host memory.
+    /// Returns the number of idle pages that are on the device and in swap memory.
     pub(super) fn clean(&self) -> u32 {
-        let clean = self.pages.values().filter(|held| held.page.is_some() && held.host.is_some());
-        let cells = self.cells.values().filter(|cell| !cell.host.is_empty());
+        let clean = self.pages.values().filter(|held| held.page.is_some() && held.swap_page.is_some());
+        let cells = self.cells.values().filter(|cell| !cell.swap_pages.is_empty());
         (clean.count() + cells.map(|cell| cell.pages.len()).sum::<usize>()) as u32
     }
 
@@ -182,14 +184,14 @@ impl Tree {
     /// other pages with all pages after them, and the other cells.
     pub(super) fn fail_saves(&mut self) -> Vec<PageId> {
         let mut gone = Vec::new();
-        let hosts: BTreeSet<_> = self.hosts.saves.iter().map(|save| save.1).collect();
-        self.hosts.failed += self.hosts.saves.len() as u64;
-        let failed = self.pages.iter().filter(|(_, held)| held.host.is_some_and(|h| hosts.contains(&h)));
+        let swap: BTreeSet<_> = self.swap.saves.iter().map(|save| save.1).collect();
+        self.swap.failed += self.swap.saves.len() as u64;
+        let failed = self.pages.iter().filter(|(_, held)| held.swap_page.is_some_and(|h| swap.contains(&h)));
         for path in failed.map(|(path, _)| path.clone()).collect::<Vec<_>>() {
             let Some(held) = self.pages.get_mut(&path) else { continue };
             if held.page.is_some() {
-                let host = held.host.take().expect("it was just saved");
-                self.hosts.free(host);
+                let swap_page = held.swap_page.take().expect("it was just saved");
+                self.swap.free(swap_page);
                 continue;
             }
             let below = self
@@ -197,16 +199,16 @@ impl Tree {
                 .keys()
                 .filter(|below| (below.0, below.1) == (path.0, path.1) && below.2.starts_with(&path.2));
             for below in below.cloned().collect::<Vec<_>>() {
-                assert_eq!(self.pages[&below].page, None, "pages below are in host memory alone");
+                assert_eq!(self.pages[&below].page, None, "pages below are in swap memory alone");
                 self.lose_page(&below, &mut gone);
             }
         }
-        let failed = self.cells.iter().filter(|(_, c)| c.host.iter().any(|h| hosts.contains(h)));
+        let failed = self.cells.iter().filter(|(_, c)| c.swap_pages.iter().any(|h| swap.contains(h)));
         for key in failed.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
             let cell = self.cells.get_mut(&key).expect("just seen");
             match cell.pages.is_empty() {
                 true => self.lose_idle_cell(&key, &mut gone),
-                false => cell.host.drain(..).for_each(|host| self.hosts.free(host)),
+                false => cell.swap_pages.drain(..).for_each(|swap_page| self.swap.free(swap_page)),
             }
         }
         gone
@@ -235,29 +237,29 @@ impl Model {
 
     /// Passes the waiting saves to the backend. Returns whether the backend fails.
     pub(super) fn flush_saves(&mut self) -> bool {
-        let moves = !self.tree.hosts.saves.is_empty();
-        self.tree.hosts.moves += u64::from(moves);
+        let moves = !self.tree.swap.saves.is_empty();
+        self.tree.swap.moves += u64::from(moves);
         let failed = moves && self.next_move_fails();
         if failed {
             let gone = self.tree.fail_saves();
             self.pages.turn(&gone, PageIs::Cached, PageIs::Free);
         }
-        self.tree.hosts.saves.clear();
+        self.tree.swap.saves.clear();
         failed
     }
 
-    /// Returns whether a sequence waits for pages in host memory.
+    /// Returns whether a sequence waits for pages in swap memory.
     pub fn is_pending(&self, seq: SeqKey) -> bool {
         self.running(seq).is_ok_and(|sequence| sequence.pending > 0)
     }
 
     /// `Engine::save_ahead`. Returns the number of saved pages; `None` if the backend fails.
     pub fn save_ahead(&mut self, ahead: u32) -> Option<u32> {
-        if self.tree.hosts.exists() {
+        if self.tree.swap.exists() {
             let gone = self.tree.save_ahead(ahead);
             self.pages.turn(&gone, PageIs::Cached, PageIs::Free);
         }
-        let saved = self.tree.hosts.saves.len() as u32;
+        let saved = self.tree.swap.saves.len() as u32;
         (!self.flush_saves()).then_some(saved)
     }
 
@@ -266,16 +268,16 @@ impl Model {
         let loads = self.begin_load(seqs)?;
         self.flush_saves();
         let moves = !loads.is_empty();
-        self.tree.hosts.moves += u64::from(moves);
-        for (_, host) in &loads {
-            self.tree.hosts.loaded_by[host.index()] = self.tree.hosts.moves;
+        self.tree.swap.moves += u64::from(moves);
+        for (_, swap_page) in &loads {
+            self.tree.swap.loaded_by[swap_page.index()] = self.tree.swap.moves;
         }
         let failed = moves && self.next_move_fails();
         self.end_load(seqs, &loads, failed);
         Ok(!failed)
     }
 
-    fn begin_load(&mut self, seqs: &[SeqKey]) -> Result<Vec<(PageId, HostPageId)>, Error> {
+    fn begin_load(&mut self, seqs: &[SeqKey]) -> Result<Vec<(PageId, SwapPageId)>, Error> {
         let (mut lacking, mut drawn) = (Vec::new(), 0);
         for &seq in seqs {
             let new: Vec<_> = self.lacking(seq)?.into_iter().filter(|of| !lacking.contains(of)).collect();
@@ -288,12 +290,12 @@ impl Model {
             (Idle::Page(path), _) => {
                 let held = self.tree.pages.get_mut(path).expect("it is locked");
                 held.page = Some(page);
-                (page, held.host.expect("it is in host memory"))
+                (page, held.swap_page.expect("it is in swap memory"))
             }
             (Idle::Cell(key), track) => {
                 let cell = self.tree.cells.get_mut(key).expect("it is used");
                 cell.pages.push(page);
-                (page, cell.host[*track])
+                (page, cell.swap_pages[*track])
             }
         });
         Ok(loads.collect())
@@ -313,7 +315,7 @@ impl Model {
         let mut keys = self.tree.tail_cells(scope, tokens, end);
         keys.sort_by_key(|(group, path)| (*group, Reverse(path.2.len())));
         let cells = keys.into_iter().flat_map(|key| {
-            let tracks = 0..self.tree.cells[&key].host_only();
+            let tracks = 0..self.tree.cells[&key].swap_only();
             tracks.map(move |track| (Idle::Cell(key.clone()), track))
         });
         Ok(paths.map(|path| (Idle::Page(path), 0)).chain(cells).collect())
@@ -342,15 +344,15 @@ impl Model {
         if self.load_failed { Err(Error::EmptyBatch) } else { Ok(()) }
     }
 
-    /// Ends loads: their pages are on the device, or still in host memory if `failed` is set.
-    fn end_load(&mut self, seqs: &[SeqKey], loads: &[(PageId, HostPageId)], failed: bool) {
+    /// Ends loads: their pages are on the device, or still in swap memory if `failed` is set.
+    fn end_load(&mut self, seqs: &[SeqKey], loads: &[(PageId, SwapPageId)], failed: bool) {
         let pages: Vec<_> = loads.iter().map(|load| load.0).collect();
         self.pages.turn(&pages, PageIs::Private, if failed { PageIs::Free } else { PageIs::Cached });
         for held in self.tree.pages.values_mut() {
             if held.page.is_some_and(|page| pages.contains(&page)) {
                 match failed {
                     true => held.page = None,
-                    false => self.tree.hosts.free(held.host.take().expect("it was loaded from there")),
+                    false => self.tree.swap.free(held.swap_page.take().expect("it was loaded from there")),
                 }
             }
         }
@@ -358,14 +360,14 @@ impl Model {
             if cell.pages.iter().any(|page| pages.contains(page)) {
                 match failed {
                     true => cell.pages.clear(),
-                    false => cell.host.drain(..).for_each(|host| self.tree.hosts.free(host)),
+                    false => cell.swap_pages.drain(..).for_each(|swap_page| self.tree.swap.free(swap_page)),
                 }
             }
         }
         if failed {
             return;
         }
-        self.tree.hosts.loaded += loads.len() as u64;
+        self.tree.swap.loaded += loads.len() as u64;
         let page_size = self.page_size();
         for &seq in seqs {
             let sequence = self.sequences.get_mut(&seq).expect("it runs");
@@ -375,7 +377,7 @@ impl Model {
             }
             let on_device = std::mem::take(&mut sequence.on_device);
             sequence.cell_pages = 0;
-            self.counters.host_hit_tokens += ((pending - on_device) * page_size) as u64;
+            self.counters.swap_hit_tokens += ((pending - on_device) * page_size) as u64;
             sequence.published += pending;
             sequence.kept = sequence.published;
             let tokens = &sequence.tokens[..sequence.published * page_size];

@@ -1,4 +1,4 @@
-//! The expected contents of the host pages, after saves and leases.
+//! The expected contents of the swap pages, after saves and leases.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use super::TestBackend;
 use crate::backend::Moved;
-use crate::id::{HostPageId, MoveId};
+use crate::id::{MoveId, SwapPageId};
 
-/// Maximum time in which a backend prepares a few host pages.
+/// Maximum time in which a backend prepares a few swap pages.
 const READY: Duration = Duration::from_secs(20);
 
-/// The expected contents of the host pages, and their users.
-pub(super) struct HostShadow<B: TestBackend> {
+/// The expected contents of the swap pages, and their users.
+pub(super) struct SwapShadow<B: TestBackend> {
     /// The bytes of each page, if they are defined.
     pub pages: Vec<Option<Vec<u8>>>,
     /// The numbers of the last save and the last load.
@@ -25,12 +25,12 @@ pub(super) struct HostShadow<B: TestBackend> {
     pub reads: BTreeMap<u32, (B::Read, Vec<u8>)>,
 }
 
-impl<B: TestBackend> HostShadow<B> {
+impl<B: TestBackend> SwapShadow<B> {
     /// Waits until the backend has prepared all `count` pages.
     pub fn new(backend: &B, count: u32) -> Self {
         let start = Instant::now();
-        while backend.host_pages() < count {
-            assert!(start.elapsed() < READY, "{} of {count} pages", backend.host_pages());
+        while backend.swap_pages() < count {
+            assert!(start.elapsed() < READY, "{} of {count} pages", backend.swap_pages());
             thread::yield_now();
         }
         let (pages, busy) = (vec![None; count as usize], vec![Moved::default(); count as usize]);
@@ -43,15 +43,15 @@ impl<B: TestBackend> HostShadow<B> {
         MoveId::new(self.last.saved.max(self.last.loaded).raw() + 1)
     }
 
-    /// Returns the host pages that saves may write: those without a read lease.
-    pub fn free(&self) -> Vec<HostPageId> {
+    /// Returns the swap pages that saves may write: those without a read lease.
+    pub fn free(&self) -> Vec<SwapPageId> {
         let all = 0..self.pages.len() as u32;
-        all.filter(|page| !self.reads.contains_key(page)).map(HostPageId::new).collect()
+        all.filter(|page| !self.reads.contains_key(page)).map(SwapPageId::new).collect()
     }
 
-    /// Returns the host pages whose bytes are defined.
-    pub fn full(&self) -> Vec<HostPageId> {
-        let all = (0..self.pages.len() as u32).map(HostPageId::new);
+    /// Returns the swap pages whose bytes are defined.
+    pub fn full(&self) -> Vec<SwapPageId> {
+        let all = (0..self.pages.len() as u32).map(SwapPageId::new);
         all.filter(|page| self.pages[page.index()].is_some()).collect()
     }
 }

@@ -22,7 +22,7 @@ use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::store::pool::Pages;
 use crate::backend::{Moved, PlanError, check};
-use crate::id::{HostPageId, MoveId, PageId, StepId};
+use crate::id::{MoveId, PageId, StepId, SwapPageId};
 use crate::layout::PoolLayout;
 use crate::memory;
 use crate::plan::{PageMove, StepEnd};
@@ -35,9 +35,9 @@ const PARTED_BYTES: u64 = 8 << 20;
 /// 2,304 KiB at 55.0.
 const PART_BYTES: u64 = 192 << 10;
 
-/// The host pages of a backend and the moves from and to them.
+/// The swap pages of a backend and the moves from and to them.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct HostMoves {
+pub(in crate::backend::cuda) struct SwapMoves {
     gpu: Gpu,
     region: Region,
     /// The region's pages, as the pool's kernels address them.
@@ -50,9 +50,9 @@ pub(in crate::backend::cuda) struct HostMoves {
     parts: u32,
     /// The last move of each direction.
     last: Moved,
-    /// The last moves of each page of the pool, and of each host page.
+    /// The last moves of each page of the pool, and of each swap page.
     of_device: Vec<Moved>,
-    of_host: Vec<Moved>,
+    of_swap: Vec<Moved>,
     /// The end of the backend's stream at the last move that waited for all earlier work.
     fork: CudaEvent,
     /// Open steps, and the end of the backend's stream when each began.
@@ -71,7 +71,7 @@ fn latest(moves: impl Iterator<Item = Moved>) -> Moved {
     moves.fold(Moved::default(), |all, of| Moved { saved: all.saved.max(of.saved), loaded: all.loaded.max(of.loaded) })
 }
 
-impl HostMoves {
+impl SwapMoves {
     pub fn new(gpu: &Gpu, layout: &PoolLayout, pool: &Pages, fewer: bool) -> Result<Self, CudaError> {
         let region = Region::new(gpu, layout, fewer)?;
         let columns = |count: u32| {
@@ -86,7 +86,7 @@ impl HostMoves {
         Ok(Self {
             gpu: gpu.clone(),
             parts: parts.clamp(1, PARTS_MAX.min(pool.lanes.into())) as u32,
-            pages: Pages::packed(region.address(), pool, layout.host_region_pages()),
+            pages: Pages::packed(region.address(), pool, layout.swap_region_pages()),
             region,
             saves: MoveQueue::new(gpu)?,
             loads: MoveQueue::new(gpu)?,
@@ -94,7 +94,7 @@ impl HostMoves {
             load_transfer,
             last: Moved::default(),
             of_device: columns(layout.page_count())?,
-            of_host: columns(layout.host_region_pages())?,
+            of_swap: columns(layout.swap_region_pages())?,
             fork: CudaEvent::new(gpu, false)?,
             begins: VecDeque::new(),
             spare: Vec::new(),
@@ -131,9 +131,9 @@ impl HostMoves {
         // The other direction may still use the pages.
         let last = *direction.other().of(&mut self.latest_of(moves));
         other.block(Part::last(last), own)?;
-        for PageMove { device, host } in moves {
+        for PageMove { device, swap } in moves {
             *direction.of(&mut self.of_device[device.index()]) = id;
-            *direction.of(&mut self.of_host[host.index()]) = id;
+            *direction.of(&mut self.of_swap[swap.index()]) = id;
         }
         *direction.of(&mut self.last) = id;
         let done = self.submit(direction, pool, id, moves);
@@ -159,8 +159,8 @@ impl HostMoves {
         for part in 0..self.parts {
             let first = |part: u32| (part * pool.lanes).div_ceil(self.parts);
             let lanes = first(part)..first(part + 1);
-            let (pool, host) = (pool.part(lanes.clone()), self.pages.part(lanes));
-            transfer.submit(&self.gpu, &pool, &host, moves, stream)?;
+            let (pool, swap) = (pool.part(lanes.clone()), self.pages.part(lanes));
+            transfer.submit(&self.gpu, &pool, &swap, moves, stream)?;
             queue.record(Part::of(id, part, self.parts))?;
         }
         Ok(())
@@ -176,20 +176,20 @@ impl HostMoves {
     ) -> Result<(), CudaError> {
         check::moves(id, moves, layout, self.last)?;
         let ready = self.region.ready();
-        for &PageMove { host, .. } in moves {
-            if host.raw() >= ready {
+        for &PageMove { swap, .. } in moves {
+            if swap.raw() >= ready {
                 let failed = self.region.failure().cloned();
-                return Err(failed.unwrap_or(CudaError::NotPinned { page: host, ready }));
+                return Err(failed.unwrap_or(CudaError::NotPinned { page: swap, ready }));
             }
-            if !self.region.is_free(host, direction == Direction::Load) {
-                return Err(PlanError::Leased { page: host }.into());
+            if !self.region.is_free(swap, direction == Direction::Load) {
+                return Err(PlanError::Leased { page: swap }.into());
             }
         }
         self.moved().map(|_| ())
     }
 
     fn latest_of(&self, moves: &[PageMove]) -> Moved {
-        let both = |of: &PageMove| [self.of_device[of.device.index()], self.of_host[of.host.index()]];
+        let both = |of: &PageMove| [self.of_device[of.device.index()], self.of_swap[of.swap.index()]];
         latest(moves.iter().flat_map(both))
     }
 
@@ -315,23 +315,23 @@ impl HostMoves {
         self.moved().map(|_| ())
     }
 
-    /// Leases a host page to a reader.
-    pub fn lease(&mut self, page: HostPageId) -> CudaRead {
-        let (of, moved) = (self.of_host[page.index()], self.moved());
+    /// Leases a swap page to a reader.
+    pub fn lease(&mut self, page: SwapPageId) -> CudaRead {
+        let (of, moved) = (self.of_swap[page.index()], self.moved());
         assert!(moved.is_ok_and(|done| of.saved <= done.saved), "B16: a save writes {page:?}");
         self.region.lease(page)
     }
 
-    /// Leases a host page to a writer.
-    pub fn lease_mut(&mut self, page: HostPageId) -> CudaWrite {
-        let (of, moved) = (self.of_host[page.index()], self.moved());
+    /// Leases a swap page to a writer.
+    pub fn lease_mut(&mut self, page: SwapPageId) -> CudaWrite {
+        let (of, moved) = (self.of_swap[page.index()], self.moved());
         let is_done = |done: Moved| of.saved <= done.saved && of.loaded <= done.loaded;
         assert!(moved.is_ok_and(is_done), "B16: a move uses {page:?}");
         self.region.lease_mut(page)
     }
 }
 
-impl Drop for HostMoves {
+impl Drop for SwapMoves {
     fn drop(&mut self) {
         // The thread of the region unpins its memory without further waits.
         let _ = self.synchronize();

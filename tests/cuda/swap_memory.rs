@@ -1,4 +1,4 @@
-//! Pinned host memory: leases, captures, pinning in the background, and its failures.
+//! Pinned memory: leases, captures, pinning in the background, and its failures.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::yield_now;
@@ -6,43 +6,43 @@ use std::time::{Duration, Instant};
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
-    Backend, Capacity, HostMemory, HostPageId, KvDtype, KvShape, LayerId, Layout, MoveId, Moved, OpenBackend, PageCopy,
-    PageId, PageMove, PlanError, PoolConfig, TableShape,
+    Backend, Capacity, KvDtype, KvShape, LayerId, Layout, MoveId, Moved, OpenBackend, PageCopy, PageId, PageMove,
+    PlanError, PoolConfig, SwapMemory, SwapPageId, TableShape,
 };
 
 use crate::gpu;
 use crate::plans::first_token;
 
 /// Returns a config with pages of 4 MiB.
-fn config(host_pages: u32) -> PoolConfig {
+fn config(swap_pages: u32) -> PoolConfig {
     PoolConfig {
         layers: 64,
         shape: KvShape::heads(8, 128),
         dtype: KvDtype::Bf16,
         capacity: Capacity::Pages(8),
         layout: Layout::PageFirst,
-        host_pages,
+        swap_pages,
         ..PoolConfig::default()
     }
 }
 
-fn open(gpu: &Gpu, host_pages: u32, fewer: bool) -> Result<Cuda, CudaError> {
+fn open(gpu: &Gpu, swap_pages: u32, fewer: bool) -> Result<Cuda, CudaError> {
     let stream = Some(CudaStream::new(gpu)?);
-    let options = CudaOptions { stream, fewer_host_pages: fewer, ..CudaOptions::new(gpu) };
+    let options = CudaOptions { stream, fewer_swap_pages: fewer, ..CudaOptions::new(gpu) };
     let table = TableShape::new(16, 2, 64, 128).expect("a small table");
-    options.open(&config(host_pages).layout().expect("a small pool"), &table, 2)
+    options.open(&config(swap_pages).layout().expect("a small pool"), &table, 2)
 }
 
-fn opened(gpu: &Gpu, host_pages: u32) -> Cuda {
-    let cuda = open(gpu, host_pages, false).expect("a small pool");
-    while cuda.host_pages() < host_pages {
+fn opened(gpu: &Gpu, swap_pages: u32) -> Cuda {
+    let cuda = open(gpu, swap_pages, false).expect("a small pool");
+    while cuda.swap_pages() < swap_pages {
         yield_now();
     }
     cuda
 }
 
-fn of(device: u32, host: u32) -> PageMove {
-    PageMove { device: PageId::new(device), host: HostPageId::new(host) }
+fn of(device: u32, swap: u32) -> PageMove {
+    PageMove { device: PageId::new(device), swap: SwapPageId::new(swap) }
 }
 
 fn panics(call: impl FnOnce()) -> bool {
@@ -53,7 +53,7 @@ fn panics(call: impl FnOnce()) -> bool {
 fn leased_pages_are_not_moved() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = opened(&gpu, 4);
-    let [first, second] = [0, 1].map(HostPageId::new);
+    let [first, second] = [0, 1].map(SwapPageId::new);
     cuda.lease_mut(first).as_mut().fill(7);
     let readers = [cuda.lease(first), cuda.lease(first)];
     let leased = |page| Err(CudaError::Plan(PlanError::Leased { page }));
@@ -78,19 +78,19 @@ fn leased_pages_are_not_moved() {
 fn moving_pages_are_not_leased() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = opened(&gpu, 4);
-    cuda.lease_mut(HostPageId::new(0)).as_mut().fill(7);
+    cuda.lease_mut(SwapPageId::new(0)).as_mut().fill(7);
     let moves: Vec<_> = (0..8).map(|page| of(page, 0)).collect();
     cuda.load_pages(MoveId::new(1), &moves).expect("pages of the pool");
-    let refused = panics(|| drop(cuda.lease_mut(HostPageId::new(0))));
+    let refused = panics(|| drop(cuda.lease_mut(SwapPageId::new(0))));
     assert!(refused || cuda.moved().expect("nothing failed").loaded == MoveId::new(1));
-    drop(cuda.lease(HostPageId::new(0)));
+    drop(cuda.lease(SwapPageId::new(0)));
     cuda.save_pages(MoveId::new(2), &[of(0, 1)]).expect("pages of the pool");
-    let refused = panics(|| drop(cuda.lease(HostPageId::new(1))));
+    let refused = panics(|| drop(cuda.lease(SwapPageId::new(1))));
     assert!(refused || cuda.moved().expect("nothing failed").saved == MoveId::new(2));
     cuda.synchronize().expect("nothing failed");
     let all = Moved { saved: MoveId::new(2), loaded: MoveId::new(1) };
     assert_eq!(cuda.moved(), Ok(all));
-    assert!(cuda.lease(HostPageId::new(1)).as_ref().iter().all(|&byte| byte == 7));
+    assert!(cuda.lease(SwapPageId::new(1)).as_ref().iter().all(|&byte| byte == 7));
 }
 
 /// More batches in flight than a direction has events.
@@ -98,7 +98,7 @@ fn moving_pages_are_not_leased() {
 fn many_batches_are_in_flight() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = opened(&gpu, 4);
-    cuda.lease_mut(HostPageId::new(3)).as_mut().fill(5);
+    cuda.lease_mut(SwapPageId::new(3)).as_mut().fill(5);
     for id in 0..200 {
         let (id, moves) = (MoveId::new(id + 1), [of(id as u32 % 8, 3 - id as u32 % 2)]);
         match id.raw() % 2 {
@@ -145,22 +145,22 @@ fn captures_take_steps_without_loads() {
 }
 
 #[test]
-fn moves_of_no_pages_and_without_host_pages() {
+fn moves_of_no_pages_and_without_swap_pages() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = opened(&gpu, 0);
     cuda.save_pages(MoveId::new(1), &[]).expect("no page");
-    let error = PlanError::HostPage { page: HostPageId::new(0), pages: 0 };
+    let error = PlanError::SwapPage { page: SwapPageId::new(0), pages: 0 };
     assert_eq!(cuda.load_pages(MoveId::new(2), &[of(0, 0)]), Err(CudaError::Plan(error)));
-    assert_eq!((cuda.host_pages(), cuda.moved()), (0, Ok(Moved::default())));
+    assert_eq!((cuda.swap_pages(), cuda.moved()), (0, Ok(Moved::default())));
 }
 
 #[test]
-fn too_little_host_memory_is_an_error() {
+fn too_little_swap_memory_is_an_error() {
     let Some(gpu) = gpu() else { return };
     // 64 TiB.
     let (pages, bytes) = (16 << 20, 64 << 40);
     match open(&gpu, pages, false).err() {
-        Some(CudaError::HostMemory { bytes: wanted, available }) => {
+        Some(CudaError::SwapMemory { bytes: wanted, available }) => {
             assert_eq!(wanted, bytes);
             assert!(available > 1 << 20 && available < bytes, "{available}");
         }
@@ -173,12 +173,12 @@ fn too_little_host_memory_is_an_error() {
 fn opening_waits_for_no_pinning() {
     let Some(gpu) = gpu() else { return };
     let start = Instant::now();
-    let mut cuda = open(&gpu, 768, false).expect("3 GiB of host memory");
+    let mut cuda = open(&gpu, 768, false).expect("3 GiB of swap memory");
     assert!(start.elapsed() < Duration::from_secs(1), "opened after {:?}", start.elapsed());
-    let ready = cuda.host_pages();
+    let ready = cuda.swap_pages();
     let error = cuda.save_pages(MoveId::new(1), &[of(0, 767)]);
-    let refused = Err(CudaError::NotPinned { page: HostPageId::new(767), ready });
-    assert!(error == refused || cuda.host_pages() > ready, "{error:?}");
+    let refused = Err(CudaError::NotPinned { page: SwapPageId::new(767), ready });
+    assert!(error == refused || cuda.swap_pages() > ready, "{error:?}");
     let start = Instant::now();
     drop(cuda);
     assert!(start.elapsed() < Duration::from_secs(1), "dropped after {:?}", start.elapsed());
@@ -190,10 +190,10 @@ fn opening_waits_for_no_pinning() {
 fn memory_that_is_not_pinned_is_an_error_or_fewer_pages() {
     let gpu = gpu().expect("the tests' driver");
     let failed = |cuda: &Cuda| {
-        while cuda.host_failure().is_none() {
+        while cuda.swap_failure().is_none() {
             yield_now();
         }
-        cuda.host_failure().expect("it fails").clone()
+        cuda.swap_failure().expect("it fails").clone()
     };
     for fewer in [false, true] {
         let mut cuda = open(&gpu, 8, fewer).expect("a small pool");
@@ -202,7 +202,7 @@ fn memory_that_is_not_pinned_is_an_error_or_fewer_pages() {
             CudaError::Pinning { code: 2, bytes, pinned: 0, .. } => assert_eq!(bytes, 32 << 20),
             ref error => panic!("{error}"),
         }
-        assert_eq!(cuda.host_pages(), 0);
+        assert_eq!(cuda.swap_pages(), 0);
         assert_eq!(cuda.save_pages(MoveId::new(1), &[of(0, 0)]), Err(failure.clone()));
         assert_eq!(cuda.moved(), if fewer { Ok(Moved::default()) } else { Err(failure) });
     }

@@ -1,4 +1,4 @@
-//! Tests that streams generate the same tokens if their prefixes are evicted to host memory and loaded again. This must
+//! Tests that streams generate the same tokens if their prefixes are evicted to swap memory and loaded again. This must
 //! also hold if each page moves at the last moment that the contract allows.
 
 mod common;
@@ -103,11 +103,11 @@ fn same_tokens(name: &str) {
         let mut without = server(runner, &largest, plain, Scaling::Static, None);
         let (second, loaded) = rounds(&mut without, &first, &expected);
         assert_eq!(loaded, 0);
-        // Host memory for all pages, and for a part of them.
+        // Swap memory for all pages, and for a part of them.
         let tracks = without.engine().shape().table.tracks;
         let part = if tracks == 1 { 40 } else { (480 / page_size).max(120) };
-        for host_pages in [4000, part] {
-            let setting = Setting { host_pages, ..plain };
+        for swap_pages in [4000, part] {
+            let setting = Setting { swap_pages, ..plain };
             let runner = CpuRunner::new(&model);
             let mut with = server(runner, &largest, setting, Scaling::Static, None);
             let (tokens, loaded) = rounds(&mut with, &first, &expected);
@@ -125,7 +125,7 @@ fn same_tokens(name: &str) {
 }
 
 #[test]
-fn qwen3_generates_equal_texts_with_host_pages() {
+fn qwen3_generates_equal_texts_with_swap_pages() {
     same_tokens("qwen3-tiny");
 }
 

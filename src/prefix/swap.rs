@@ -1,53 +1,53 @@
-//! Pages in host memory: evicted pages keep their entries in the tree and come back when a prompt matches them.
+//! Pages in swap memory: evicted pages keep their entries in the tree and come back when a prompt matches them.
 //!
 //! ```text
-//! entries of a node   0 .. host .. device .. len
+//! entries of a node   0 .. swap_start .. device .. len
 //! on the device       [             |            ]   those below `device`
-//! in host memory              [                  ]   those from `host` on
-//!                       dirty   clean   host-only
+//! in swap memory              [                  ]   those from `swap_start` on
+//!                       dirty   clean   swap-only
 //! ```
 //!
-//! * H1. A host page is in one state (`host/`); Cached pages belong to entries and cells.
+//! * H1. A swap page is in one state (`swap/`); Cached pages belong to entries and cells.
 //! * H2. Every entry has a page. A node has device pages only if its parent is entirely on the device.
 //! * H3. A node in use has no clean entries. Clean entries of idle nodes are counted.
-//! * H4. No node older than a cursor has what the cursor looks for: device pages, host-only entries, dirty entries.
-//! * H6. No save waits for the backend between calls, and a Cached host page has the bytes of a save that did not fail,
+//! * H4. No node older than a cursor has what the cursor looks for: device pages, swap-only entries, dirty entries.
+//! * H6. No save waits for the backend between calls, and a Cached swap page has the bytes of a save that did not fail,
 //!   or of a fetch.
 //!
-//! By H2, all entries deeper than a host-only entry are host-only, and by T4 they are older. So the oldest host-only
+//! By H2, all entries deeper than a swap-only entry are swap-only, and by T4 they are older. So the oldest swap-only
 //! entry is the last entry of a leaf.
 //!
 //! Cells move by the same rules, each as an entry of its own (`cell_moves.rs`).
 //!
-//! The tree owns the pool of host pages, because locking an idle node frees the host pages of its clean entries.
+//! The tree owns the pool of swap pages, because locking an idle node frees the swap pages of its clean entries.
 //!
-//! Not here: moves to host memory (`offload.rs`) and back (`restore.rs`), the contents of pages.
+//! Not here: moves to swap memory (`offload.rs`) and back (`restore.rs`), the contents of pages.
 
 use crate::event::Medium;
-use crate::host::HostPool;
-use crate::id::{HostPageId, MoveId, NodeKey, PageId, PrefixLock};
+use crate::id::{MoveId, NodeKey, PageId, PrefixLock, SwapPageId};
 use crate::memory::{OutOfMemory, filled, reserved, touch, touch_reserved, zeroed};
 use crate::plan::PageMove;
+use crate::swap::SwapPool;
 
 use super::PrefixTree;
 use super::ages::Ages;
 use super::column::RareColumn;
 use super::fetches::Fetches;
 use super::puts::Puts;
-use super::residency::{NO_HOST_PAGE, NO_PAGE, Residency, Seek};
+use super::residency::{NO_PAGE, NO_SWAP_PAGE, Residency, Seek};
 use super::save_batch::SaveBatch;
 use super::span::SpanStore;
 use super::walk::Cursor;
 
 /// Counters of pages and of moves, over the whole run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct HostCounts {
+pub(crate) struct SwapCounts {
     /// Pages selected for saves, including cancelled and failed saves.
     pub saved: u64,
     /// Number of `saved` pages that were saved at their eviction, because no earlier save had copied them.
     pub forced: u64,
     pub loaded: u64,
-    /// Host pages of entries and cells that were dropped so that other pages could use them.
+    /// Swap pages of entries and cells that were dropped so that other pages could use them.
     pub evicted: u64,
     /// Pages of entries and cells dropped from the tree to make room or after a failed save. An entry is not counted if
     /// a store has its page.
@@ -56,11 +56,11 @@ pub(crate) struct HostCounts {
     pub failed: u64,
 }
 
-/// The columns and counters of host memory.
-pub(super) struct Hosts {
-    pub pool: HostPool,
-    /// The host page of each entry; [`NO_HOST_PAGE`] for an entry without one.
-    pub of_entry: Vec<HostPageId>,
+/// The columns and counters of swap memory.
+pub(super) struct Swap {
+    pub pool: SwapPool,
+    /// The swap page of each entry; [`NO_SWAP_PAGE`] for an entry without one.
+    pub of_entry: Vec<SwapPageId>,
     pub residency: RareColumn<Residency>,
     /// The oldest node that may have what each [`Seek`] looks for.
     pub cursors: [Option<NodeKey>; 3],
@@ -78,22 +78,22 @@ pub(super) struct Hosts {
     loaded: MoveId,
     pub puts: Puts,
     pub fetches: Fetches,
-    /// Number of host pages; the pages of the stage follow them.
-    host_pages: u32,
+    /// Number of swap pages; the pages of the stage follow them.
+    swap_pages: u32,
     stage_pages: u32,
-    pub counts: HostCounts,
+    pub counts: SwapCounts,
     /// Number of nodes and cells that seeks have visited.
     #[cfg(test)]
     pub visits: u64,
 }
 
-impl Hosts {
-    fn new(page_count: u32, host_pages: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
-        let nodes = page_count + host_pages;
+impl Swap {
+    fn new(page_count: u32, swap_pages: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
+        let nodes = page_count + swap_pages;
         // `keep_stores` creates the records of puts and fetches.
         Ok(Self {
-            pool: HostPool::new(host_pages)?,
-            of_entry: filled(SpanStore::entry_count(nodes).into(), NO_HOST_PAGE)?,
+            pool: SwapPool::new(swap_pages)?,
+            of_entry: filled(SpanStore::entry_count(nodes).into(), NO_SWAP_PAGE)?,
             residency: RareColumn::new(nodes)?,
             cursors: [None; 3],
             clean: 0,
@@ -105,9 +105,9 @@ impl Hosts {
             loaded: MoveId::default(),
             puts: Puts::new(0, 0)?,
             fetches: Fetches::new(0)?,
-            host_pages,
+            swap_pages,
             stage_pages,
-            counts: HostCounts::default(),
+            counts: SwapCounts::default(),
             #[cfg(test)]
             visits: 0,
         })
@@ -128,23 +128,23 @@ impl Hosts {
         MoveId::new(self.last_move.raw() + 1)
     }
 
-    /// Frees the host page of an entry.
-    pub fn drop_host_page(&mut self, entry: u32) {
-        let page = std::mem::replace(&mut self.of_entry[entry as usize], NO_HOST_PAGE);
-        self.free_host_page(page);
+    /// Frees the swap page of an entry.
+    pub fn drop_swap_page(&mut self, entry: u32) {
+        let page = std::mem::replace(&mut self.of_entry[entry as usize], NO_SWAP_PAGE);
+        self.free_swap_page(page);
     }
 
-    /// Frees the host page of an entry or a cell. Cancels the save to the page, if the engine has not yet passed the
+    /// Frees the swap page of an entry or a cell. Cancels the save to the page, if the engine has not yet passed the
     /// save to the backend. A cancelled batch leaves its number to the next one, so the number alone does not identify
     /// a save.
-    pub fn free_host_page(&mut self, page: HostPageId) {
+    pub fn free_swap_page(&mut self, page: SwapPageId) {
         self.pool.drop_page(page);
         if !self.saves.is_empty() && self.pool.last_save(page) == self.next_move() {
             self.saves.cancel(page);
         }
     }
 
-    /// Returns whether dropping an entry frees its host page, without unfinished moves.
+    /// Returns whether dropping an entry frees its swap page, without unfinished moves.
     pub fn is_droppable(&self, entry: u32, saved: MoveId, loaded: MoveId) -> bool {
         let page = self.of_entry[entry as usize];
         !self.pool.is_read(page) && self.pool.is_idle(page, saved, loaded)
@@ -152,81 +152,81 @@ impl Hosts {
 }
 
 impl PrefixTree {
-    /// Turns host memory on. The tree must be empty, and created for the device pages and the host pages together.
-    pub(crate) fn keep_hosts(&mut self, page_count: u32, host_pages: u32, stage_pages: u32) -> Result<(), OutOfMemory> {
-        self.hosts = Some(Box::new(Hosts::new(page_count, host_pages, stage_pages)?));
-        self.keep_ages(page_count + host_pages)
+    /// Turns swap memory on. The tree must be empty, and created for the device pages and the swap pages together.
+    pub(crate) fn keep_swap(&mut self, page_count: u32, swap_pages: u32, stage_pages: u32) -> Result<(), OutOfMemory> {
+        self.swap = Some(Box::new(Swap::new(page_count, swap_pages, stage_pages)?));
+        self.keep_ages(page_count + swap_pages)
     }
 
-    /// Adds the records of puts and fetches if there is host memory and one group. Stores need hashes.
+    /// Adds the records of puts and fetches if there is swap memory and one group. Stores need hashes.
     pub(super) fn keep_stores(&mut self) -> Result<(), OutOfMemory> {
-        let Self { hosts: Some(hosts), cells: None, .. } = self else { return Ok(()) };
-        hosts.puts = Puts::new(hosts.of_entry.len() as u32, hosts.stage_pages)?;
-        hosts.fetches = Fetches::new(hosts.host_pages)?;
+        let Self { swap: Some(swap), cells: None, .. } = self else { return Ok(()) };
+        swap.puts = Puts::new(swap.of_entry.len() as u32, swap.stage_pages)?;
+        swap.fetches = Fetches::new(swap.swap_pages)?;
         Ok(())
     }
 
-    /// Returns the bytes of metadata that host memory adds to a tree. The tree's own bytes are [`PrefixTree::bytes`] of
-    /// the sum of device pages and host pages.
-    pub(crate) fn host_bytes(page_count: u32, host_pages: u32) -> u64 {
-        let nodes = page_count + host_pages;
+    /// Returns the bytes of metadata that swap memory adds to a tree. The tree's own bytes are [`PrefixTree::bytes`] of
+    /// the sum of device pages and swap pages.
+    pub(crate) fn host_bytes(page_count: u32, swap_pages: u32) -> u64 {
+        let nodes = page_count + swap_pages;
         let page = size_of::<(NodeKey, u32)>() + size_of::<MoveId>();
-        HostPool::bytes(host_pages)
-            + u64::from(SpanStore::entry_count(nodes)) * size_of::<HostPageId>() as u64
+        SwapPool::bytes(swap_pages)
+            + u64::from(SpanStore::entry_count(nodes)) * size_of::<SwapPageId>() as u64
             + u64::from(nodes) * size_of::<Residency>() as u64
             + SaveBatch::bytes(page_count)
             + u64::from(page_count) * page as u64
             + Ages::bytes(nodes)
     }
 
-    /// Returns the bytes that stores add to host memory.
-    pub(crate) fn store_bytes(page_count: u32, host_pages: u32, stage_pages: u32) -> u64 {
-        Puts::bytes(SpanStore::entry_count(page_count + host_pages), stage_pages) + Fetches::bytes(host_pages)
+    /// Returns the bytes that stores add to swap memory.
+    pub(crate) fn store_bytes(page_count: u32, swap_pages: u32, stage_pages: u32) -> u64 {
+        Puts::bytes(SpanStore::entry_count(page_count + swap_pages), stage_pages) + Fetches::bytes(swap_pages)
     }
 
-    /// Returns whether evicted pages move to host memory.
+    /// Returns whether evicted pages move to swap memory.
     #[inline]
-    pub(crate) fn has_hosts(&self) -> bool {
-        self.hosts.is_some()
+    pub(crate) fn has_swap(&self) -> bool {
+        self.swap.is_some()
     }
 
-    pub(super) fn hosts_ref(&self) -> &Hosts {
-        self.hosts.as_ref().expect("there is host memory")
+    pub(super) fn swap_ref(&self) -> &Swap {
+        self.swap.as_ref().expect("there is swap memory")
     }
 
-    pub(super) fn hosts_mut(&mut self) -> &mut Hosts {
-        self.hosts.as_mut().expect("there is host memory")
+    pub(super) fn swap_mut(&mut self) -> &mut Swap {
+        self.swap.as_mut().expect("there is swap memory")
     }
 
-    /// Makes the host pages below `ready` usable, and the stage once all its pages are ready.
-    pub(crate) fn set_host_ready(&mut self, ready: u32) {
-        let hosts = self.hosts_mut();
-        hosts.pool.set_ready(ready);
-        if ready >= hosts.host_pages + hosts.stage_pages {
-            hosts.puts.set_ready(hosts.host_pages);
+    /// Makes the swap pages below `ready` usable, and the stage once all its pages are ready.
+    pub(crate) fn set_swap_ready(&mut self, ready: u32) {
+        let swap = self.swap_mut();
+        swap.pool.set_ready(ready);
+        if ready >= swap.swap_pages + swap.stage_pages {
+            swap.puts.set_ready(swap.swap_pages);
         }
     }
 
-    /// Returns the counters of host memory.
-    pub(crate) fn host_counts(&self) -> HostCounts {
-        self.hosts.as_ref().map_or(HostCounts::default(), |hosts| hosts.counts)
+    /// Returns the counters of swap memory.
+    pub(crate) fn swap_counts(&self) -> SwapCounts {
+        self.swap.as_ref().map_or(SwapCounts::default(), |swap| swap.counts)
     }
 
-    /// Returns the numbers of Cached and of free host pages.
-    pub(crate) fn host_page_counts(&self) -> (u32, u32) {
-        let pool = self.hosts.as_ref().map(|hosts| &hosts.pool);
+    /// Returns the numbers of Cached and of free swap pages.
+    pub(crate) fn swap_page_counts(&self) -> (u32, u32) {
+        let pool = self.swap.as_ref().map(|swap| &swap.pool);
         pool.map_or((0, 0), |pool| (pool.cached_count(), pool.free_count()))
     }
 
     /// Returns the number of clean entries of idle nodes, and of pages of clean cells, in total.
     pub(crate) fn clean_pages(&self) -> u32 {
-        self.hosts.as_ref().map_or(0, |hosts| hosts.clean)
+        self.swap.as_ref().map_or(0, |swap| swap.clean)
     }
 
-    /// Returns how many of the pages before a place in the tree are in host memory alone.
+    /// Returns how many of the pages before a place in the tree are in swap memory alone.
     #[cold]
     #[inline(never)]
-    pub(super) fn host_only_before(&self, at: Cursor) -> u32 {
+    pub(super) fn swap_only_before(&self, at: Cursor) -> u32 {
         let (mut pages, mut next) = (0, at);
         while let Cursor { node: Some(node), pages_in_node } = next {
             let here = pages_in_node - self.device_pages(node, pages_in_node);
@@ -244,21 +244,21 @@ impl PrefixTree {
     /// Records that the `count` pages that were just added to a node are on the device, and queues them to be put.
     pub(super) fn attach_residency(&mut self, node: NodeKey, count: u32, is_present: bool) {
         let entries = self.link[node].span.pages();
-        self.hosts_mut().residency[node] = Residency { device: entries, host: entries };
+        self.swap_mut().residency[node] = Residency { device: entries, swap_start: entries };
         self.queue_puts(node, count, is_present);
     }
 
     /// Records the entry before each of the last `count` entries of a node, unless nothing is put. Queues these entries
     /// if they are of the present generation (`is_present`).
     fn queue_puts(&mut self, node: NodeKey, count: u32, is_present: bool) {
-        if self.hosts_ref().puts.is_off() {
+        if self.swap_ref().puts.is_off() {
             return;
         }
         let mut before = self.entry_before(node, count);
-        let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
+        let Self { swap: Some(swap), spans, link, .. } = self else { return };
         for (start, len) in spans.last_runs(&link[node].span, count) {
             for entry in start..start + len {
-                hosts.puts.attach(entry, before, is_present);
+                swap.puts.attach(entry, before, is_present);
                 before = Some(entry);
             }
         }
@@ -266,20 +266,20 @@ impl PrefixTree {
 
     /// Records that the backend has accepted the last batch of moves, which are loads.
     pub(crate) fn set_loads(&mut self, moves: &[PageMove]) {
-        let hosts = self.hosts_mut();
-        hosts.last_load = hosts.last_move;
-        moves.iter().for_each(|load| hosts.loads[load.device.index()] = hosts.last_load);
+        let swap = self.swap_mut();
+        swap.last_load = swap.last_move;
+        moves.iter().for_each(|load| swap.loads[load.device.index()] = swap.last_load);
     }
 
     /// Returns whether a load may be unfinished.
     pub(crate) fn may_load(&self) -> bool {
-        self.hosts.as_ref().is_some_and(|hosts| hosts.loaded < hosts.last_load)
+        self.swap.as_ref().is_some_and(|swap| swap.loaded < swap.last_load)
     }
 
     /// Records that all loads up to `loaded` are done.
     pub(crate) fn set_loaded(&mut self, loaded: MoveId) {
-        let hosts = self.hosts_mut();
-        hosts.loaded = hosts.loaded.max(loaded);
+        let swap = self.swap_mut();
+        swap.loaded = swap.loaded.max(loaded);
     }
 
     /// Returns the last load of these pages, of the pages of a lock's path of `pages` pages, and of the cells in its
@@ -290,11 +290,11 @@ impl PrefixTree {
         pages: u32,
         others: impl Iterator<Item = PageId>,
     ) -> Option<MoveId> {
-        let hosts = self.hosts_ref();
+        let swap = self.swap_ref();
         let mut last = MoveId::default();
         let mut see = |page: PageId| {
             if page != NO_PAGE {
-                last = last.max(hosts.loads[page.index()]);
+                last = last.max(swap.loads[page.index()]);
             }
         };
         others.for_each(&mut see);
@@ -314,28 +314,28 @@ impl PrefixTree {
                 }
             }
         }
-        (last > hosts.loaded).then_some(last)
+        (last > swap.loaded).then_some(last)
     }
 
     /// Returns the locks of fetches, for audits.
     pub(crate) fn fetch_locks(&self) -> impl Iterator<Item = &PrefixLock> {
-        self.hosts.iter().flat_map(|hosts| hosts.fetches.locks())
+        self.swap.iter().flat_map(|swap| swap.fetches.locks())
     }
 
     /// Returns the numbers of pages put and fetched.
     pub(crate) fn store_counts(&self) -> (u64, u64) {
-        self.hosts.as_ref().map_or((0, 0), |hosts| (hosts.puts.done, hosts.fetches.fetched))
+        self.swap.as_ref().map_or((0, 0), |swap| (swap.puts.done, swap.fetches.fetched))
     }
 
     /// Divides the residency of a node whose first `pages` entries went to `prefix`.
     #[cold]
     #[inline(never)]
     pub(super) fn split_residency(&mut self, node: NodeKey, prefix: NodeKey, pages: u32) {
-        let residency = &mut self.hosts_mut().residency;
-        let Residency { device, host } = residency[node];
-        let first = Residency { device: device.min(pages), host: host.min(pages) };
+        let residency = &mut self.swap_mut().residency;
+        let Residency { device, swap_start } = residency[node];
+        let first = Residency { device: device.min(pages), swap_start: swap_start.min(pages) };
         residency[prefix] = first;
-        residency[node] = Residency { device: device - first.device, host: host - first.host };
+        residency[node] = Residency { device: device - first.device, swap_start: swap_start - first.swap_start };
     }
 
     /// Stamps a node that becomes idle. Cursors that are at no node move to it if it has what they look for. Returns
@@ -346,10 +346,10 @@ impl PrefixTree {
         if let Some(ages) = &mut self.ages {
             ages.enter(node, entries);
         }
-        if let Some(hosts) = &mut self.hosts {
+        if let Some(swap) = &mut self.swap {
             for seek in Seek::ALL {
-                let cursor = &mut hosts.cursors[seek as usize];
-                if cursor.is_none() && seek.finds(hosts.residency[node], entries) {
+                let cursor = &mut swap.cursors[seek as usize];
+                if cursor.is_none() && seek.finds(swap.residency[node], entries) {
                     *cursor = Some(node);
                 }
             }
@@ -357,26 +357,26 @@ impl PrefixTree {
         self.device_pages(node, entries)
     }
 
-    /// Prepares a node to leave the list of idle nodes: moves cursors on, and frees the host pages of its clean
+    /// Prepares a node to leave the list of idle nodes: moves cursors on, and frees the swap pages of its clean
     /// entries. Returns the number of its device pages.
     #[cold]
     #[inline(never)]
     pub(super) fn leave_idle(&mut self, node: NodeKey) -> u32 {
         let next = self.order.after(&self.usage, node);
-        let Self { hosts: Some(hosts), .. } = self else { return 0 };
-        for cursor in &mut hosts.cursors {
+        let Self { swap: Some(swap), .. } = self else { return 0 };
+        for cursor in &mut swap.cursors {
             if *cursor == Some(node) {
                 *cursor = next;
             }
         }
-        let Residency { device, host } = hosts.residency[node];
-        if host < device {
-            self.emit_removed(node, Medium::Host, host..device);
-            let Self { hosts: Some(hosts), spans, link, .. } = self else { return 0 };
-            hosts.clean -= device - host;
-            hosts.residency[node].host = device;
-            spans.each_entry_back(&link[node].span, host..device, |entry, _| {
-                hosts.drop_host_page(entry);
+        let Residency { device, swap_start } = swap.residency[node];
+        if swap_start < device {
+            self.emit_removed(node, Medium::Swap, swap_start..device);
+            let Self { swap: Some(swap), spans, link, .. } = self else { return 0 };
+            swap.clean -= device - swap_start;
+            swap.residency[node].swap_start = device;
+            spans.each_entry_back(&link[node].span, swap_start..device, |entry, _| {
+                swap.drop_swap_page(entry);
             });
         }
         device
@@ -384,7 +384,7 @@ impl PrefixTree {
 
     /// Returns the oldest node that has what a cursor looks for, and moves the cursor there.
     pub(super) fn seek(&mut self, seek: Seek) -> Option<NodeKey> {
-        let (cursors, ages) = (self.hosts_ref().cursors, self.ages_ref());
+        let (cursors, ages) = (self.swap_ref().cursors, self.ages_ref());
         let mut at = cursors[seek as usize];
         if seek == Seek::Dirty {
             // Dirty entries are on the device, so nodes that evictions have passed have none.
@@ -395,27 +395,27 @@ impl PrefixTree {
             #[cfg(test)]
             self.count_visit();
             let entries = self.link[node].span.pages();
-            if seek.finds(self.hosts_ref().residency[node], entries) {
+            if seek.finds(self.swap_ref().residency[node], entries) {
                 break;
             }
             at = self.order.after(&self.usage, node);
         }
-        self.hosts_mut().cursors[seek as usize] = at;
+        self.swap_mut().cursors[seek as usize] = at;
         at
     }
 
     #[cfg(test)]
     pub(super) fn count_visit(&mut self) {
-        self.hosts_mut().visits += 1;
+        self.swap_mut().visits += 1;
     }
 
     /// Moves a cursor back to `node` if the cursor is at a younger node or at none. `node` is idle and has what the
     /// cursor looks for.
     pub(super) fn seek_from(&mut self, seek: Seek, node: NodeKey) {
-        let ages = self.ages.as_ref().expect("there is host memory");
-        let older = self.hosts_ref().cursors[seek as usize].is_none_or(|at| ages.of(node) < ages.of(at));
+        let ages = self.ages.as_ref().expect("there is swap memory");
+        let older = self.swap_ref().cursors[seek as usize].is_none_or(|at| ages.of(node) < ages.of(at));
         if older {
-            self.hosts_mut().cursors[seek as usize] = Some(node);
+            self.swap_mut().cursors[seek as usize] = Some(node);
         }
     }
 
@@ -436,20 +436,20 @@ impl PrefixTree {
         if self.chain.is_some() | self.cells.is_some() {
             self.on_detach(node, count, present, pages);
         }
-        let Self { hosts: Some(hosts), spans, link, .. } = self else { return };
+        let Self { swap: Some(swap), spans, link, .. } = self else { return };
         let span = &mut link[node].span;
-        let (entries, Residency { device, host }) = (span.pages(), hosts.residency[node]);
+        let (entries, Residency { device, swap_start }) = (span.pages(), swap.residency[node]);
         let rest = entries - count;
-        spans.each_entry_back(span, host.max(rest)..entries, |entry, _| hosts.drop_host_page(entry));
+        spans.each_entry_back(span, swap_start.max(rest)..entries, |entry, _| swap.drop_swap_page(entry));
         let dropped = device - device.min(rest);
-        spans.each_entry_back(span, rest..entries, |entry, _| hosts.puts.forget(entry));
+        spans.each_entry_back(span, rest..entries, |entry, _| swap.puts.forget(entry));
         // A node in use has no clean entries.
-        hosts.clean -= device.saturating_sub(host.max(rest));
+        swap.clean -= device.saturating_sub(swap_start.max(rest));
         if present {
             self.evictable -= dropped;
             self.epoch += 1;
         }
-        hosts.residency[node] = Residency { device: device.min(rest), host: host.min(rest) };
+        swap.residency[node] = Residency { device: device.min(rest), swap_start: swap_start.min(rest) };
         spans.trim(span, count - dropped, None);
         spans.trim(span, dropped, Some(pages));
     }

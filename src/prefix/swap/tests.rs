@@ -4,11 +4,11 @@
 
 use crate::fence::Fence;
 use crate::hash::Hashing;
-use crate::id::{HostPageId, MoveId, Namespace, NodeKey, PageId, PrefixLock, TokenId};
+use crate::id::{MoveId, Namespace, NodeKey, PageId, PrefixLock, SwapPageId, TokenId};
 use crate::prefix::PrefixTree;
 use crate::prefix::residency::{Residency, Seek};
 
-/// A tree of pages of one token. `used` is locked. The last page of `idle` is in host memory alone, and the page before
+/// A tree of pages of one token. `used` is locked. The last page of `idle` is in swap memory alone, and the page before
 /// it is clean.
 struct Sound {
     tree: PrefixTree,
@@ -29,15 +29,15 @@ fn insert(tree: &mut PrefixTree, fence: &mut Fence, text: &[u32]) -> PrefixLock 
 impl Sound {
     fn new() -> Self {
         let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
-        tree.keep_hosts(10, 10, 2).expect("it is small");
+        tree.keep_swap(10, 10, 2).expect("it is small");
         tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
-        tree.set_host_ready(12);
+        tree.set_swap_ready(12);
         let mut fence = Fence::new(0, 1, 0).expect("memory");
         let idle = insert(&mut tree, &mut fence, &[1, 2, 3]);
         let used = insert(&mut tree, &mut fence, &[5, 6]).node().expect("not empty");
         let node = idle.node().expect("not empty");
         tree.unlock(idle, &mut fence, &mut Vec::new());
-        assert_eq!(tree.evict_to_host(1, &mut Vec::new()), 1);
+        assert_eq!(tree.evict_to_swap(1, &mut Vec::new()), 1);
         assert!(tree.saves().is_some());
         tree.end_saves(false, &mut Vec::new());
         tree.save_ahead(1, &mut Vec::new());
@@ -45,12 +45,12 @@ impl Sound {
         tree.end_saves(false, &mut Vec::new());
         let sound = Self { tree, used, idle: node };
         assert_eq!(sound.check(), Ok(()));
-        assert_eq!(sound.tree.hosts_ref().residency[node], Residency { device: 2, host: 1 });
+        assert_eq!(sound.tree.swap_ref().residency[node], Residency { device: 2, swap_start: 1 });
         sound
     }
 
     fn check(&self) -> Result<(), &'static str> {
-        self.tree.check_hosts().map_err(|(what, _)| what)
+        self.tree.check_swap().map_err(|(what, _)| what)
     }
 }
 
@@ -67,35 +67,35 @@ fn m1_pages_of_stores_have_no_other_user() {
         let text: Vec<TokenId> = [7, 8].map(TokenId::new).to_vec();
         let mut fence = Fence::new(0, 1, 0).expect("memory");
         let fetch = s.tree.begin_fetch(Namespace::default(), &text, 1, 9, moved, &mut fence);
-        assert_eq!(fetch.expect("there are host pages").pages.len(), 1);
+        assert_eq!(fetch.expect("there are swap pages").pages.len(), 1);
         assert_eq!(s.check(), Ok(()));
-        let page = s.tree.hosts_ref().fetches.pages[0];
-        s.tree.hosts_mut().pool.end_fill(page, true);
+        let page = s.tree.swap_ref().fetches.pages[0];
+        s.tree.swap_mut().pool.end_fill(page, true);
     };
     assert_eq!(broken(fetched), "M1: a page that a fetch writes has no other user");
     let begin_put = |s: &mut Sound| {
         s.tree.begin_puts(9);
         assert_eq!(s.check(), Ok(()));
-        let pool = &s.tree.hosts_ref().pool;
-        let read = (0..10).map(HostPageId::new).find(|&page| pool.is_read(page));
-        read.expect("a put reads a host page")
+        let pool = &s.tree.swap_ref().pool;
+        let read = (0..10).map(SwapPageId::new).find(|&page| pool.is_read(page));
+        read.expect("a put reads a swap page")
     };
     let untouched = "M1: no writer touches a page that a put reads";
     let ended = |s: &mut Sound| {
         let page = begin_put(s);
-        s.tree.hosts_mut().pool.end_read(page);
+        s.tree.swap_mut().pool.end_read(page);
     };
     assert_eq!(broken(ended), untouched);
     let saved = |s: &mut Sound| {
         let page = begin_put(s);
-        s.tree.hosts_mut().pool.set_save(page, MoveId::new(9));
+        s.tree.swap_mut().pool.set_save(page, MoveId::new(9));
     };
     assert_eq!(broken(saved), untouched);
 }
 
 #[test]
 fn m2_fetched_pages_wait_with_their_tokens() {
-    let more = |s: &mut Sound| s.tree.hosts_mut().fetches.pages.push(HostPageId::new(9));
+    let more = |s: &mut Sound| s.tree.swap_mut().fetches.pages.push(SwapPageId::new(9));
     assert_eq!(broken(more), "M2: a fetched page waits with its tokens until all have arrived");
 }
 
@@ -103,7 +103,7 @@ fn m2_fetched_pages_wait_with_their_tokens() {
 fn m3_stored_entries_have_pages_and_keep_their_hashes() {
     let free = |s: &mut Sound| {
         let entry = (0..20).find(|&entry| s.tree.spans.is_free(entry)).expect("most are free");
-        s.tree.hosts_mut().puts.set_stored(entry);
+        s.tree.swap_mut().puts.set_stored(entry);
     };
     assert_eq!(broken(free), "M3: a stored entry has a page");
     let other = |s: &mut Sound| {
@@ -116,42 +116,42 @@ fn m3_stored_entries_have_pages_and_keep_their_hashes() {
 
 #[test]
 fn h1_a_host_page_belongs_to_one_entry() {
-    let belongs = "H1: a host page belongs to one entry";
-    let shared = |s: &mut Sound| s.tree.hosts_mut().of_entry.fill(HostPageId::new(0));
+    let belongs = "H1: a swap page belongs to one entry";
+    let shared = |s: &mut Sound| s.tree.swap_mut().of_entry.fill(SwapPageId::new(0));
     assert_eq!(broken(shared), belongs);
-    let lost = |s: &mut Sound| s.tree.hosts_mut().pool.take();
-    assert_eq!(broken(lost), "H1: Cached host pages belong to entries and cells");
-    let freed = |s: &mut Sound| s.tree.hosts_mut().pool.drop_page(HostPageId::new(0));
+    let lost = |s: &mut Sound| s.tree.swap_mut().pool.take();
+    assert_eq!(broken(lost), "H1: Cached swap pages belong to entries and cells");
+    let freed = |s: &mut Sound| s.tree.swap_mut().pool.drop_page(SwapPageId::new(0));
     assert_eq!(broken(freed), belongs);
 }
 
 #[test]
 fn h2_every_entry_has_a_page() {
-    let set = |node: fn(&Sound) -> NodeKey, device, host| {
+    let set = |node: fn(&Sound) -> NodeKey, device, swap_start| {
         move |s: &mut Sound| {
             let node = node(s);
-            s.tree.hosts_mut().residency[node] = Residency { device, host };
+            s.tree.swap_mut().residency[node] = Residency { device, swap_start };
         }
     };
     let nowhere = "H2: every entry has a page, device pages come first";
     assert_eq!(broken(set(|s| s.idle, 1, 2)), nowhere);
     assert_eq!(broken(set(|s| s.idle, 4, 1)), nowhere);
     assert_eq!(broken(set(|s| s.idle, 1, 1)), "H2: entries below `device` have device pages");
-    let below_host_page = |s: &mut Sound| s.tree.link[s.used].parent = Some(s.idle);
+    let below_swap_page = |s: &mut Sound| s.tree.link[s.used].parent = Some(s.idle);
     let whole = "H2: a node has device pages only if its parent is entirely on the device";
-    assert_eq!(broken(below_host_page), whole);
+    assert_eq!(broken(below_swap_page), whole);
 }
 
 #[test]
 fn h3_clean_entries_are_counted() {
     let counted = "H3: clean entries of idle nodes are counted";
-    assert_eq!(broken(|s| s.tree.hosts_mut().clean += 1), counted);
+    assert_eq!(broken(|s| s.tree.swap_mut().clean += 1), counted);
     let in_use = |s: &mut Sound| {
         let Sound { tree, used, .. } = s;
         let last = tree.spans.last_entry(&tree.link[*used].span);
-        let hosts = tree.hosts_mut();
-        hosts.of_entry[last as usize] = hosts.pool.take().expect("one is free");
-        hosts.residency[*used].host -= 1;
+        let swap = tree.swap_mut();
+        swap.of_entry[last as usize] = swap.pool.take().expect("one is free");
+        swap.residency[*used].swap_start -= 1;
     };
     assert_eq!(broken(in_use), "H3: a node in use has no clean entries");
 }
@@ -159,12 +159,12 @@ fn h3_clean_entries_are_counted() {
 #[test]
 fn h4_cursors_find_the_oldest() {
     for seek in Seek::ALL {
-        let past = |s: &mut Sound| s.tree.hosts_mut().cursors[seek as usize] = None;
+        let past = |s: &mut Sound| s.tree.swap_mut().cursors[seek as usize] = None;
         let what = "H4: no node older than a cursor has what the cursor looks for";
         assert_eq!(broken(past), what, "{seek:?}");
         let astray = |s: &mut Sound| {
             let used = s.used;
-            s.tree.hosts_mut().cursors[seek as usize] = Some(used);
+            s.tree.swap_mut().cursors[seek as usize] = Some(used);
         };
         assert_eq!(broken(astray), what, "{seek:?}");
     }
@@ -173,7 +173,7 @@ fn h4_cursors_find_the_oldest() {
         assert!(s.tree.saves().is_some());
         s.tree.end_saves(false, &mut Vec::new());
         assert_eq!(s.check(), Ok(()), "no idle node is dirty");
-        s.tree.hosts_mut().cursors[Seek::Dirty as usize] = Some(s.used);
+        s.tree.swap_mut().cursors[Seek::Dirty as usize] = Some(s.used);
     };
     assert_eq!(broken(astray), "H4: a cursor is at an idle node");
 }
@@ -181,11 +181,11 @@ fn h4_cursors_find_the_oldest() {
 #[test]
 fn the_stage_is_used_once_all_its_pages_are_ready() {
     let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
-    tree.keep_hosts(10, 10, 2).expect("it is small");
+    tree.keep_swap(10, 10, 2).expect("it is small");
     tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
     let _lock = insert(&mut tree, &mut Fence::new(0, 1, 0).expect("memory"), &[1, 2, 3]);
     for (ready, staged) in [(9, 0), (10, 0), (11, 0), (12, 2), (12, 0)] {
-        tree.set_host_ready(ready);
+        tree.set_swap_ready(ready);
         tree.begin_puts(8);
         assert_eq!(tree.staged().map_or(0, |(_, moves)| moves.len()), staged, "{ready} ready");
     }
@@ -196,21 +196,21 @@ fn the_stage_is_used_once_all_its_pages_are_ready() {
 fn saves_ahead_cost_as_much_as_their_pages() {
     const NODES: u32 = 900;
     let mut tree = PrefixTree::new(2 * NODES, 1, 31).expect("memory");
-    tree.keep_hosts(NODES, NODES, 0).expect("it is small");
-    tree.set_host_ready(NODES);
+    tree.keep_swap(NODES, NODES, 0).expect("it is small");
+    tree.set_swap_ready(NODES);
     let mut fence = Fence::new(0, 1, 0).expect("memory");
     for page in 0..NODES {
         let lock = insert(&mut tree, &mut fence, &[page]);
         tree.unlock(lock, &mut fence, &mut Vec::new());
     }
     let visits = |tree: &mut PrefixTree, evicted: u32, ahead: u32| {
-        let before = tree.hosts_ref().visits;
-        assert_eq!(tree.evict_to_host(evicted, &mut Vec::new()), evicted);
-        let evicting = tree.hosts_ref().visits - before;
+        let before = tree.swap_ref().visits;
+        assert_eq!(tree.evict_to_swap(evicted, &mut Vec::new()), evicted);
+        let evicting = tree.swap_ref().visits - before;
         tree.save_ahead(ahead, &mut Vec::new());
         assert!(tree.saves().is_some());
         tree.end_saves(false, &mut Vec::new());
-        [evicting, tree.hosts_ref().visits - before - evicting]
+        [evicting, tree.swap_ref().visits - before - evicting]
     };
     // A page costs the visit of its node, and one more visit if the node before it has become clean.
     let [evicting, saving] = visits(&mut tree, NODES / 2, 1);
@@ -221,23 +221,23 @@ fn saves_ahead_cost_as_much_as_their_pages() {
     }
 }
 
-/// A fetch that gets no page changes neither the order of eviction nor the pages in host memory.
+/// A fetch that gets no page changes neither the order of eviction nor the pages in swap memory.
 #[test]
 fn a_fetch_of_nothing_changes_nothing() {
     let state = |tree: &PrefixTree| {
         let nodes: Vec<_> = tree.order.iter(&tree.usage).collect();
-        let hosts = tree.hosts_ref();
-        let residency: Vec<_> = nodes.iter().map(|&node| hosts.residency[node]).collect();
-        let entries = (hosts.of_entry.clone(), hosts.counts, tree.host_page_counts());
+        let swap = tree.swap_ref();
+        let residency: Vec<_> = nodes.iter().map(|&node| swap.residency[node]).collect();
+        let entries = (swap.of_entry.clone(), swap.counts, tree.swap_page_counts());
         (nodes, residency, entries, tree.epoch, tree.branches, tree.size_info())
     };
-    // Nine device pages, and two host pages with the last page of the first text and the only one of the second. The
+    // Nine device pages, and two swap pages with the last page of the first text and the only one of the second. The
     // two other texts are on the device alone.
     let full = || {
         let mut tree = PrefixTree::new(11, 1, 31).expect("memory");
-        tree.keep_hosts(9, 2, 0).expect("it is small");
+        tree.keep_swap(9, 2, 0).expect("it is small");
         tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
-        tree.set_host_ready(2);
+        tree.set_swap_ready(2);
         let mut fence = Fence::new(0, 1, 0).expect("memory");
         let mut freed = Vec::new();
         for text in [&[0, 1][..], &[2], &[3, 4], &[5, 6]] {
@@ -246,14 +246,14 @@ fn a_fetch_of_nothing_changes_nothing() {
             if text[0] == 2 {
                 let first = tree.match_prefix(Namespace::default(), &[0].map(TokenId::new));
                 let first = tree.lock(&first, &mut fence).expect("just matched");
-                assert_eq!(tree.evict_to_host(2, &mut freed), 2);
+                assert_eq!(tree.evict_to_swap(2, &mut freed), 2);
                 tree.unlock(first, &mut fence, &mut Vec::new());
             }
         }
         let saved = tree.saves().map(|(id, saves)| (id, saves.len()));
         assert_eq!(saved, Some((MoveId::new(1), 2)));
         tree.end_saves(false, &mut Vec::new());
-        assert_eq!(tree.host_page_counts(), (2, 0));
+        assert_eq!(tree.swap_page_counts(), (2, 0));
         (tree, fence)
     };
     let fetch = |tree: &mut PrefixTree, fence: &mut Fence, text: &[u32], done: [u64; 2]| {
@@ -261,22 +261,22 @@ fn a_fetch_of_nothing_changes_nothing() {
         let moved = done.map(MoveId::new);
         let fetch = tree.begin_fetch(Namespace::default(), &text, 3, 9, moved, fence);
         let pages = fetch.map(|fetch| fetch.pages.len());
-        tree.check_hosts().expect("all invariants of host memory hold");
+        tree.check_swap().expect("all invariants of swap memory hold");
         pages
     };
-    // The oldest host-only page belongs to another text, but its save is not done.
+    // The oldest swap-only page belongs to another text, but its save is not done.
     let (mut tree, mut fence) = full();
     let before = state(&tree);
     assert_eq!(fetch(&mut tree, &mut fence, &[3, 4, 7, 8], [0, 0]), None);
     assert_eq!(state(&tree), before);
     assert_eq!(fetch(&mut tree, &mut fence, &[3, 4, 7, 8], [1, 0]), Some(2));
-    // One of two host-only pages belongs to the prefix, and the other one is dropped.
+    // One of two swap-only pages belongs to the prefix, and the other one is dropped.
     let (mut tree, mut fence) = full();
     assert_eq!(fetch(&mut tree, &mut fence, &[0, 1, 9, 9], [1, 0]), Some(1));
     let before = state(&tree);
     assert_eq!(fetch(&mut tree, &mut fence, &[0, 1, 9, 9], [1, 0]), None, "no other page is left");
     assert_eq!(state(&tree), before);
-    // A load has freed the host pages, and is not done.
+    // A load has freed the swap pages, and is not done.
     let (mut tree, mut fence) = full();
     let text = [0, 1].map(TokenId::new);
     let found = tree.match_prefix(Namespace::default(), &text);
@@ -288,7 +288,7 @@ fn a_fetch_of_nothing_changes_nothing() {
     let id = tree.begin_move(&moves);
     tree.end_load(&lock, 2, false);
     tree.unlock(lock, &mut fence, &mut Vec::new());
-    assert_eq!(tree.host_page_counts(), (1, 1));
+    assert_eq!(tree.swap_page_counts(), (1, 1));
     let before = state(&tree);
     // The page of the second text could be dropped, but it has an unfinished save here.
     assert_eq!(fetch(&mut tree, &mut fence, &[3, 4, 7, 8], [0, 0]), None);

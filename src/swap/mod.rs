@@ -1,4 +1,4 @@
-//! [`HostPool`]: the state of every page of host memory, except the pages of the stage (`prefix/puts.rs`).
+//! [`SwapPool`]: the state of every page of swap memory, except the pages of the stage (`prefix/puts.rs`).
 //!
 //! ```text
 //! Free    -> Cached     take
@@ -10,20 +10,20 @@
 //! Filling -> Free       end_fill, otherwise
 //! ```
 //!
-//! * H1. A host page is in one state. Each Cached page belongs to one entry or one cell of the prefix tree.
+//! * H1. A swap page is in one state. Each Cached page belongs to one entry or one cell of the prefix tree.
 //!
 //! Pages are taken round robin, so a page that was just freed is rarely the next. When a page is taken, the device has
 //! therefore probably finished the last save and load of the page. A fetch skips the other pages.
 //!
-//! `prefix/hosts.rs` stores the page of each entry, and `prefix/cells.rs` those of each cell. The bytes of the pages
+//! `prefix/swap.rs` stores the page of each entry, and `prefix/cells.rs` those of each cell. The bytes of the pages
 //! belong to the backend.
 
 use crate::bitmap::{Bitmap, Bits, for_each_word_of_run};
-use crate::id::{HostPageId, MoveId};
+use crate::id::{MoveId, SwapPageId};
 use crate::memory::{OutOfMemory, touch, zeroed};
 
 /// The states of a fixed number of pages.
-pub(crate) struct HostPool {
+pub(crate) struct SwapPool {
     page_count: u32,
     /// Pages below this number are ready; the others are in no state yet.
     ready: u32,
@@ -40,7 +40,7 @@ pub(crate) struct HostPool {
     loads: Vec<MoveId>,
 }
 
-impl HostPool {
+impl SwapPool {
     pub fn new(page_count: u32) -> Result<Self, OutOfMemory> {
         Ok(Self {
             page_count,
@@ -82,20 +82,20 @@ impl HostPool {
 
     /// Takes a free page for an entry or a cell: Free to Cached.
     #[inline]
-    pub fn take(&mut self) -> Option<HostPageId> {
+    pub fn take(&mut self) -> Option<SwapPageId> {
         let page = self.free.next(self.next as usize)?;
         self.next = page as u32 + 1;
         self.free.remove(Bits::one(page));
         self.cached.insert(Bits::one(page));
-        Some(HostPageId::new(page as u32))
+        Some(SwapPageId::new(page as u32))
     }
 
     /// Returns the next free page whose last save and load are done. O(1 + free pages with unfinished moves).
-    pub fn next_idle(&self, saved: MoveId, loaded: MoveId) -> Option<HostPageId> {
+    pub fn next_idle(&self, saved: MoveId, loaded: MoveId) -> Option<SwapPageId> {
         let mut at = self.free.next(self.next as usize)?;
         let first = at;
         loop {
-            let page = HostPageId::new(at as u32);
+            let page = SwapPageId::new(at as u32);
             if self.is_idle(page, saved, loaded) {
                 return Some(page);
             }
@@ -107,7 +107,7 @@ impl HostPool {
     }
 
     /// Gives a free page to a fetch: Free to Filling.
-    pub fn begin_fill(&mut self, page: HostPageId) {
+    pub fn begin_fill(&mut self, page: SwapPageId) {
         self.next = page.raw() + 1;
         self.free.remove(Bits::one(page.index()));
         self.filling.insert(Bits::one(page.index()));
@@ -115,7 +115,7 @@ impl HostPool {
 
     /// Gives the page of an entry or a cell back: Cached to Free, or to Leaving while a put reads it.
     #[inline]
-    pub fn drop_page(&mut self, page: HostPageId) {
+    pub fn drop_page(&mut self, page: SwapPageId) {
         self.cached.remove(Bits::one(page.index()));
         if self.reading.count() > 0 && self.reading.contains(page.raw()) {
             self.leaving += 1;
@@ -125,12 +125,12 @@ impl HostPool {
     }
 
     /// Records that a put reads an entry's page.
-    pub fn begin_read(&mut self, page: HostPageId) {
+    pub fn begin_read(&mut self, page: SwapPageId) {
         self.reading.insert(Bits::one(page.index()));
     }
 
     /// Records that the put of a page has ended. A Leaving page becomes Free.
-    pub fn end_read(&mut self, page: HostPageId) {
+    pub fn end_read(&mut self, page: SwapPageId) {
         self.reading.remove(Bits::one(page.index()));
         if !self.cached.contains(page.raw()) {
             self.leaving -= 1;
@@ -139,44 +139,44 @@ impl HostPool {
     }
 
     /// Ends the fetch of a page: Filling to Cached if it has arrived, otherwise to Free.
-    pub fn end_fill(&mut self, page: HostPageId, arrived: bool) {
+    pub fn end_fill(&mut self, page: SwapPageId, arrived: bool) {
         self.filling.remove(Bits::one(page.index()));
         let pages = if arrived { &mut self.cached } else { &mut self.free };
         pages.insert(Bits::one(page.index()));
     }
 
     /// Returns whether the last save and the last load of a page are done.
-    pub fn is_idle(&self, page: HostPageId, saved: MoveId, loaded: MoveId) -> bool {
+    pub fn is_idle(&self, page: SwapPageId, saved: MoveId, loaded: MoveId) -> bool {
         self.saves[page.index()] <= saved && self.loads[page.index()] <= loaded
     }
 
     /// Records that a save writes a page.
-    pub fn set_save(&mut self, page: HostPageId, id: MoveId) {
+    pub fn set_save(&mut self, page: SwapPageId, id: MoveId) {
         self.saves[page.index()] = id;
     }
 
     /// Records that a load reads a page.
-    pub fn set_load(&mut self, page: HostPageId, id: MoveId) {
+    pub fn set_load(&mut self, page: SwapPageId, id: MoveId) {
         self.loads[page.index()] = id;
     }
 
     /// Returns the last save to a page.
-    pub fn last_save(&self, page: HostPageId) -> MoveId {
+    pub fn last_save(&self, page: SwapPageId) -> MoveId {
         self.saves[page.index()]
     }
 
     /// Returns whether a fetch writes a page, for audits.
-    pub fn is_filling(&self, page: HostPageId) -> bool {
+    pub fn is_filling(&self, page: SwapPageId) -> bool {
         self.filling.contains(page.raw())
     }
 
     /// Returns whether a put reads a page.
-    pub fn is_read(&self, page: HostPageId) -> bool {
+    pub fn is_read(&self, page: SwapPageId) -> bool {
         self.reading.contains(page.raw())
     }
 
     /// Returns whether a page belongs to an entry or a cell, for audits.
-    pub fn is_cached(&self, page: HostPageId) -> bool {
+    pub fn is_cached(&self, page: SwapPageId) -> bool {
         self.cached.contains(page.raw())
     }
 
@@ -189,6 +189,6 @@ impl HostPool {
         };
         let states = (0..self.free.word_count()).all(|word| twice(word) == 0);
         let all = self.free.count() + self.cached.count() + self.filling.count() + self.leaving;
-        if states && all == self.ready { Ok(()) } else { Err("H1: a host page is in one state") }
+        if states && all == self.ready { Ok(()) } else { Err("H1: a swap page is in one state") }
     }
 }

@@ -91,8 +91,9 @@ pub mod world;
 
 #[doc(inline)]
 pub use backend::{
-    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, Moved, NO_POSITION, Null, OpenBackend, PlanError, Queries,
-    Rope, Select, Selection, SparseBackend, SwapMemory,
+    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, Moved, NO_POSITION, Null, OpenBackend, Outbox, OutboxError,
+    OutboxOptions, PlanError, Queries,
+    Rope, Select, Selection, SlotMove, SparseBackend, SwapMemory, Work,
 };
 #[doc(inline)]
 pub use config::{EngineConfig, EngineShape, PrefixMode, StepBounds};

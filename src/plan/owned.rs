@@ -79,6 +79,13 @@ pub enum PlanBytesError {
         /// The unknown kind of end.
         kind: u64,
     },
+    /// The kind of a piece of [`Work`](crate::Work) is none of its variants, or its track exceeds 32 bits.
+    Work {
+        /// The kind.
+        kind: u64,
+        /// The track or the id of the move.
+        number: u64,
+    },
     /// A [`Compaction`](super::Compaction) has places beyond 32 bits.
     Compaction {
         /// The compaction's index in the list.
@@ -104,6 +111,7 @@ impl fmt::Display for PlanBytesError {
             Self::StepEnd { kind } => {
                 write!(f, "an end of steps of kind {kind} neither completes nor aborts")
             }
+            Self::Work { kind, number } => write!(f, "there is no work of kind {kind} for {number}"),
             Self::Compaction { index } => write!(f, "compaction {index} ends past 2^32 places"),
         }
     }

@@ -19,6 +19,7 @@ pub mod page_pool;
 pub mod parallel;
 pub mod planner;
 pub mod poison;
+pub mod posted;
 pub mod prefix_tree;
 pub mod quantised;
 pub mod replay;

@@ -8,6 +8,7 @@ use std::env;
 
 use super::{is_range, seeds};
 use kvarena::testkit::late::LateOptions;
+use kvarena::testkit::posted::PostedOptions;
 use kvarena::testkit::op::Prompt;
 use kvarena::testkit::page_pool::{page_ops, replay_pages};
 use kvarena::testkit::prefix_tree::{prefix_ops, replay_prefix};
@@ -225,6 +226,21 @@ fn late_swap_memory_with_groups() {
         all.add(&check_on(&options, seed, &config, &ops));
     }
     check_counts(&all, &[("pages loaded", 21)]);
+}
+
+/// A host does the work of an outbox late and from bytes, with drafts, forks, groups, swap memory and stores.
+#[test]
+fn posted_work() {
+    let mut all = Summary::default();
+    let options = PostedOptions(CpuOptions::with_threads(1));
+    let workloads = [Workload::new, Workload::with_forks, Workload::with_swap_groups, Workload::with_stores];
+    for seed in seeds(120, 400) {
+        let mut workload = workloads[seed as usize % workloads.len()](seed);
+        let config = workload.config();
+        let ops = workload.take_ops(op_count(150));
+        all.add(&check_on(&options, seed, &config, &ops));
+    }
+    check_counts(&all, &[("fork Ok", 50), ("accept Ok", 5), ("pages loaded", 5), ("pages put", 20)]);
 }
 
 /// A store reads and writes swap pages while moves are late: it gets a page only after the save to it, and writes only

@@ -2,18 +2,20 @@
 """Compiles the kernels that a kernels.toml lists to PTX, in compressed archives; needs no GPU and no CUDA toolkit.
 
   ptx/build.py [ARCHIVE..]            write the archives whose PTX changed, the array of kernels in Rust and the README's tables
+  ptx/build.py --changed              --check of the archives that built.sum does not describe, and of the generated text
   ptx/build.py --check [ARCHIVE..]    write nothing; fail if a file differs from the one that table and sources produce, if the PTX has
                                       other launches than the table, if ptxas spills or fails for a target, if the oldest supported
                                       ptxas rejects an instruction, or if structs of params.cuh differ from Rust in sizes or offsets
   ptx/build.py --texts FOLDER         write the PTX of the archives to FOLDER, a file each
 
-benches/gpu/ptx and crates/host/ptx have their own tables; these commands also process the table of benches/gpu.
+benches/gpu/ptx and crates/host/ptx have their own tables; these commands also process the table of benches/gpu. built.sum has a
+digest for each archive: of the archive, of its rows and sources, and of this script.
 
 The compiler (NVRTC), ptxas and the compressor come from PyPI at the versions below; the script installs them in
 $XDG_CACHE_HOME/kvarena-ptx. Each type of `types` has its own PTX, so the driver compiles only kernels of types that a pool has.
 kernels.toml describes the columns.
 """
-import collections, concurrent.futures, ctypes, functools, os, pathlib, re, subprocess, sys, tempfile, tomllib
+import collections, concurrent.futures, ctypes, functools, hashlib, os, pathlib, re, subprocess, sys, tempfile, tomllib
 
 import pdl
 
@@ -119,6 +121,11 @@ class Table:
     def out(self, archive):
         return self.folder / f"out/{archive}.zst"
 
+    def sums(self):
+        """Returns the file of digests, and its contents by archive."""
+        path = self.folder / "built.sum"
+        return path, dict(line.split() for line in path.read_text().splitlines()) if path.exists() else {}
+
     def built(self):
         """Returns the kernels in the order of the table: name, launch and text."""
         return [(name, launch, text) for row in self.families.values() for text in self.texts if text.family is row
@@ -147,6 +154,22 @@ def source(table, text):
         call = call.replace("{" + key + "}", str(value))
     return (f'#include "{path.name}"\n\nextern "C" __global__ void __launch_bounds__({bounds}){cluster}\n'
             f"    {name}(const __grid_constant__ {row['params']} params) {{\n    {call};\n}}\n")
+
+
+def digest(table, archive):
+    """Returns the digest of an archive and of all that it is built from: its rows, its sources and the builder."""
+    headers = {path.name: path for folder in (HERE, table.folder) for path in (folder / "src").rglob("*.cuh")}
+    texts = table.archives[archive]
+    paths, wanted = {}, [table.folder / "src" / text.family["source"] for text in texts]
+    while wanted:
+        path = wanted.pop()
+        if path.name not in paths:
+            paths[path.name] = path.read_bytes()
+            wanted += [headers[name] for name in re.findall(r'(?m)^#include "([^"]+)"', paths[path.name].decode())]
+    rows = repr([(text.name, text.type, text.launches, sorted(text.family.items())) for text in texts])
+    sources = [paths[name] for name in sorted(paths)]
+    inputs = [table.out(archive).read_bytes(), rows.encode(), *sources, *(path.read_bytes() for path in sorted(HERE.glob("*.py")))]
+    return hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in inputs)).hexdigest()[:32]
 
 
 # ---- the compiler -----------------------------------------------------------------------------------------------------
@@ -387,10 +410,45 @@ def with_readme(old, new):
 # ---- commands ---------------------------------------------------------------------------------------------------------
 
 
-def build(folder, check, wanted):
+def build(folder, check, changed, wanted):
     """Writes or checks the products of a table, and returns the errors."""
     table = Table(folder)
+    record, sums = table.sums()
     archives = [name for name in table.archives if not wanted or name in wanted]
+    if changed:
+        archives = [name for name in archives if not table.out(name).exists() or sums.get(name) != digest(table, name)]
+        print(f"{folder.name}: {len(archives)} of {len(table.archives)} archives changed since they were built")
+    products, wrong = generated(table, folder)
+    if archives:
+        wrong += build_archives(table, check, archives)
+    if not check and not wrong:
+        digests = {name: digest(table, name) if name in archives else sums.get(name, "-") for name in table.archives}
+        products[record] = "".join(f"{name} {of}\n" for name, of in sorted(digests.items()))
+    for path, text in products.items():
+        if path.exists() and path.read_text() == text:
+            continue
+        if check:
+            wrong.append(f"{path.name} is not what {folder.name}/kernels.toml gives: run ptx/build.py")
+        else:
+            path.write_text(text)
+    known = {table.out(name) for name in table.archives}
+    for path in sorted(set((folder / "out").glob("*")) - known):
+        wrong.append(f"{path.name} belongs to no row of the table") if check else path.unlink()
+    return wrong
+
+
+def generated(table, folder):
+    """Returns the generated texts by path, and the differences between structs in C and in Rust."""
+    products = {table.rust: rust_text(table)}
+    if not table.readme:
+        return products, []
+    readme = folder / table.readme
+    products[readme] = with_readme(readme.read_text(), readme_text(table))
+    return products, params(table)
+
+
+def build_archives(table, check, archives):
+    """Writes or checks archives, and returns the errors."""
     tools = install(PINS) / "nvidia"
     nvrtc, ptxas = ctypes.CDLL(str(tools / "cuda_nvrtc/lib/libnvrtc.so.12")), tools / "cuda_nvcc/bin/ptxas"
     _, right, _, _ = numbers(table)
@@ -421,26 +479,13 @@ def build(folder, check, wanted):
         jobs = covering({text.name: (text, ptx, arch) for text, ptx, arch in assembled}.values()) if check else []
         for lines, bad in pool.map(lambda job: assemble(oldest, *job), jobs):
             wrong += [line for line in bad if "ptxas failed" in line]
-    products = {table.rust: rust_text(table)}
-    if table.readme:
-        readme = folder / table.readme
-        products[readme] = with_readme(readme.read_text(), readme_text(table))
-        wrong += params(table)
-    for path, text in products.items():
-        if check and (not path.exists() or path.read_text() != text):
-            wrong.append(f"{path.name} is not what {folder.name}/kernels.toml gives: run ptx/build.py")
-        elif not check and (not path.exists() or path.read_text() != text):
-            path.write_text(text)
-    known = {table.out(name) for name in table.archives}
-    for path in sorted(set((folder / "out").glob("*")) - known):
-        wrong.append(f"{path.name} belongs to no row of the table") if check else path.unlink()
     return wrong
 
 
 def main(*folders):
     """Runs the command line for the tables in these folders."""
     arguments = sys.argv[1:]
-    if unknown := {a for a in arguments if a.startswith("-")} - {"--check", "--texts"}:
+    if unknown := {a for a in arguments if a.startswith("-")} - {"--check", "--changed", "--texts"}:
         sys.exit(__doc__ if "--help" in unknown else f"unknown: {', '.join(sorted(unknown))}\n\n{__doc__}")
     if "--texts" in arguments:
         for folder in folders:
@@ -451,7 +496,8 @@ def main(*folders):
     for folder in folders:
         (folder / "out").mkdir(exist_ok=True)
     wanted = [a for a in arguments if not a.startswith("-")]
-    wrong = [line for folder in folders for line in build(folder, "--check" in arguments, wanted)]
+    changed = "--changed" in arguments
+    wrong = [line for folder in folders for line in build(folder, changed or "--check" in arguments, changed, wanted)]
     print(*wrong, sep="\n", file=sys.stderr)
     sys.exit(bool(wrong))
 

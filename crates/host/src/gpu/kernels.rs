@@ -138,7 +138,7 @@ pub struct Kernel<P> {
 
 impl<P> Kernel<P> {
     fn load(gpu: &Gpu, kernel: &'static Entry) -> Result<Self, GpuError> {
-        Ok(Self { function: gpu.load(kernel)?, params: PhantomData })
+        Ok(Self { function: gpu.compile(kernel)?, params: PhantomData })
     }
 }
 
@@ -224,7 +224,7 @@ impl Kernels {
     /// Loads all kernels that the device supports.
     pub(super) fn load(gpu: &Gpu) -> Result<Self, GpuError> {
         let runs = |kernel: &&Entry| kernel.runs_on(gpu.capability());
-        gpu.load_all(&table::KERNELS.iter().filter(runs).collect::<Vec<_>>())?;
+        gpu.compile_all(&table::KERNELS.iter().filter(runs).collect::<Vec<_>>())?;
         let mut gemm = Vec::new();
         if gpu.capability() == 90 {
             for kernel in &GEMMS {

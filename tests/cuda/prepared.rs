@@ -195,7 +195,7 @@ fn engine_of_spans(gpu: &Gpu, work: &Prepare<'_>) -> (Engine<Cuda>, Vec<SeqKey>)
     (engine, admitted)
 }
 
-/// Padding that is too long for the tail of a span goes to the extend kernel, so `prepare` loads it.
+/// Padding that is too long for the suffix of a span goes to the extend kernel, so `prepare` loads it.
 #[test]
 fn padding_beside_spans_is_written_by_a_kernel_loaded_for_it() {
     let Some(_gpu) = gpu() else { return };

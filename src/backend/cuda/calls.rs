@@ -90,8 +90,8 @@ impl Backend for Cuda {
         labels.map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
     }
 
-    /// The rows have the dtype of [`store_cache`](Backend::store_cache), and head_dim is 64, 128 or 256. One kernel
-    /// rotates and stores. Quantised pools and pools with labels need a second kernel.
+    /// The rows have the dtype of [`store_cache`](Backend::store_cache), and `ptx/README.md` lists the head_dim. One
+    /// kernel rotates and stores. Quantised pools and pools with labels need a second kernel.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for frequencies or norms that are too short, and for pools
@@ -122,9 +122,9 @@ impl Backend for Cuda {
     }
 
     /// The rows have the dtype of [`store_cache`](Backend::store_cache). Rows of 16-bit numbers are aligned to 16
-    /// bytes. Except for latent rows, head_dim is 64, 128 or 256. Rows of f32, which are slow and only for checks,
-    /// allow each multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks
-    /// are packed f32. A sink that is NaN or plus infinity invalidates its head's output.
+    /// bytes. `ptx/README.md` lists their head_dims. Rows of f32, which are slow and only for checks, allow each
+    /// multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks are packed
+    /// f32. A sink that is NaN or plus infinity invalidates its head's output.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, for trees with a window or

@@ -59,7 +59,7 @@ impl Cuda {
         kernels.extend(work.compactions.then_some(COMPACT_SLOTS));
         kernels.extend(selects.then_some(RESOLVE_SELECTION));
         if self.labels.is_some() {
-            kernels.extend(Labels::kernels(self.pools.of(0).rows(), selects));
+            kernels.extend(Labels::kernels(self.pools.of(0).selection(), selects));
         }
         let is_split = |(pool, ..): &Prepared<'_>| pool.rows() != Dtype::F32;
         let split: Vec<_> = variants.iter().copied().filter(is_split).collect();

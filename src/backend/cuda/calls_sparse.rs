@@ -53,7 +53,7 @@ impl SparseBackend for Cuda {
             if raw::is_capturing(stream)? {
                 return Err(CudaError::NotPrepared);
             }
-            self.gpu.load_all(&Labels::kernels(dtype, true))?;
+            self.gpu.load_all(&Labels::kernels(self.pools.of(0).selection(), true))?;
             labels.used = true;
         }
         self.before_layer(layer)?;

@@ -4,6 +4,7 @@ use super::error::CudaError;
 use crate::backend::cuda::attention::latent::LATENT_HEADS_MAX;
 use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut, Element, Extent};
 use crate::backend::cuda::kernels::params::KV_HEADS_MAX;
+use crate::backend::cuda::kernels::{GROUP_MAX, HEAD_DIMS};
 use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{Attend, Operand, PlanError, check, sparse};
 use crate::layout::{Dtype, PoolLayout};
@@ -116,7 +117,7 @@ pub(super) fn check_attend(attend: &Attend, pool: &Pool, longest_row: u64) -> Re
 fn served(attend: &Attend, layout: &PoolLayout, rows: Dtype, longest_row: u64) -> Result<Attend, CudaError> {
     check::attend(attend, layout)?;
     let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
-    let most = if layout.is_latent() { LATENT_HEADS_MAX } else { 16 };
+    let most = if layout.is_latent() { LATENT_HEADS_MAX } else { GROUP_MAX };
     if q_heads / kv_heads > most {
         return Err(CudaError::Heads { q_heads, kv_heads });
     }
@@ -126,7 +127,7 @@ fn served(attend: &Attend, layout: &PoolLayout, rows: Dtype, longest_row: u64) -
     let served = match rows {
         _ if layout.is_latent() => true,
         Dtype::F32 => head_dim % 32 == 0 && head_dim <= 256,
-        Dtype::F16 | Dtype::Bf16 => matches!(head_dim, 64 | 128 | 256),
+        Dtype::F16 | Dtype::Bf16 => HEAD_DIMS.contains(&head_dim),
     };
     if !served {
         return Err(CudaError::HeadDim { head_dim });

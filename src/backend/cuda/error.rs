@@ -194,7 +194,7 @@ pub enum CudaError {
         /// Maximum for this page size.
         max: u64,
     },
-    /// A kv head has more than 16 query heads (latent rows: 128).
+    /// A kv head has more query heads than kernels support: 16, or 128 for latent rows.
     Heads {
         /// Number of query heads.
         q_heads: u32,
@@ -215,8 +215,8 @@ pub enum CudaError {
         /// The stride in bytes.
         bytes: u64,
     },
-    /// No kernel supports the head_dim. Kernels for 16-bit rows support 64, 128 and 256; attention with f32 rows
-    /// supports multiples of 32 up to 256.
+    /// No kernel supports the head_dim. `ptx/README.md` lists those of 16-bit rows; attention with f32 rows supports
+    /// multiples of 32 up to 256.
     HeadDim {
         /// The pool's head_dim.
         head_dim: u32,

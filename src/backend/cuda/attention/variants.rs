@@ -9,15 +9,15 @@
 use super::graph_key::KEY_VARIANTS;
 use super::latent::LatentVariants;
 use super::shared::{SHARED_VARIANTS_MAX, SharedDecode};
-use super::split::{DECODE_ROWS, ITEM_ROWS, SpanWork, SplitShape, TAIL_ROWS, decode_extra};
+use super::split::{ITEM_ROWS, SpanWork, SplitShape, decode_extra};
 use super::variant::{ListBuffers, RESIDENT_MAX, Variant, VariantKey, decodes_of, key, shape_of};
 use crate::backend::Attend;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
 use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
 use crate::backend::cuda::error::CudaError;
-use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::kernels::params::{AttendParams, DecodeWork, LayerScales};
+use crate::backend::cuda::kernels::{DECODE_ROWS, GROUP_MAX, Kernel, SUFFIX_ROWS, extend_rows_min};
 use crate::backend::cuda::plan::chunk_rows::{self, ChunkRows};
 use crate::backend::cuda::plan::image::{Image, StepLimits};
 use crate::backend::cuda::plan::ring::{Load, UploadRing};
@@ -58,20 +58,25 @@ impl Variants {
     /// Returns the bytes of the largest plan of the extend kernel or over latent rows.
     pub(in crate::backend::cuda) fn extend_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         let ctas = gpu.multiprocessors() * RESIDENT_MAX;
-        let words = |own: PoolLayout| SplitShape {
-            kv_heads: 1,
-            group: 16,
-            head_dim: own.head_dim(),
-            window: 0,
-            top: 0,
-            extra: decode_extra(own.dtype().is_quantised()),
-            decode_ctas: [ctas; DECODE_ROWS.len()],
-            extend_ctas: ctas,
-            batch_max: chunk_rows::most(layout, limits),
-            tokens_max: limits.tokens,
+        let words = |own: PoolLayout| {
+            let shape = SplitShape {
+                kv_heads: 1,
+                group: GROUP_MAX,
+                head_dim: own.head_dim(),
+                extend_rows: extend_rows_min(own.head_dim())?,
+                extend_tokens: 1,
+                window: 0,
+                top: 0,
+                extra: decode_extra(own.dtype().is_quantised()),
+                decode_ctas: [ctas; DECODE_ROWS.len()],
+                extend_ctas: ctas,
+                batch_max: chunk_rows::most(layout, limits),
+                tokens_max: limits.tokens,
+            };
+            Some(shape.extend_words())
         };
-        let words = layout.views().map(|own| words(own).extend_words()).max();
-        (4 * words.expect("there is a group")).max(LatentVariants::plan_bytes(gpu, layout, limits))
+        let words = layout.views().filter_map(words).max().unwrap_or(0);
+        (4 * words).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
     /// Loads the missing kernels of a step, because a later capture of the step cannot load them. The narrowest decode
@@ -121,7 +126,7 @@ impl Variants {
             if index == keys.len() {
                 keys.push(key);
             }
-            let mut shape = shape_of(pool, key, limits);
+            let mut shape = shape_of(pool, key, limits)?;
             let decodes = decodes_of(of, &shape)?;
             shape.decode_ctas = decodes.map(|kernel| u32::from(kernel.is_some()));
             let (group, narrowest) = (shape.group, shape.narrowest());
@@ -130,9 +135,9 @@ impl Variants {
             kernels.extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
             if work.spans && may_share(&key, index) {
                 let shared = of.shared(&shape).into_iter().flatten();
-                let [few, more] = TAIL_ROWS;
+                let [few, more] = SUFFIX_ROWS;
                 let is_wide = (1..=most).any(|tokens| (few + 1..=more).contains(&(tokens * group)));
-                let last = if is_wide { TAIL_ROWS.len() - 1 } else { narrowest };
+                let last = if is_wide { SUFFIX_ROWS.len() - 1 } else { narrowest };
                 kernels.extend(shared.take(last + 1).skip(narrowest));
             }
             if has_extend(work) {

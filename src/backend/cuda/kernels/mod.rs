@@ -29,5 +29,5 @@ pub use loaded::Function;
 
 pub(super) use kernel::{Cache, Extra, Step};
 pub(super) use loaded::Loaded;
-pub(super) use selection::{Decodes, Latent, Selection, Shared};
+pub(super) use selection::{Decodes, Latent, Selection, Shared, extend_rows_min};
 pub(super) use table::*;

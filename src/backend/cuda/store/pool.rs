@@ -8,8 +8,8 @@ use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::error::CudaError;
-use crate::backend::cuda::kernels::Selection;
 use crate::backend::cuda::kernels::params::{LayerRope, LayerScales};
+use crate::backend::cuda::kernels::{Kernel, Selection};
 use crate::backend::{PlanError, check};
 use crate::id::LayerId;
 use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolLayout, Strides};
@@ -31,6 +31,8 @@ pub(in crate::backend::cuda) struct Pool {
     scales: Scales,
     /// The properties that select its kernels.
     selection: Selection,
+    /// The kernel that rotates rows, if there is one.
+    rotates: Option<&'static Kernel>,
     /// The fingerprint of a page's bytes.
     fingerprint: u64,
 }
@@ -54,7 +56,8 @@ impl Pool {
         let fingerprint = layout.page_fingerprint(scales, labels);
         let scales = Scales::new(gpu, &layout, scales, memory.address())?;
         let rope = layout.strides(PlaneName::Rope);
-        Ok(Self { memory, layout, shape, k, v, rope, pages, scales, selection, fingerprint })
+        let rotates = selection.rope();
+        Ok(Self { memory, layout, shape, k, v, rope, pages, scales, selection, rotates, fingerprint })
     }
 
     pub(in crate::backend::cuda) fn shape(&self) -> usize {
@@ -68,6 +71,10 @@ impl Pool {
 
     pub(in crate::backend::cuda) fn selection(&self) -> &Selection {
         &self.selection
+    }
+
+    pub(in crate::backend::cuda) fn rotates(&self) -> Option<&'static Kernel> {
+        self.rotates
     }
 
     pub(in crate::backend::cuda) fn fingerprint(&self) -> u64 {

@@ -7,15 +7,11 @@ use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
 use crate::backend::cuda::driver::raw::RawStream;
 use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::kernels::params::RopeStoreParams;
-use crate::backend::cuda::kernels::{
-    Kernel, ROPE_STORE_BF16_D64, ROPE_STORE_BF16_D128, ROPE_STORE_BF16_D256, ROPE_STORE_F16_D64, ROPE_STORE_F16_D128,
-    ROPE_STORE_F16_D256, ROPE_STORE_F32_D64, ROPE_STORE_F32_D128, ROPE_STORE_F32_D256,
-};
 use crate::backend::cuda::plan::image::Image;
 use crate::backend::{Operand, Rope, rope};
 use crate::id::LayerId;
-use crate::layout::Dtype;
 
 /// Number of heads that fill the device. With twice as many or more, a warp takes several heads and reuses the angles
 /// of their token.
@@ -24,18 +20,7 @@ const FILLING_HEADS: usize = 16384;
 /// Returns the kernel of a pool's rows.
 pub(in crate::backend::cuda) fn kernel(pool: &Pool) -> Result<&'static Kernel, CudaError> {
     rope::check(pool.layout())?;
-    let head_dim = pool.layout().head_dim();
-    let kernels = match pool.rows() {
-        Dtype::F32 => [ROPE_STORE_F32_D64, ROPE_STORE_F32_D128, ROPE_STORE_F32_D256],
-        Dtype::Bf16 => [ROPE_STORE_BF16_D64, ROPE_STORE_BF16_D128, ROPE_STORE_BF16_D256],
-        Dtype::F16 => [ROPE_STORE_F16_D64, ROPE_STORE_F16_D128, ROPE_STORE_F16_D256],
-    };
-    match head_dim {
-        64 => Ok(kernels[0]),
-        128 => Ok(kernels[1]),
-        256 => Ok(kernels[2]),
-        _ => Err(CudaError::HeadDim { head_dim }),
-    }
+    pool.rotates().ok_or(CudaError::HeadDim { head_dim: pool.layout().head_dim() })
 }
 
 /// Rotates the rows of the staged plan, and stores k and v if the pool has the type of the rows. Returns the rows of k

@@ -6,6 +6,7 @@
 //! improves memory locality.
 
 use super::{DecodeFilter, SplitShape};
+use crate::backend::cuda::kernels::DECODE_ROWS;
 use crate::backend::cuda::kernels::params::DecodeWork;
 use crate::plan::BatchRow;
 use core::mem::size_of;
@@ -15,7 +16,7 @@ pub const DECODE_UNIT: u32 = 16;
 /// Extra units without tokens at the end of a sequence's head. They represent the fixed cost of the head. A padding row
 /// has no other units; the CTA of its extra units writes the zeros.
 pub const DECODE_EXTRA: u32 = 6;
-/// Extra units for a pool of fp8, whose units take half the time. Tails beside shared spans have [`DECODE_EXTRA`].
+/// Extra units for a pool of fp8, whose units take half the time. Suffixes beside shared spans have [`DECODE_EXTRA`].
 pub const DECODE_EXTRA_FP8: u32 = 12;
 
 /// Returns the number of extra units for a pool.
@@ -23,17 +24,14 @@ pub const fn decode_extra(is_quantised: bool) -> u32 {
     if is_quantised { DECODE_EXTRA_FP8 } else { DECODE_EXTRA }
 }
 
-/// Maximum number of query rows of one sequence and kv head for each decode kernel: `attend_decode_*_r8` and so on.
-/// Only Hopper has the last kernel.
-pub const DECODE_ROWS: [u32; 3] = [8, 16, 64];
-/// The first decode kernel that supports draft trees.
+/// The first decode kernel that supports draft trees; only Hopper has it.
 const TREES_FROM: usize = 2;
 pub(super) const DECODE_WORDS: usize = size_of::<DecodeWork>() / 4;
 
 impl SplitShape {
     /// Returns the narrowest decode kernel of the group, as an index of [`DECODE_ROWS`].
     pub const fn narrowest(&self) -> usize {
-        if self.group > 8 { 1 } else { 0 }
+        if self.group > DECODE_ROWS[0] { 1 } else { 0 }
     }
 
     /// Returns the decode kernel for a step of these numbers of tokens and rows. It is the narrowest that takes a row

@@ -17,28 +17,18 @@ pub(super) const HEAD_WORDS: usize = size_of::<ExtendHead>() / 4;
 pub(super) const EXTEND_WORDS: usize = size_of::<ExtendWork>() / 4;
 
 impl SplitShape {
-    /// Returns the number of packed query rows of an extend item.
-    pub const fn extend_rows(&self) -> u32 {
-        if self.head_dim > 128 { 64 } else { 128 }
-    }
-
-    /// Returns the granularity of cuts of extend items, in tokens.
-    pub const fn extend_tokens(&self) -> u32 {
-        if self.head_dim > 128 { 32 } else { 64 }
-    }
-
     /// Returns the maximum number of words of the extend plan, a multiple of 4.
     pub const fn extend_words(&self) -> usize {
         // The last tile of each sequence may be partly empty; each slot may be an extra item.
         let tiles =
-            (self.tokens_max as u64 * self.group as u64 / self.extend_rows() as u64) as usize + self.batch_max as usize;
+            (self.tokens_max as u64 * self.group as u64 / self.extend_rows as u64) as usize + self.batch_max as usize;
         HEAD_WORDS + (tiles + self.extend_slots() as usize) * EXTEND_WORDS
     }
 
     /// Returns the number of bytes of the extend kernel's `partial`.
     pub const fn extend_partial_bytes(&self) -> usize {
         let slots = self.extend_slots() as usize * self.kv_heads as usize;
-        slots * (self.extend_rows() * (self.head_dim + 2) * 4) as usize
+        slots * (self.extend_rows * (self.head_dim + 2) * 4) as usize
     }
 
     /// Returns the number of bytes of the extend kernel's `counters`.
@@ -127,7 +117,7 @@ const fn last_token(work: &ExtendWork) -> u32 {
 
 /// Appends a sequence's query tiles, longest first, each with all tokens that it sees.
 fn tiles(shape: &SplitShape, row: &BatchRow, works: &mut Vec<ExtendWork>) {
-    let size = shape.extend_rows();
+    let size = shape.extend_rows;
     let cached_len = row.kv_len.saturating_sub(row.extend_len);
     for tile in (0..(row.extend_len * shape.group).div_ceil(size)).rev() {
         let q_begin = tile * size;
@@ -154,7 +144,7 @@ fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
     if whole.is_empty() || shape.fills_machine(whole.len()) {
         return None;
     }
-    let step = shape.extend_tokens();
+    let step = shape.extend_tokens;
     let count = |work: &ExtendWork| (work.kv_end - work.kv_begin).div_ceil(step).max(1);
     let longest = whole.iter().map(count).max()?;
     // The sum over the tiles of long rows and all heads may exceed 32 bits.

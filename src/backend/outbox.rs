@@ -3,12 +3,11 @@
 //! The backend keeps a copy of the page tables, because a compaction names places of rows: the tables that it means
 //! have changed by the time the host reads its work.
 
-use std::fmt;
-
 use bytemuck::{Pod, Zeroable};
 
 use super::{Attend, Backend, Moved, OpenBackend, PlanError, Queries, Rope, check};
 use crate::config::StepBounds;
+use crate::error::displayed;
 use crate::id::{LayerId, MoveId, SlotId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, PlanBytesError, StepEnd};
@@ -102,27 +101,16 @@ impl Work<'_> {
     }
 }
 
-/// An [`Outbox`]'s error.
-#[derive(Clone, Copy, PartialEq, Debug)]
-#[non_exhaustive]
-pub enum OutboxError {
-    /// Work for an earlier plan still waits: the host has not called [`Outbox::drain`] since. The step is aborted.
-    Undrained {
-        /// Number of pieces of work that wait.
-        pieces: usize,
-    },
-    /// The plan or the list does not fit the pool.
-    Plan(PlanError),
-}
-
-impl fmt::Display for OutboxError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Undrained { pieces } => {
-                write!(f, "{pieces} pieces of work of an earlier plan wait: drain the outbox before the next plan")
-            }
-            Self::Plan(error) => error.fmt(f),
-        }
+displayed! {
+    /// An [`Outbox`]'s error.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    #[non_exhaustive]
+    pub enum OutboxError {
+        /// Work for an earlier plan still waits: the host has not called [`Outbox::drain`] since. The step is aborted.
+        Undrained { pieces: usize } =>
+            "{pieces} pieces of work of an earlier plan wait: drain the outbox before the next plan";
+        /// The plan or the list does not fit the pool.
+        Plan(error: PlanError) => "{error}";
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::backend::Backend;
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
+use crate::plan::Extend;
 use crate::sequence::Sequence;
 use crate::system::plan_batch::extend_max;
 
@@ -93,6 +94,69 @@ impl<B: Backend> Engine<B> {
     pub fn track_table(&self, seq: SeqKey, track: u32) -> Result<impl Iterator<Item = PageId> + '_, Error> {
         assert!(track < self.world.shape.table.tracks, "there is no track {track}");
         Ok(self.world.sequences.track_pages(self.sequence(seq)?, track, 0))
+    }
+
+    /// Returns the pages that a sequence keeps in one track, in slices of consecutive places: one slice a chunk of the
+    /// page table. O(slices).
+    ///
+    /// In the track of a window or of chunks, the first slice begins at the first place that the group keeps. Its index
+    /// is `page_table` length minus the number of pages returned.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    ///
+    /// # Panics
+    /// If `track` is not below the number of tracks.
+    pub fn page_runs(&self, seq: SeqKey, track: u32) -> Result<impl Iterator<Item = &[PageId]> + '_, Error> {
+        assert!(track < self.world.shape.table.tracks, "there is no track {track}");
+        let sequences = &self.world.sequences;
+        let sequence = self.sequence(seq)?;
+        let first = sequences.limits().first_place(track, sequence.published).min(sequence.page_len);
+        Ok(sequences.page_pieces(sequence, track, first, sequence.page_len))
+    }
+
+    /// Writes a dense page table of one track, `[items, width]`: the pages of each item's sequence by place, then
+    /// `fill`. O(items * width).
+    ///
+    /// In the track of a window or of chunks, the places before the first kept one are also `fill`. Kernels with signed
+    /// tables read `out` as i32 through `bytemuck`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`]; [`Error::TableWidth`] for a sequence with more pages than `width`;
+    /// [`Error::TableLen`] for another length of `out`. `out` is unchanged then.
+    ///
+    /// # Panics
+    /// If `track` is not below the number of tracks.
+    pub fn write_tables(
+        &self,
+        items: &[Extend],
+        track: u32,
+        width: usize,
+        fill: u32,
+        out: &mut [u32],
+    ) -> Result<(), Error> {
+        let wanted = items.len().saturating_mul(width);
+        if out.len() != wanted {
+            return Err(Error::TableLen { actual: out.len(), wanted });
+        }
+        for &Extend { seq, .. } in items {
+            let pages = self.sequence(seq)?.page_len;
+            if pages as usize > width {
+                return Err(Error::TableWidth { seq, pages, width });
+            }
+        }
+        for (item, row) in items.iter().zip(out.chunks_exact_mut(width.max(1))) {
+            let pages: usize = self.page_runs(item.seq, track)?.map(<[_]>::len).sum();
+            let end = self.sequence(item.seq)?.page_len as usize;
+            let mut at = end - pages;
+            row[..at].fill(fill);
+            for run in self.page_runs(item.seq, track)? {
+                row[at..at + run.len()].copy_from_slice(PageId::as_raw(run));
+                at += run.len();
+            }
+            row[at..].fill(fill);
+        }
+        Ok(())
     }
 
     /// Returns the number of pages that a sequence is promised and has not taken.

@@ -132,11 +132,13 @@ impl SharedDecode {
         self.shape.taken(&self.grid, plan.token_count(), plan.rows)
     }
 
-    /// Loads the kernel that a step with spans may use, because a later capture cannot load it.
-    pub(in crate::backend::cuda) fn load(&self, gpu: &Gpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
-        // The narrowest kernel is loaded with the variant.
-        let wide = self.taken_of(plan).filter(|taken| taken.suffixes > self.shape.narrowest());
-        wide.map_or(Ok(()), |taken| gpu.load(self.kernels[taken.suffixes]).map(|_| ()))
+    /// Compiles the kernel that a step with spans may use, because a later capture cannot compile it.
+    pub(in crate::backend::cuda) fn compile(&self, gpu: &Gpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        // The narrowest kernel is compiled with the variant.
+        if let Some(taken) = self.taken_of(plan).filter(|taken| taken.suffixes > self.shape.narrowest()) {
+            gpu.compile(self.kernels[taken.suffixes])?;
+        }
+        Ok(())
     }
 
     /// Splits a step, writes the plan to `image` and returns the number of bytes to keep. `image` begins `image_at`

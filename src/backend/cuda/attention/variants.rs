@@ -15,12 +15,12 @@ use crate::backend::Attend;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
 use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::{AttendParams, DecodeWork, LayerScales};
 use crate::backend::cuda::kernels::{DECODE_ROWS, GROUP_MAX, Kernel, SUFFIX_ROWS, extend_rows_min};
 use crate::backend::cuda::plan::chunk_rows::{self, ChunkRows};
 use crate::backend::cuda::plan::image::{Image, StepLimits};
-use crate::backend::cuda::plan::ring::{Load, UploadRing};
+use crate::backend::cuda::plan::ring::{Payload, UploadRing};
 use crate::backend::cuda::prepare::Prepare;
 use crate::backend::cuda::store::pool::Pool;
 use crate::layout::PoolLayout;
@@ -79,9 +79,9 @@ impl Variants {
         (4 * words).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
-    /// Loads the missing kernels of a step, because a later capture of the step cannot load them. The narrowest decode
-    /// kernel is loaded with its variant.
-    pub(in crate::backend::cuda) fn load(
+    /// Compiles the missing kernels of a step, because a later capture of the step cannot compile them. The narrowest
+    /// decode kernel is compiled with its variant.
+    pub(in crate::backend::cuda) fn compile(
         &mut self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
@@ -89,25 +89,28 @@ impl Variants {
         stream: RawStream,
     ) -> Result<(), CudaError> {
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
-        self.list.iter_mut().try_for_each(|variant| {
+        for variant in &mut self.list {
             let shape = *variant.split.shape();
             if !plan.shared.spans.is_empty() {
                 variant.add_shared(gpu, limits, stream)?;
-                variant.shared.as_ref().map_or(Ok(()), |shared| shared.load(gpu, plan))?;
+                if let Some(shared) = &variant.shared {
+                    shared.compile(gpu, plan)?;
+                }
             }
             if variant.extend.is_none() && shape.has_extend(plan) {
                 variant.add_extend(gpu, stream)?;
             }
             if !plan.masks.is_empty() {
-                let trees = variant.extend.as_ref().and_then(|extend| extend.trees);
-                trees.map_or(Ok(()), |kernel| gpu.load(kernel).map(|_| ()))?;
+                if let Some(kernel) = variant.extend.as_ref().and_then(|extend| extend.trees) {
+                    gpu.compile(kernel)?;
+                }
             }
             let width = shape.width(tokens, rows);
-            if width == shape.narrowest() {
-                return Ok(());
+            if width > shape.narrowest() {
+                gpu.compile(variant.decode_of(width))?;
             }
-            gpu.load(variant.decode_of(width)).map(|_| ())
-        })
+        }
+        Ok(())
     }
 
     /// Returns the kernels of prepared work, for the prepared variants.
@@ -229,8 +232,8 @@ impl Variants {
             let mut upload = ring.acquire(stream)?;
             upload.bytes()[..bytes.len()].copy_from_slice(bytes);
             let (image_bytes, image) = (bytes.len(), extend.plan.address());
-            let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
-            upload.send(gpu, &load, stream)?;
+            let payload = Payload { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
+            upload.send(gpu, &payload, stream)?;
         }
         Ok(())
     }
@@ -248,10 +251,7 @@ impl Variants {
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(index);
         }
-        let max = variants_max(pool.layout());
-        if self.list.len() == max {
-            return Err(CudaError::Variants { max });
-        }
+        Limit::Variants.check(self.list.len() as u64 + 1, variants_max(pool.layout()) as u64)?;
         if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }

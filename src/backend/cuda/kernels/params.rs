@@ -11,7 +11,7 @@ mod latent;
 mod moves;
 mod sparse;
 
-pub use latent::{LatentJoin, LayerRope, RowBoxes, StoreLatentFp8Params, TensorMap};
+pub use latent::{LatentHead, LatentJoin, LayerRope, RowBoxes, StoreLatentFp8Params, TensorMap};
 pub use moves::{
     COMPACTIONS_MAX, COPY_PAGES_MAX, CompactSlotsParams, CopyPagesParams, LoadPlanParams, ROWS_BF16, ROWS_F16,
     ROWS_F32, RopeStoreParams, StoreCacheParams, StoreFp8Params,
@@ -158,7 +158,7 @@ pub struct DecodeWork {
 }
 
 /// The extend plan's first words.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct ExtendHead {
     /// Items that follow.
@@ -353,6 +353,11 @@ pub const fn magic(divisor: u32) -> u64 {
 pub const fn wide_magic(divisor: u64) -> u64 {
     // For d > 1, ceil(2^64 / d) is floor((2^64 - 1) / d) + 1.
     if divisor == 1 { 0 } else { u64::MAX / divisor + 1 }
+}
+
+/// Returns a record of a plan as words.
+pub fn words_of<T: Pod>(record: &T) -> &[u32] {
+    bytemuck::cast_slice(core::slice::from_ref(record))
 }
 
 /// A struct that kernels take by value, with its name in the kernels' table.

@@ -10,7 +10,7 @@ use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::memory::{DeviceBuffer, DeviceRows};
 use crate::backend::cuda::driver::raw::RawStream;
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::{
     AttendParams, CANDIDATES, SCORE_TOKENS, SelectParams, StoreLabelsParams, is_tree, wide_magic,
 };
@@ -109,11 +109,8 @@ impl Labels {
     pub(in crate::backend::cuda) fn check(&self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         let chunks = |row| u64::from(chunks(row, plan.tree(row).is_some()));
         let wanted: u64 = plan.rows.iter().map(chunks).sum();
-        if wanted <= u64::from(self.key_chunks) {
-            return Ok(());
-        }
         let tokens = |chunks: u64| chunks * u64::from(SCORE_TOKENS);
-        Err(CudaError::SelectTokens { tokens: tokens(wanted), max: tokens(self.key_chunks.into()) })
+        Limit::SelectTokens.check(tokens(wanted), tokens(self.key_chunks.into()))
     }
 
     fn channels_of(&self, layout: &PoolLayout, layer: LayerId) -> u64 {

@@ -46,10 +46,7 @@ impl Pool {
         selection: Selection,
         (scales, labels): (Option<&KvScales>, Option<&LabelChannels>),
     ) -> Result<Self, CudaError> {
-        let names = match layout.is_latent() {
-            true => [PlaneName::Latent; 2],
-            false => [PlaneName::K, PlaneName::V],
-        };
+        let names = if layout.is_latent() { [PlaneName::Latent; 2] } else { [PlaneName::K, PlaneName::V] };
         let [k, v] = names.map(|name| layout.strides(name).expect("the pool has its shape's planes"));
         assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V have equal strides");
         let pages = Pages::of(memory.address(), &layout);

@@ -68,10 +68,10 @@ impl SplitShape {
         let decoded = if self.top > 0 { DecodeFilter::new(1, false) } else { self.decoded(width) };
         // A kernel that reads spans once gives each of its rows a suffix or items of its own (`RowAssignment`). The
         // extend kernel takes longer rows without such items, such as padding.
-        let longest = match plan.shared.spans.is_empty() {
-            true => decoded.longest,
-            false => decoded.longest.min(self.decoded(self.narrowest()).longest),
-        };
+        let mut longest = decoded.longest;
+        if !plan.shared.spans.is_empty() {
+            longest = longest.min(self.decoded(self.narrowest()).longest);
+        }
         plan.rows.iter().any(|row| {
             let is_tree = decoded.last_row < u32::MAX && plan.tree(row).is_some();
             row.extend_len > longest || is_tree

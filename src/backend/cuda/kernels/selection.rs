@@ -10,14 +10,14 @@ use crate::backend::cuda::attention::split::{LatentItems, SplitShape};
 use crate::layout::{Dtype, PoolLayout, Scaling};
 
 /// The decode kernels of [`DECODE_ROWS`] that exist.
-pub(in super::super) type Decodes = [Option<&'static Kernel>; DECODE_ROWS.len()];
+pub type Decodes = [Option<&'static Kernel>; DECODE_ROWS.len()];
 
 /// The kernels that read spans once, for each of [`SUFFIX_ROWS`].
-pub(in super::super) type Shared = [&'static Kernel; SUFFIX_ROWS.len()];
+pub type Shared = [&'static Kernel; SUFFIX_ROWS.len()];
 
 /// The kernels over latent rows.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) enum Latent {
+pub enum Latent {
     /// A kernel whose work the host splits into these items, and the kernel that joins parts.
     Split([&'static Kernel; 2], LatentItems),
     /// The kernel over f32 rows, whose work is not split.
@@ -26,7 +26,7 @@ pub(in super::super) enum Latent {
 
 /// The properties that select kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in super::super) struct Selection {
+pub struct Selection {
     /// Compute capability, as 10 * major + minor.
     pub capability: u32,
     /// Scales of the pool, if quantised.
@@ -121,7 +121,7 @@ impl Selection {
 
 /// Returns the minimum number of query rows of an extend item over all devices; `None` without kernels for the
 /// head_dim.
-pub(in super::super) fn extend_rows_min(head_dim: u32) -> Option<u32> {
+pub fn extend_rows_min(head_dim: u32) -> Option<u32> {
     let serves = |kernel: &&Kernel| {
         kernel.supported().is_some_and(|serves| serves.step == Step::Extend && serves.head_dim == head_dim)
     };

@@ -37,7 +37,7 @@ const PART_BYTES: u64 = 192 << 10;
 
 /// The swap pages of a backend and the moves from and to them.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct SwapMoves {
+pub struct SwapMoves {
     gpu: Gpu,
     region: Region,
     /// The region's pages, as the pool's kernels address them.

@@ -52,16 +52,18 @@ pub struct Started {
 
 impl Cache {
     pub fn new(page_count: u32, page_size: u32) -> Self {
-        let mut cache = Self::untouched(page_count, page_size);
         // An engine does the same by default.
-        cache.tree.prefault().expect("memory");
-        cache
+        Self::with_prefault(page_count, page_size, true)
     }
 
     /// Creates a cache without prefault: its memory is first touched when it is used.
     pub fn untouched(page_count: u32, page_size: u32) -> Self {
+        Self::with_prefault(page_count, page_size, false)
+    }
+
+    fn with_prefault(page_count: u32, page_size: u32, prefault: bool) -> Self {
         Self {
-            tree: PrefixTree::new(page_count, page_size, 64).expect("memory"),
+            tree: PrefixTree::new(page_count, page_size, 64, prefault).expect("memory"),
             pool: PagePool::new(page_count).expect("memory"),
             fence: Fence::new(0, 1, 0).expect("memory"),
             freed: Vec::with_capacity(page_count as usize),

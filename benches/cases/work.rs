@@ -1,4 +1,4 @@
-//! The inputs of the CPU benches. Other caches were measured with the same inputs, byte for byte, except for the replay.
+//! The inputs of the CPU benches. Except for the replay, other caches were measured with the same inputs, bit for bit.
 //!
 //! Numbers come from a counter-based splitmix64: token `i` of stream `s` is `256 + mix((s << 32) + i) % 128000`. Only
 //! the first tokens of misses and of evicted leaves are chosen otherwise.

@@ -34,7 +34,7 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let mut timer = Timer::new(gpu)?;
     let noise = Noise::new(gpu)?;
     let stream = timer.stream.raw();
-    let copy = (CEILING_COPY, gpu.load(CEILING_COPY)?);
+    let copy = (CEILING_COPY, gpu.compile(CEILING_COPY)?);
     let bytes = 2_u64 << 30;
     let (source, target) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
     let units = bytes / 16;
@@ -50,7 +50,7 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     report.row("ceil", "copy 2 GiB", "16-byte kernel", best, Rate::Bytes(2.0 * bytes as f64), true);
 
     // Reads 262,144 of 1 Mi rows of 2 KiB, in K and in V: 1 GiB.
-    let read = (CEILING_READ, gpu.load(CEILING_READ)?);
+    let read = (CEILING_READ, gpu.compile(CEILING_READ)?);
     let (k, v) = (source, target);
     noise.fill(&v)?;
     let count = 1_u32 << 18;

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use common::gpu::{Numbers, buffer, device, lock_gpus, read};
 use common::run_server;
+use common::twin;
 use half::bf16;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::nccl::Comm;
 use kvarena_host::gpu::peers::Peers;
-use kvarena_host::gpu::twin;
 
 /// Returns the number of a GPU for each rank. If there is only one GPU, all ranks share it. Returns `None` if there is
 /// no GPU, or if there are several, but fewer than ranks.

@@ -288,7 +288,7 @@ fn settle(host: &Host, kind: Kind, template: &Request, prompt: Vec<u32>) -> Resu
         ..template.clone()
     };
     host.limits.check(request).map_err(|what| match new_tokens as usize > room {
-        true => ApiError::too_long(name, what, host.limits.room(0).saturating_sub(1)),
+        true => ApiError::too_long(name, what, host.limits.longest_prompt()),
         false => ApiError::field(name, what),
     })
 }

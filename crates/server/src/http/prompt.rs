@@ -43,7 +43,7 @@ fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>
             host.text.longest_token(),
             host.limits.least(room)
         );
-        return Err(ApiError::too_long(name, what, host.limits.room(0).saturating_sub(1)));
+        return Err(ApiError::too_long(name, what, host.limits.longest_prompt()));
     }
     let tokens = host.text.encode_with(text, special).map_err(|e| ApiError::field(name, e.message))?;
     known(host, name, tokens)

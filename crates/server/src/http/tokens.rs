@@ -21,7 +21,7 @@ pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
         Kind::Chat => prompt::messages(sent.body(), host)?,
         Kind::Completion => prompt::prompts(sent.prompt, host)?.swap_remove(0).tokens,
     };
-    let most = host.limits.room(0).saturating_sub(1);
+    let most = host.limits.longest_prompt();
     Ok(json!({ "count": tokens.len(), "max_model_len": most, "tokens": tokens }))
 }
 

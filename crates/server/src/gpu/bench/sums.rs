@@ -89,7 +89,7 @@ fn row_times(
         sum_us(device, || unsafe { peers.add(device, x, y, count) })
     });
     // SAFETY: x has that many numbers, and all ranks submit the same sums.
-    let nccl = sum_us(device, || unsafe { link.sum(device, x, count) })?;
+    let nccl = sum_us(device, || unsafe { link.all_reduce(device, x, count) })?;
     Ok([peer.transpose()?, Some(nccl)])
 }
 

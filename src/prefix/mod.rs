@@ -170,12 +170,20 @@ pub struct SizeInfo {
 
 impl PrefixTree {
     /// Creates an empty tree of at most `page_count` pages. The child table uses `hash_bits` bits of its hashes. Only
-    /// tests use fewer than 32; hashes are then the same in every process. With `prefault`, the tree touches its memory.
+    /// tests use fewer than 32; hashes are then the same in every process.
     ///
     /// # Errors
     /// The allocation that failed.
-    pub fn new(page_count: u32, page_size: u32, hash_bits: u32, prefault: bool) -> Result<Self, OutOfMemory> {
-        Self::new_in(page_count, page_size, hash_bits, &mut Memory::new(prefault))
+    pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
+        Self::new_in(page_count, page_size, hash_bits, &mut Memory::new(false))
+    }
+
+    /// Creates an empty tree as [`PrefixTree::new`] does, and touches its memory.
+    ///
+    /// # Errors
+    /// The allocation that failed.
+    pub fn prefaulted(page_count: u32, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
+        Self::new_in(page_count, page_size, hash_bits, &mut Memory::new(true))
     }
 
     pub(crate) fn new_in(

@@ -279,7 +279,7 @@ fn sorted(pages: &[PageId]) -> Vec<PageId> {
 impl Both {
     fn new(config: PrefixConfig) -> Self {
         let PrefixConfig { pages, page_size, hash_bits, .. } = config;
-        let mut tree = PrefixTree::new(pages, page_size, hash_bits, false).expect("memory");
+        let mut tree = PrefixTree::new(pages, page_size, hash_bits).expect("memory");
         if let Some(hashing) = config.hashing() {
             tree.keep_hashes(hashing, hash_bits, &mut Memory::new(false)).expect("the table is small");
             let other = Namespace::new(1);

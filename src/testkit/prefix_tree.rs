@@ -13,6 +13,7 @@ use crate::fence::Fence;
 use crate::hash::{Hashing, NamespaceNames};
 use crate::id::{Namespace, PageId, PrefixLock, Scope, StepId, TokenId};
 use crate::layout::{Limits, PoolConfig, PoolLayout};
+use crate::memory::Memory;
 use crate::prefix::{PrefixMatch, PrefixTree};
 use cells::Cells;
 
@@ -280,18 +281,18 @@ impl Both {
         let PrefixConfig { pages, page_size, hash_bits, .. } = config;
         let mut tree = PrefixTree::new(pages, page_size, hash_bits).expect("memory");
         if let Some(hashing) = config.hashing() {
-            tree.keep_hashes(hashing, hash_bits).expect("the table is small");
+            tree.keep_hashes(hashing, hash_bits, &mut Memory::new(false)).expect("the table is small");
             let other = Namespace::new(1);
             tree.name(other, names(other)).expect("no other namespace has names");
             if config.event_pages > 0 {
-                tree.keep_events(config.event_pages.into()).expect("the buffer is small");
+                tree.keep_events(config.event_pages.into(), &mut Memory::new(false)).expect("the buffer is small");
             }
         }
         let mut model = Tree::new(page_size, Some(0));
         if config.groups > 0 {
             let layout = config.layout();
             let (limits, steps) = (Limits::new(&layout, 0), MAX_STEPS as u32);
-            tree.keep_cells(limits, [pages, 0], steps).expect("it is small");
+            tree.keep_cells(limits, [pages, 0], steps, &mut Memory::new(false)).expect("it is small");
             model.keep_groups(&layout);
         }
         Self {

@@ -20,7 +20,7 @@ use crate::backend::cuda::kernels::params::{AttendParams, DecodeWork, LayerScale
 use crate::backend::cuda::kernels::{DECODE_ROWS, GROUP_MAX, Kernel, SUFFIX_ROWS, extend_rows_min};
 use crate::backend::cuda::plan::chunk_rows::{self, ChunkRows};
 use crate::backend::cuda::plan::image::{Image, StepLimits};
-use crate::backend::cuda::plan::ring::{Payload, UploadRing};
+use crate::backend::cuda::plan::ring::UploadRing;
 use crate::backend::cuda::prepare::Prepare;
 use crate::backend::cuda::store::pool::Pool;
 use crate::layout::PoolLayout;
@@ -137,7 +137,7 @@ impl Variants {
             let most = if work.extend { ITEM_ROWS } else { work.decode_tokens.clamp(1, ITEM_ROWS) };
             kernels.extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
             if work.spans && may_share(&key, index) {
-                let shared = of.shared(&shape).into_iter().flatten();
+                let shared = of.shared(shape.window).into_iter().flatten();
                 let [few, more] = SUFFIX_ROWS;
                 let is_wide = (1..=most).any(|tokens| (few + 1..=more).contains(&(tokens * group)));
                 let last = if is_wide { SUFFIX_ROWS.len() - 1 } else { narrowest };
@@ -222,12 +222,7 @@ impl Variants {
             if decode_only && variant.count.extend_items == 0 {
                 continue;
             }
-            let bytes: &[u8] = bytemuck::cast_slice(variant.split.extend_words());
-            let mut upload = ring.acquire(stream)?;
-            upload.bytes()[..bytes.len()].copy_from_slice(bytes);
-            let (image_bytes, image) = (bytes.len(), extend.plan.address());
-            let payload = Payload { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
-            upload.send(gpu, &payload, stream)?;
+            ring.send_image(gpu, bytemuck::cast_slice(variant.split.extend_words()), extend.plan.address(), stream)?;
         }
         Ok(())
     }

@@ -259,7 +259,9 @@ impl Stage {
         self.start = Start::InOrder;
         let offsets = Offsets::of(plan, &self.layout);
         let empty = self.empty_payload(tables);
-        self.send_masks(gpu, plan, &empty, stream)?;
+        if !plan.masks.is_empty() {
+            self.ring.send_image(gpu, bytemuck::cast_slice(plan.masks), self.masks.address(), stream)?;
+        }
         let plan = &BatchPlan { rows: mark_trees(plan, &mut self.marked), ..*plan };
         let mut upload = self.ring.acquire(stream)?;
         let bytes = upload.bytes();
@@ -287,23 +289,6 @@ impl Stage {
         variants.send_extend(gpu, decode_only, &mut self.ring, stream)?;
         self.staged = Some(Staged::of(plan, variants.len()));
         Ok(fit)
-    }
-
-    /// Sends the masks, if some rows are trees.
-    fn send_masks(
-        &mut self,
-        gpu: &Gpu,
-        plan: &BatchPlan<'_>,
-        empty: &Payload,
-        stream: RawStream,
-    ) -> Result<(), CudaError> {
-        if plan.masks.is_empty() {
-            return Ok(());
-        }
-        let mut upload = self.ring.acquire(stream)?;
-        let image_bytes = put(upload.bytes(), 0, plan.masks);
-        let payload = Payload { image_bytes, image: self.masks.address(), ..*empty };
-        upload.send(gpu, &payload, stream)
     }
 
     /// Rejects a plan that would make a kernel access memory outside the pool, the tables or the image, or that exceeds

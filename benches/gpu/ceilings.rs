@@ -34,8 +34,8 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let mut timer = Timer::new(gpu)?;
     let noise = Noise::new(gpu)?;
     let stream = timer.stream.raw();
-    let copy = (CEILING_COPY, gpu.load(CEILING_COPY)?);
-    let read = (CEILING_READ, gpu.load(CEILING_READ)?);
+    let copy = (CEILING_COPY, gpu.compile(CEILING_COPY)?);
+    let read = (CEILING_READ, gpu.compile(CEILING_READ)?);
 
     let bytes = 2_u64 << 30;
     let (source, target) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);

@@ -251,7 +251,7 @@ fn random(rng: &mut Rng, sizes: &Sizes) -> Forest {
     }
 }
 
-/// Returns shapes whose time one part dominates: products, tails, bytes, or repeated reads.
+/// Returns shapes whose time one part dominates: products, suffixes, bytes, or repeated reads.
 fn simple(sizes: &Sizes) -> Vec<(String, Forest)> {
     let all = |rows: u32, len: u32, own: u32| {
         let own = vec![own; rows as usize];
@@ -275,17 +275,17 @@ fn simple(sizes: &Sizes) -> Vec<(String, Forest)> {
     shapes.into_iter().filter(|(_, forest)| fits(forest, sizes)).collect()
 }
 
-const NAMES: [&str; 9] = ["tile", "spans", "tails", "units", "memory", "flat", "own", "first", "again"];
+const NAMES: [&str; 9] = ["tile", "spans", "suffixes", "units", "memory", "flat", "own", "first", "again"];
 
 fn values(costs: &SpanCosts) -> [f64; 9] {
-    let SpanCosts { tile, spans, tails, units, memory, .. } = *costs;
+    let SpanCosts { tile, spans, suffixes, units, memory, .. } = *costs;
     let SpanCosts { flat, own, first, again, .. } = *costs;
-    [tile, spans, tails, units, memory, flat, own, first, again]
+    [tile, spans, suffixes, units, memory, flat, own, first, again]
 }
 
 fn costs(values: [f64; 9]) -> SpanCosts {
-    let [tile, spans, tails, units, memory, flat, own, first, again] = values;
-    SpanCosts { tile, spans, tails, units, memory, flat, own, first, again }
+    let [tile, spans, suffixes, units, memory, flat, own, first, again] = values;
+    SpanCosts { tile, spans, suffixes, units, memory, flat, own, first, again }
 }
 
 /// Returns the model's times divided by the measured ones: with separate reads, and with every span read once.
@@ -380,10 +380,10 @@ fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, T
 
 fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Timed) {
     let Timed { flat, chosen, once, accepted, work } = timed;
-    let SpanWork { work_tiles, unit_bytes, tail_ctas, own_bytes, span_bytes, row_bytes, .. } = work;
+    let SpanWork { work_tiles, unit_bytes, suffix_ctas, own_bytes, span_bytes, row_bytes, .. } = work;
     let (rows, spans) = (forest.own.len(), forest.spans.len());
     let _ = write!(csv, "{heads},{case},{rows},{spans},{flat:.3},{chosen:.3},{once:.3},{accepted},");
-    let _ = writeln!(csv, "{work_tiles},{unit_bytes},{tail_ctas},{own_bytes},{span_bytes},{row_bytes}");
+    let _ = writeln!(csv, "{work_tiles},{unit_bytes},{suffix_ctas},{own_bytes},{span_bytes},{row_bytes}");
 }
 
 /// Runs the section. The report lists the simple shapes, and random forests with differing results. All forests are in
@@ -393,7 +393,7 @@ pub fn run(gpu: &Gpu, sizes: Sizes, (all, over_fp8): (&[Heads], bool), report: &
     let bytes = if over_fp8 { Some(Fp8Noise::new(gpu)?) } else { None };
     let of_fp8 = if over_fp8 { "fp8-" } else { "" };
     let mut csv = String::from("heads,case,rows,spans,flat,chosen,once,accepted,");
-    csv += "work_tiles,unit_bytes,tail_ctas,own_bytes,span_bytes,row_bytes\n";
+    csv += "work_tiles,unit_bytes,suffix_ctas,own_bytes,span_bytes,row_bytes\n";
     for of in all {
         let (q_heads, kv_heads, head_dim) = of;
         let heads = format!("{of_fp8}{q_heads}q/{kv_heads}kv d{head_dim}");
@@ -419,13 +419,13 @@ pub fn run(gpu: &Gpu, sizes: Sizes, (all, over_fp8): (&[Heads], bool), report: &
             forests.push((case, timed));
         }
         println!("spans, {heads}:");
-        let tails = usize::from(q_heads / kv_heads > 8);
+        let suffixes = usize::from(q_heads / kv_heads > 8);
         let hopper = gpu.capability() == 90 && *head_dim == 128 && !over_fp8;
         // These constants are per multiprocessor, but the model needs them per CTA. The conversion assumes two CTAs on
         // a multiprocessor.
         let of = if over_fp8 { SpanCosts::over_fp8 } else { SpanCosts::general };
-        let general = of(*head_dim, tails).of_ctas(2);
-        summarize(if hopper { &SpanCosts::H200[tails] } else { &general }, &shapes, &forests);
+        let general = of(*head_dim, suffixes).of_ctas(2);
+        summarize(if hopper { &SpanCosts::H200[suffixes] } else { &general }, &shapes, &forests);
     }
     let folder = std::env::var("OUT").unwrap_or_else(|_| ".".into());
     std::fs::write(format!("{folder}/spans-{of_fp8}d{}.csv", all[0].2), csv)?;

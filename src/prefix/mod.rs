@@ -46,6 +46,7 @@ mod fetches;
 mod free_entries;
 mod generation;
 mod insert;
+mod load_batch;
 mod lock;
 mod offload;
 mod order;
@@ -79,6 +80,7 @@ use swap::Swap;
 #[cfg(test)]
 pub(crate) use contents::log::{CachedPage, LogEntry};
 pub use insert::Inserted;
+pub(crate) use load_batch::LoadBatch;
 pub use lock::Stale;
 pub use shared_spans::SharedPrefixFinder;
 pub use walk::PrefixMatch;

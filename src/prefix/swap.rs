@@ -26,13 +26,13 @@
 use crate::event::Medium;
 use crate::id::{MoveId, NodeKey, PageId, PrefixLock, SwapPageId};
 use crate::memory::{OutOfMemory, filled, reserved, touch, touch_reserved, zeroed};
-use crate::plan::PageMove;
 use crate::swap::SwapPool;
 
 use super::PrefixTree;
 use super::ages::Ages;
 use super::column::RareColumn;
 use super::fetches::Fetches;
+use super::load_batch::LoadBatch;
 use super::puts::Puts;
 use super::residency::{NO_PAGE, NO_SWAP_PAGE, Residency, Seek};
 use super::save_batch::SaveBatch;
@@ -264,11 +264,11 @@ impl PrefixTree {
         }
     }
 
-    /// Records that the backend has accepted the last batch of moves, which are loads.
-    pub(crate) fn set_loads(&mut self, moves: &[PageMove]) {
+    /// Records that the backend has accepted a load, whose moves are the last batch.
+    pub(crate) fn set_loads(&mut self, load: &LoadBatch) {
         let swap = self.swap_mut();
         swap.last_load = swap.last_move;
-        moves.iter().for_each(|load| swap.loads[load.device.index()] = swap.last_load);
+        load.device_pages().for_each(|page| swap.loads[page.index()] = swap.last_load);
     }
 
     /// Returns whether a load may be unfinished.

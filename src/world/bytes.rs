@@ -7,8 +7,8 @@ use crate::fence::Fence;
 use crate::id::{PageId, SeqKey, TokenId};
 use crate::layout::Limits;
 use crate::page::PagePool;
-use crate::plan::{Admitted, BatchRow, Compaction, PageCopy, PageMove, STEP_TOKENS_MAX, SharedSpan, TableWrite};
-use crate::prefix::{PrefixTree, SharedPrefixFinder};
+use crate::plan::{Admitted, BatchRow, Compaction, PageCopy, STEP_TOKENS_MAX, SharedSpan, TableWrite};
+use crate::prefix::{LoadBatch, PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
@@ -91,9 +91,8 @@ impl EngineShape {
                 };
                 PrefixTree::host_bytes(page_count, swap_pages)
                     + stores
-                    + load_count(self) * size_of::<PageMove>() as u64
+                    + LoadBatch::bytes(page_count, self.table.rows)
                     + SequenceTable::load_bytes(&self.table)
-                    + u64::from(self.table.rows) * size_of::<SeqKey>() as u64
             }
         };
         EngineBytes {
@@ -171,11 +170,6 @@ pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
 /// Returns the number of swap pages that the engine can use: 0 if sequences do not share prefixes.
 pub(super) fn swap_pages(shape: &EngineShape) -> u32 {
     if shape.shares_prefixes() { shape.layout.swap_pages() } else { 0 }
-}
-
-/// Returns the maximum number of pages of one load.
-pub(super) fn load_count(shape: &EngineShape) -> u64 {
-    if swap_pages(shape) > 0 { shape.layout.page_count().into() } else { 0 }
 }
 
 /// Returns the maximum number of copies of a fork: one page for each child, or with several tracks all pages of the

@@ -19,15 +19,15 @@ use crate::id::{PageId, SeqKey, StepId, TokenId};
 use crate::layout::Limits;
 use crate::memory::{self, OutOfMemory, touch_reserved};
 use crate::page::PagePool;
-use crate::plan::{Admitted, Compaction, PageCopy, PageMove};
-use crate::prefix::{PrefixTree, SharedPrefixFinder};
+use crate::plan::{Admitted, Compaction, PageCopy};
+use crate::prefix::{LoadBatch, PrefixTree, SharedPrefixFinder};
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
 use crate::step::StepLog;
 
 pub use audit::{Broken, Owner};
 pub use bytes::EngineBytes;
-use bytes::{copy_count, load_count, lock_count, row_pages_all, swap_pages};
+use bytes::{copy_count, lock_count, row_pages_all, swap_pages};
 
 /// The tables, and the limits from which they are created.
 pub struct World {
@@ -47,13 +47,15 @@ pub struct World {
     pub finder: SharedPrefixFinder,
     /// Counters. [`Engine::stats`](crate::Engine::stats) reads the levels from the tables.
     pub counters: Stats,
+    /// The last load from swap memory.
+    pub(crate) load: LoadBatch,
     /// Buffers of the systems, reserved at their largest size.
     pub(crate) buffers: Buffers,
 }
 
 /// Buffers of the systems. Each system clears a buffer before it fills it.
 pub(crate) struct Buffers {
-    /// Released pages; also the pages of a load, and the idle pages in the matches of a batch of prompts.
+    /// Released pages; also the pages that a load takes, and the idle pages in the matches of a batch of prompts.
     pub freed: Vec<PageId>,
     /// Pages of a match or of a sequence, or new pages of the tree.
     pub pages: Vec<PageId>,
@@ -63,10 +65,6 @@ pub(crate) struct Buffers {
     pub children: Vec<SeqKey>,
     /// Copies of a fork.
     pub copies: Vec<PageCopy>,
-    /// Loads of pages in swap memory, for the backend.
-    pub loads: Vec<PageMove>,
-    /// Sequences of a plan, or the parent of a fork, that have pending pages.
-    pub waiting: Vec<SeqKey>,
     /// Moves of accepted drafts, for the backend.
     pub compactions: Vec<Compaction>,
     /// Results of a batch of admissions.
@@ -100,14 +98,13 @@ impl World {
             fence: Fence::new(page_count, shape.max_steps, lock_count(shape))?,
             finder: SharedPrefixFinder::new(shape.table.rows)?,
             counters: Stats::default(),
+            load: if has_swap { LoadBatch::new(page_count, shape.table.rows) } else { LoadBatch::new(0, 0) }?,
             buffers: Buffers {
                 freed: memory::reserved(page_count.into())?,
                 pages: memory::reserved(row_pages_all(shape))?,
                 tokens: memory::reserved(shape.max_sequence_len.into())?,
                 children: memory::reserved(shape.table.rows.into())?,
                 copies: memory::reserved(copy_count(shape))?,
-                loads: memory::reserved(load_count(shape))?,
-                waiting: memory::reserved(if has_swap { shape.table.rows.into() } else { 0 })?,
                 compactions: memory::reserved(shape.table.rows.into())?,
                 admitted: memory::reserved(shape.table.rows.into())?,
                 counted: Bitmap::new(page_count, false)?,
@@ -134,13 +131,12 @@ impl World {
             world.prefixes.prefault()?;
             world.sequences.prefault();
             world.finder.prefault();
+            world.load.prefault();
             touch_reserved(&mut world.buffers.freed, PageId::default());
             touch_reserved(&mut world.buffers.pages, PageId::default());
             touch_reserved(&mut world.buffers.tokens, TokenId::default());
             touch_reserved(&mut world.buffers.children, SeqKey::default());
             touch_reserved(&mut world.buffers.copies, PageCopy::zeroed());
-            touch_reserved(&mut world.buffers.loads, PageMove::zeroed());
-            touch_reserved(&mut world.buffers.waiting, SeqKey::default());
             touch_reserved(&mut world.buffers.compactions, Compaction::default());
             touch_reserved(&mut world.buffers.admitted, Admitted::default());
         }

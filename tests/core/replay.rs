@@ -111,7 +111,7 @@ fn engine() {
         "duplicate pages",
         "hit tokens",
         "hit tokens of resumes",
-        "host hit tokens",
+        "swap hit tokens",
         "load Ok",
         "load Preempted",
         "load UnknownSequence",
@@ -166,7 +166,7 @@ fn swap_memory() {
         &all,
         &[
             ("events of swap memory", 200),
-            ("host hit tokens", 200),
+            ("swap hit tokens", 200),
             ("load Ok", 500),
             ("load OutOfPages", 1),
             ("pages evicted from swap memory", 500),
@@ -190,7 +190,7 @@ fn swap_memory_with_groups() {
     check_counts(
         &all,
         &[
-            ("host hit tokens", 50),
+            ("swap hit tokens", 50),
             ("load Ok", 500),
             ("pages evicted from swap memory", 300),
             ("pages loaded", 100),

@@ -112,7 +112,7 @@ fn an_engine_serves_texts_that_share_spans() {
     assert!(once > 0 || seeds.count() < 5, "no span is read once");
 }
 
-/// Quantised pools have static scales or scales by token. Tails have few or many query rows.
+/// Quantised pools have static scales or scales by token. Suffixes have few or many query rows.
 #[test]
 fn cuda_keeps_the_contract_where_spans_of_fp8_are_read_once() {
     let Some(gpu) = gpu() else { return };
@@ -120,7 +120,7 @@ fn cuda_keeps_the_contract_where_spans_of_fp8_are_read_once() {
     println!("{}", check_cases(&Filter::FP8_SPANS, options, seeds(100)));
 }
 
-/// A kv head has 9 to 16 query heads, so the tails use the kernel for 16 query rows.
+/// A kv head has 9 to 16 query heads, so the suffixes use the kernel for 16 query rows.
 #[test]
 fn cuda_keeps_the_contract_where_wide_groups_read_spans_once() {
     let Some(gpu) = gpu() else { return };

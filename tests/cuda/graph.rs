@@ -249,10 +249,10 @@ fn a_capture_refuses_an_unstaged_plan() {
     backend.begin(&third.plan()).expect("a valid plan");
 }
 
-/// For rows of every type, in pools of every dtype, with heads or latent rows, `prepare` loads all kernels of a step's
-/// launches. Without `prepare`, a capture fails with a named error.
+/// For rows of every type, in pools of every dtype, with heads or latent rows, `prepare` compiles all kernels of a
+/// step's launches. Without `prepare`, a capture fails with a named error.
 #[test]
-fn a_capture_loads_nothing_after_prepare() {
+fn a_capture_compiles_nothing_after_prepare() {
     let latent = KvShape::Latent { rank: 512, rope: 64 };
     let kinds = [
         (KvDtype::F32, None),
@@ -264,7 +264,7 @@ fn a_capture_loads_nothing_after_prepare() {
     ];
     let shapes = [KvShape::heads(2, 64), latent];
     for (shape, (dtype, rows)) in shapes.iter().flat_map(|&shape| kinds.map(|kind| (shape, kind))) {
-        // A new handle of the device has no loaded kernels, so each case begins without them.
+        // A new handle of the device has no compiled kernels, so each case begins without them.
         let Some(gpu) = gpu() else { return };
         let config = PoolConfig {
             layers: 1,
@@ -342,7 +342,7 @@ fn a_hosts_kernel_that_waits_is_captured_by_every_driver() {
     let frame = compress_to_vec(TEXT.as_bytes(), CompressionLevel::Uncompressed);
     let archive = Box::leak(Box::new(Archive::new("waits", frame.leak())));
     let kernel = Box::leak(Box::new(Kernel::new("waits", archive, 32, 0).pdl()));
-    let kernel = gpu.load(kernel).expect("valid PTX");
+    let kernel = gpu.compile(kernel).expect("valid PTX");
     let stream = CudaStream::new(&gpu).expect("a stream");
     let launch = Launch { grid: (1, 1), block: 32, shared: 0, cluster: 1 };
     // SAFETY: the kernel takes one u32 and accesses no memory.

@@ -173,9 +173,9 @@ fn families_decode_over_fp8() {
     }
 }
 
-/// Runs steps whose rows have at most `row_tokens` new tokens: as many as a tail or an item has space for. Graphs also
-/// get longer rows and trees of drafts, which the extend kernel serves. In the first step all rows have `row_tokens`
-/// tokens. With groups of 3 query heads, an item of 42 tokens then ends between two tokens of a row.
+/// Runs steps whose rows have at most `row_tokens` new tokens: as many as a suffix or an item has space for. Graphs
+/// also get longer rows and trees of drafts, which the extend kernel serves. In the first step all rows have
+/// `row_tokens` tokens. With groups of 3 query heads, an item of 42 tokens then ends between two tokens of a row.
 fn verify(gpu: &Gpu, shape: Shape, row_tokens: u32) {
     for graph in [false, true] {
         let (mut rng, mut first) = (Rng::new(31), true);
@@ -204,7 +204,7 @@ fn families_verify_drafts() {
         (2, 3, 128, Dtype::Bf16, 5),
         (2, 4, 64, Dtype::Bf16, 2),
         (2, 3, 256, Dtype::F16, 5),
-        // Rows with their own items instead of a tail.
+        // Rows with their own items instead of a suffix.
         (2, 4, 128, Dtype::Bf16, 8),
         (1, 8, 128, Dtype::F16, 8),
         (2, 4, 64, Dtype::F16, 8),
@@ -221,7 +221,7 @@ fn families_verify_drafts_over_fp8() {
         ((2, 4, 128, Dtype::Bf16), Scaling::ByToken, 2),
         ((2, 4, 128, Dtype::F16), Scaling::Static, 4),
         ((2, 3, 256, Dtype::F16), Scaling::ByToken, 5),
-        // Rows with their own items instead of a tail.
+        // Rows with their own items instead of a suffix.
         ((2, 4, 128, Dtype::Bf16), Scaling::Static, 8),
         ((2, 4, 64, Dtype::F16), Scaling::ByToken, 8),
         ((1, 8, 256, Dtype::Bf16), Scaling::Static, 6),

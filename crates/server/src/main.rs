@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvarena::{CpuOptions, Engine, EngineConfig, LabelChannels};
-use kvarena_host::calibrate::{self, Calibrating};
+use kvarena_host::calibrate;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::error::{Error, Result};
@@ -85,9 +85,9 @@ fn on_cpu(args: &Args) -> Result<()> {
     let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
     let (runner, policy) = (CpuRunner::new(&model), setup::policy(args, &shape)?);
     if let Some(path) = &args.calibrate {
-        let mut server = Server::new(Calibrating::new(runner), engine, policy);
+        let mut server = Server::new(runner.calibrate(), engine, policy);
         serve(args, text, work, &mut server)?;
-        return calibrate::write(path, &server.runner().scales()?);
+        return calibrate::write(path, &server.runner().largest().expect("the runner measures").scales()?);
     }
     let mut server = Server::new(runner, engine, policy);
     serve(args, text, work, &mut server)?;

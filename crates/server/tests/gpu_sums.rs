@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use common::gpu::{Numbers, buffer, device, lock_gpus, read};
 use common::run_server;
+use common::twin;
 use half::bf16;
 use kvarena::backend::cuda::CudaEvent;
 use kvarena_host::gpu::device::Device;
@@ -17,7 +18,6 @@ use kvarena_host::gpu::error::GpuResult;
 use kvarena_host::gpu::nccl::Comm;
 use kvarena_host::gpu::peers::Peers;
 use kvarena_host::gpu::sums::Link;
-use kvarena_host::gpu::twin;
 
 /// Returns the number of a GPU for each rank. If there is only one GPU, all ranks share it. Returns `None` if there is
 /// no GPU, or if there are several, but fewer than ranks.
@@ -275,7 +275,7 @@ fn times_of_sums() {
                     // SAFETY: x and y have that many numbers, and all ranks submit the same sums.
                     let peer = link.peers().map(|peers| time(&device, &|| unsafe { peers.add(&device, x, y, count) }));
                     // SAFETY: as above.
-                    let nccl = time(&device, &|| unsafe { link.sum(&device, x, count) });
+                    let nccl = time(&device, &|| unsafe { link.all_reduce(&device, x, count) });
                     if link.rank() == 0 {
                         println!("{rows} rows: {peer:?} us, {nccl:?} us through NCCL");
                     }

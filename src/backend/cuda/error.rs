@@ -68,27 +68,21 @@ pub enum CudaError {
         /// Code of the driver.
         code: u32,
     },
-    /// The step has more rows than [`CudaOptions::max_step_rows`](super::CudaOptions::max_step_rows).
-    StepRows {
-        /// The step's rows.
-        rows: usize,
-        /// Maximum number of rows.
-        max: u32,
-    },
-    /// The rows of a step see more tokens in total than kernels can count.
-    StepSees {
-        /// Number of tokens, with an overhead for each row.
-        tokens: u64,
-        /// Maximum number of tokens.
+    /// A number is above a limit.
+    Limit {
+        /// What is limited.
+        what: Limit,
+        /// The number.
+        value: u64,
+        /// The maximum.
         max: u64,
     },
-    /// The chunks that a group reads do not begin at multiples of the page tables' chunks, because the page size does
-    /// not divide the group's chunk size. Or the page tables have more than 2^31 directory words.
-    ChunkTokens {
-        /// The number of tokens of a chunk that the group reads.
+    /// The page size does not divide a group's chunk size, so some chunks would begin inside a page.
+    ChunkPages {
+        /// Number of tokens of a chunk.
         chunk: u32,
-        /// Tokens of a page table chunk.
-        tokens: u32,
+        /// Number of tokens of a page.
+        page_size: u32,
     },
     /// No group of the pool reads chunks of this size, or the pool has latent rows, which have no kernel for chunks.
     Chunk {
@@ -127,14 +121,6 @@ pub enum CudaError {
         /// Element type of the pool.
         dtype: KvDtype,
     },
-    /// Rows of one new token see more tokens in total than
-    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens).
-    SelectTokens {
-        /// Number of tokens, rounded up for each row.
-        tokens: u64,
-        /// Maximum number of tokens.
-        max: u64,
-    },
     /// Pages of the two pools have different sizes or pieces.
     PageShape,
     /// The bytes of pages have different meanings in the two pools: see
@@ -144,13 +130,6 @@ pub enum CudaError {
         source: u64,
         /// Fingerprint of the target.
         target: u64,
-    },
-    /// A page, or a token's slot in all layers, has more bytes than the kernel that copies it can count.
-    PageBytes {
-        /// Bytes of one page or slot.
-        bytes: u64,
-        /// Maximum for the unit of this copy.
-        max: u64,
     },
     /// A pool, rows or a stream belong to another device than the backend.
     OtherDevice {
@@ -187,36 +166,17 @@ pub enum CudaError {
         /// The limit on locked memory (`RLIMIT_MEMLOCK`) in bytes, if all swap pages exceed it.
         limit: Option<u64>,
     },
-    /// Sequences have more tokens than kernels can count.
-    RowTokens {
-        /// Maximum number of tokens of a page table row.
-        tokens: u64,
-        /// Maximum for this page size.
-        max: u64,
-    },
-    /// A kv head has more than 16 query heads (latent rows: 128).
+    /// A kv head has more query heads than kernels support: 16, or 128 for latent rows.
     Heads {
         /// Number of query heads.
         q_heads: u32,
         /// Number of kv heads.
         kv_heads: u32,
     },
-    /// A pool with 16-bit rows has more kv heads than the kernels can count.
-    KvHeads {
-        /// Number of kv heads.
-        kv_heads: u32,
-        /// Maximum number.
-        max: u32,
-    },
     /// No kernel supports a scale of 0.
     ZeroScale,
-    /// Rows of K or V have a stride of at least 4 GiB, more than the store kernel can count.
-    RowStride {
-        /// The stride in bytes.
-        bytes: u64,
-    },
-    /// No kernel supports the head_dim. Kernels for 16-bit rows support 64, 128 and 256; attention with f32 rows
-    /// supports multiples of 32 up to 256.
+    /// No kernel supports the head_dim. `ptx/README.md` lists those of 16-bit rows; attention with f32 rows supports
+    /// multiples of 32 up to 256.
     HeadDim {
         /// The pool's head_dim.
         head_dim: u32,
@@ -231,15 +191,58 @@ pub enum CudaError {
         /// The plan's step.
         step: StepId,
     },
-    /// During a capture, a call needed a kernel that is not loaded, a variant of attention without memory, or a save or
-    /// load. [`prepare`](super::Cuda::prepare) loads kernels.
+    /// During a capture, a call needed a kernel that is not compiled, a variant of attention without memory, or a save
+    /// or load of pages. [`prepare`](super::Cuda::prepare) compiles kernels.
     NotPrepared,
-    /// Attention has more variants than one step can have. Variants differ in shape, query heads, window, chunk, list
-    /// length or the sign of the scale.
-    Variants {
-        /// Maximum number of variants.
-        max: usize,
-    },
+}
+
+/// A number that the backend or its kernels limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Limit {
+    /// Rows of a step: [`CudaOptions::max_step_rows`](super::CudaOptions::max_step_rows).
+    StepRows,
+    /// Tokens that the rows of a step see together, with an overhead for each row.
+    SeenTokens,
+    /// Tokens that rows of one new token see together, rounded up for each row:
+    /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens).
+    SelectTokens,
+    /// Bytes of a page, or of a token's slot in all layers, that a kernel copies at once.
+    PageBytes,
+    /// Bytes from one row of K or V to the next.
+    RowStride,
+    /// Tokens of a page table row, for the pool's page size.
+    RowTokens,
+    /// Directory words of the page tables, in a pool with chunks.
+    DirectoryWords,
+    /// KV heads of a pool with 16-bit rows.
+    KvHeads,
+    /// Variants of attention. Variants differ in shape, query heads, window, chunk, list length or the sign of the
+    /// scale.
+    Variants,
+}
+
+impl Limit {
+    /// Rejects a value above the maximum.
+    pub(super) fn check(self, value: u64, max: u64) -> Result<(), CudaError> {
+        if value <= max { Ok(()) } else { Err(CudaError::Limit { what: self, value, max }) }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::StepRows => "rows of a step",
+            Self::SeenTokens => "tokens that the rows of a step see together",
+            Self::SelectTokens => "tokens of a selection",
+            Self::PageBytes => "bytes of a page or slot",
+            Self::RowStride => "bytes from row to row of K or V",
+            Self::RowTokens => "tokens of a page table row",
+            Self::DirectoryWords => "directory words of the page tables",
+            Self::KvHeads => "kv heads",
+            Self::Variants => "variants of attention",
+        })
+    }
 }
 
 /// A compute capability for messages.
@@ -274,26 +277,20 @@ impl fmt::Display for CudaError {
             }
             Self::Ptx { kernel, capability, code, ref log } => {
                 let colon = if log.is_empty() { "" } else { ": " };
-                let of = Capability(capability);
-                write!(f, "the driver refused the PTX of {kernel} {of} with code {code}{colon}{log}")
+                let device = Capability(capability);
+                write!(f, "the driver refused the PTX of {kernel} {device} with code {code}{colon}{log}")
             }
             Self::Archive { kernel, capability } => {
-                let of = Capability(capability);
-                write!(f, "the archive with the PTX of {kernel} {of} is corrupt")
+                write!(f, "the archive with the PTX of {kernel} {} is corrupt", Capability(capability))
             }
             Self::Capability { kernel, capability } => {
                 write!(f, "there is no PTX of {kernel} {}", Capability(capability))
             }
             Self::OutOfMemory { bytes } => write!(f, "an allocation of {bytes} bytes failed"),
             Self::Driver { call, code } => write!(f, "{call} failed with code {code}"),
-            Self::StepRows { rows, max } => {
-                write!(f, "a step of {rows} rows is above the limit of {max}")
-            }
-            Self::StepSees { tokens, max } => {
-                write!(f, "rows that see {tokens} tokens together are above the limit of {max}")
-            }
-            Self::ChunkTokens { chunk, tokens } => {
-                write!(f, "chunks of {chunk} tokens do not begin at multiples of {tokens} tokens")
+            Self::Limit { what, value, max } => write!(f, "{value} {what} are above the limit of {max}"),
+            Self::ChunkPages { chunk, page_size } => {
+                write!(f, "pages of {page_size} tokens do not divide chunks of {chunk} tokens")
             }
             Self::Chunk { chunk } => {
                 write!(f, "no group of the pool has a kernel for chunks of {chunk} tokens")
@@ -301,9 +298,6 @@ impl fmt::Display for CudaError {
             Self::Labels(error) => error.fmt(f),
             Self::Lists { dtype } => {
                 write!(f, "there are no kernels for selections over this pool of {dtype:?}")
-            }
-            Self::SelectTokens { tokens, max } => {
-                write!(f, "a selection from {tokens} tokens is above the limit of {max}")
             }
             Self::Element { operand, actual, wanted } => {
                 let [actual, wanted] = [actual, wanted].map(ElementName);
@@ -319,9 +313,6 @@ impl fmt::Display for CudaError {
             Self::PageFingerprint { source, target } => {
                 write!(f, "pages of fingerprint {source:#x} do not fit those of {target:#x}")
             }
-            Self::PageBytes { bytes, max } => {
-                write!(f, "pages or slots of {bytes} bytes are above the {max} that a copy counts")
-            }
             Self::OtherDevice { ordinal } => {
                 write!(f, "a pool, rows or a stream are on another device, {ordinal}")
             }
@@ -334,21 +325,15 @@ impl fmt::Display for CudaError {
             }
             Self::Pinning { code, bytes, pinned, limit } => {
                 write!(f, "the driver pinned {pinned} of {bytes} bytes, then failed with code {code}")?;
-                limit.map_or(Ok(()), |limit| write!(f, "; RLIMIT_MEMLOCK is {limit} bytes"))
-            }
-            Self::RowTokens { tokens, max } => {
-                write!(f, "rows of {tokens} tokens are above the kernels' limit of {max}")
+                match limit {
+                    Some(limit) => write!(f, "; RLIMIT_MEMLOCK is {limit} bytes"),
+                    None => Ok(()),
+                }
             }
             Self::Heads { q_heads, kv_heads } => {
                 write!(f, "{q_heads} query heads cannot share {kv_heads} kv heads")
             }
-            Self::KvHeads { kv_heads, max } => {
-                write!(f, "{kv_heads} kv heads are above the kernels' limit of {max}")
-            }
             Self::ZeroScale => write!(f, "no attention kernel takes a scale of 0"),
-            Self::RowStride { bytes } => {
-                write!(f, "a stride of {bytes} bytes is above the limit for rows of K and V")
-            }
             Self::HeadDim { head_dim } => {
                 write!(f, "there is no attention kernel for head_dim {head_dim}")
             }
@@ -360,9 +345,6 @@ impl fmt::Display for CudaError {
             }
             Self::NotPrepared => {
                 write!(f, "this variant of attention or copy was not prepared before the capture")
-            }
-            Self::Variants { max } => {
-                write!(f, "there is no room for more than {max} variants of attention")
             }
         }
     }

@@ -4,9 +4,9 @@
 
 use crate::fence::Fence;
 use crate::hash::Hashing;
-use crate::id::{MoveId, Namespace, NodeKey, PageId, PrefixLock, SwapPageId, TokenId};
-use crate::prefix::PrefixTree;
+use crate::id::{MoveId, Namespace, NodeKey, PageId, PrefixLock, SeqKey, SwapPageId, TokenId};
 use crate::prefix::residency::{Residency, Seek};
+use crate::prefix::{LoadBatch, PrefixTree};
 
 /// A tree of pages of one token. `used` is locked. The last page of `idle` is in swap memory alone, and the page before
 /// it is clean.
@@ -281,12 +281,13 @@ fn a_fetch_of_nothing_changes_nothing() {
     let text = [0, 1].map(TokenId::new);
     let found = tree.match_prefix(Namespace::default(), &text);
     let lock = tree.lock(&found, &mut fence).expect("just matched");
-    let load = tree.begin_load();
-    assert_eq!(tree.claim(&lock, 2, load), 1);
-    let mut moves = Vec::new();
-    tree.assign(&lock, 2, &mut &[PageId::new(1)][..], &mut moves);
-    let id = tree.begin_move(&moves);
-    tree.end_load(&lock, 2, false);
+    let mut load = LoadBatch::new(1, 1).expect("memory");
+    tree.begin_load(&mut load);
+    assert_eq!(tree.claim(&lock, 2, &mut load), 1);
+    load.push_sequence(SeqKey::default());
+    tree.assign(&mut load, &[PageId::new(1)]);
+    let id = tree.begin_move(&load);
+    load.sequences().for_each(|(_, parts)| tree.end_load(&lock, parts, false));
     tree.unlock(lock, &mut fence, &mut Vec::new());
     assert_eq!(tree.swap_page_counts(), (1, 1));
     let before = state(&tree);

@@ -36,11 +36,6 @@ pub struct Host {
 }
 
 impl Host {
-    /// Returns the maximum number of tokens of a prompt, which leaves a position for a new token.
-    pub fn longest(&self) -> usize {
-        self.limits.room(0).saturating_sub(1)
-    }
-
     /// Checks that a request names this model.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>
             host.text.longest_token(),
             host.limits.least(room)
         );
-        return Err(ApiError::too_long(name, what, host.longest()));
+        return Err(ApiError::too_long(name, what, host.limits.longest_prompt()));
     }
     let tokens = host.text.encode_with(text, special).map_err(|e| ApiError::field(name, e.message))?;
     known(host, name, tokens)
@@ -113,7 +113,7 @@ fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
     let room = host.limits.room(0);
     if list.len() > room {
         let what = format!("a prompt of {} tokens, but {}", list.len(), host.limits.least(list.len()));
-        return Err(ApiError::too_long("prompt", what, host.longest()));
+        return Err(ApiError::too_long("prompt", what, host.limits.longest_prompt()));
     }
     let id = |json: &&RawValue| {
         let wrong = || ApiError::field("prompt", format!("{} is not a token id", brief_json(json.get())));

@@ -238,7 +238,7 @@ fn card(app: &App) -> Value {
         "object": "model",
         "created": app.created,
         "owned_by": "kvarena",
-        "max_model_len": app.host.longest(),
+        "max_model_len": app.host.limits.longest_prompt(),
     })
 }
 

@@ -18,7 +18,7 @@ pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
         Kind::Chat => prompt::messages(sent.body(), host)?,
         Kind::Completion => prompt::prompts(sent.prompt, host)?.swap_remove(0).tokens,
     };
-    Ok(json!({ "count": tokens.len(), "max_model_len": host.longest(), "tokens": tokens }))
+    Ok(json!({ "count": tokens.len(), "max_model_len": host.limits.longest_prompt(), "tokens": tokens }))
 }
 
 fn has_messages(bytes: &[u8]) -> bool {

@@ -10,11 +10,11 @@ use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::AttendParams;
 use crate::backend::cuda::kernels::{Kernel, Latent, Selection};
 use crate::backend::cuda::plan::image::StepLimits;
-use crate::backend::cuda::plan::ring::{Load, UploadRing};
+use crate::backend::cuda::plan::ring::{Payload, UploadRing};
 use crate::backend::cuda::store::pool::Pool;
 use crate::id::LayerId;
 use crate::layout::{KvShape, PoolLayout};
@@ -23,7 +23,7 @@ use crate::plan::BatchPlan;
 /// The shape that kernels support.
 const SERVED: KvShape = KvShape::Latent { rank: 512, rope: 64 };
 /// Maximum number of variants.
-const VARIANTS_MAX: usize = 8;
+const VARIANTS_MAX: u64 = 8;
 /// Maximum number of query heads over latent rows.
 pub(in crate::backend::cuda) const LATENT_HEADS_MAX: u32 = 128;
 
@@ -102,13 +102,13 @@ impl LatentVariants {
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(Some(index));
         }
-        if self.list.len() == VARIANTS_MAX {
-            return Err(CudaError::Variants { max: VARIANTS_MAX });
-        }
+        Limit::Variants.check(self.list.len() as u64 + 1, VARIANTS_MAX)?;
         if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }
-        kernels.iter().try_for_each(|kernel| gpu.load(kernel).map(|_| ()))?;
+        for kernel in kernels {
+            gpu.compile(kernel)?;
+        }
         let (ctas, sizes) = (ctas(gpu), (limits.rows, limits.tokens));
         // TMA boxes bring 16-bit rows to both CTAs of a cluster; fp8 rows need no boxes.
         let pairs = fp8 || row_boxes::rows(pool.layout()) > 0;
@@ -147,8 +147,8 @@ impl LatentVariants {
             let mut upload = ring.acquire(stream)?;
             upload.bytes()[..bytes.len()].copy_from_slice(bytes);
             let (image_bytes, image) = (bytes.len(), variant.plan.address());
-            let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
-            upload.send(gpu, &load, stream)?;
+            let payload = Payload { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
+            upload.send(gpu, &payload, stream)?;
         }
         Ok(())
     }
@@ -180,9 +180,10 @@ impl LatentVariants {
         params.counters = tops.address();
         params.plan = plan.address() + 4 * split.lists_at() as u64;
         let first = start.first(capturing);
-        let extra = match fp8 {
-            true => extra(pool, layer),
-            false => ExtraParams { boxes: row_boxes::of(pool, layer)?, ..ExtraParams::default() },
+        let extra = if fp8 {
+            extra(pool, layer)
+        } else {
+            ExtraParams { boxes: row_boxes::of_layer(pool, layer)?, ..ExtraParams::default() }
         };
         // SAFETY: the caller guarantees the rows; plan and sums belong to this variant and grid, scales and rope to the
         // layer.

@@ -58,7 +58,7 @@ pub(in crate::backend::cuda) fn rows(layout: &PoolLayout) -> u32 {
 }
 
 /// Returns the boxes of a layer of the pool.
-pub(in crate::backend::cuda) fn of(pool: &Pool, layer: LayerId) -> Result<RowBoxes, CudaError> {
+pub(in crate::backend::cuda) fn of_layer(pool: &Pool, layer: LayerId) -> Result<RowBoxes, CudaError> {
     let (layout, strides) = (pool.layout(), pool.strides());
     let rows = rows(layout);
     if rows == 0 {

@@ -9,18 +9,18 @@
 use super::graph_key::KEY_VARIANTS;
 use super::latent::LatentVariants;
 use super::shared::{SHARED_VARIANTS_MAX, SharedDecode};
-use super::split::{DECODE_ROWS, ITEM_ROWS, SpanWork, SplitShape, TAIL_ROWS, decode_extra};
+use super::split::{ITEM_ROWS, SpanWork, SplitShape, decode_extra};
 use super::variant::{ListBuffers, RESIDENT_MAX, Variant, VariantKey, decodes_of, key, shape_of};
 use crate::backend::Attend;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
 use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
-use crate::backend::cuda::error::CudaError;
-use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::{AttendParams, DecodeWork, LayerScales};
+use crate::backend::cuda::kernels::{DECODE_ROWS, GROUP_MAX, Kernel, SUFFIX_ROWS, extend_rows_min};
 use crate::backend::cuda::plan::chunk_rows::{self, ChunkRows};
 use crate::backend::cuda::plan::image::{Image, StepLimits};
-use crate::backend::cuda::plan::ring::{Load, UploadRing};
+use crate::backend::cuda::plan::ring::{Payload, UploadRing};
 use crate::backend::cuda::prepare::Prepare;
 use crate::backend::cuda::store::pool::Pool;
 use crate::layout::PoolLayout;
@@ -58,25 +58,30 @@ impl Variants {
     /// Returns the bytes of the largest plan of the extend kernel or over latent rows.
     pub(in crate::backend::cuda) fn extend_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         let ctas = gpu.multiprocessors() * RESIDENT_MAX;
-        let words = |own: PoolLayout| SplitShape {
-            kv_heads: 1,
-            group: 16,
-            head_dim: own.head_dim(),
-            window: 0,
-            top: 0,
-            extra: decode_extra(own.dtype().is_quantised()),
-            decode_ctas: [ctas; DECODE_ROWS.len()],
-            extend_ctas: ctas,
-            batch_max: chunk_rows::most(layout, limits),
-            tokens_max: limits.tokens,
+        let words = |own: PoolLayout| {
+            let shape = SplitShape {
+                kv_heads: 1,
+                group: GROUP_MAX,
+                head_dim: own.head_dim(),
+                extend_rows: extend_rows_min(own.head_dim())?,
+                extend_tokens: 1,
+                window: 0,
+                top: 0,
+                extra: decode_extra(own.dtype().is_quantised()),
+                decode_ctas: [ctas; DECODE_ROWS.len()],
+                extend_ctas: ctas,
+                batch_max: chunk_rows::most(layout, limits),
+                tokens_max: limits.tokens,
+            };
+            Some(shape.extend_words())
         };
-        let words = layout.views().map(|own| words(own).extend_words()).max();
-        (4 * words.expect("there is a group")).max(LatentVariants::plan_bytes(gpu, layout, limits))
+        let words = layout.views().filter_map(words).max().unwrap_or(0);
+        (4 * words).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
-    /// Loads the missing kernels of a step, because a later capture of the step cannot load them. The narrowest decode
-    /// kernel is loaded with its variant.
-    pub(in crate::backend::cuda) fn load(
+    /// Compiles the missing kernels of a step, because a later capture of the step cannot compile them. The narrowest
+    /// decode kernel is compiled with its variant.
+    pub(in crate::backend::cuda) fn compile(
         &mut self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
@@ -84,25 +89,28 @@ impl Variants {
         stream: RawStream,
     ) -> Result<(), CudaError> {
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
-        self.list.iter_mut().try_for_each(|variant| {
+        for variant in &mut self.list {
             let shape = *variant.split.shape();
             if !plan.shared.spans.is_empty() {
                 variant.add_shared(gpu, limits, stream)?;
-                variant.shared.as_ref().map_or(Ok(()), |shared| shared.load(gpu, plan))?;
+                if let Some(shared) = &variant.shared {
+                    shared.compile(gpu, plan)?;
+                }
             }
             if variant.extend.is_none() && shape.has_extend(plan) {
                 variant.add_extend(gpu, stream)?;
             }
             if !plan.masks.is_empty() {
-                let trees = variant.extend.as_ref().and_then(|extend| extend.trees);
-                trees.map_or(Ok(()), |kernel| gpu.load(kernel).map(|_| ()))?;
+                if let Some(kernel) = variant.extend.as_ref().and_then(|extend| extend.trees) {
+                    gpu.compile(kernel)?;
+                }
             }
             let width = shape.width(tokens, rows);
-            if width == shape.narrowest() {
-                return Ok(());
+            if width > shape.narrowest() {
+                gpu.compile(variant.decode_of(width))?;
             }
-            gpu.load(variant.decode_of(width)).map(|_| ())
-        })
+        }
+        Ok(())
     }
 
     /// Returns the kernels of prepared work, for the prepared variants.
@@ -121,7 +129,7 @@ impl Variants {
             if index == keys.len() {
                 keys.push(key);
             }
-            let mut shape = shape_of(pool, key, limits);
+            let mut shape = shape_of(pool, key, limits)?;
             let decodes = decodes_of(of, &shape)?;
             shape.decode_ctas = decodes.map(|kernel| u32::from(kernel.is_some()));
             let (group, narrowest) = (shape.group, shape.narrowest());
@@ -130,9 +138,9 @@ impl Variants {
             kernels.extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
             if work.spans && may_share(&key, index) {
                 let shared = of.shared(&shape).into_iter().flatten();
-                let [few, more] = TAIL_ROWS;
+                let [few, more] = SUFFIX_ROWS;
                 let is_wide = (1..=most).any(|tokens| (few + 1..=more).contains(&(tokens * group)));
-                let last = if is_wide { TAIL_ROWS.len() - 1 } else { narrowest };
+                let last = if is_wide { SUFFIX_ROWS.len() - 1 } else { narrowest };
                 kernels.extend(shared.take(last + 1).skip(narrowest));
             }
             if has_extend(work) {
@@ -224,8 +232,8 @@ impl Variants {
             let mut upload = ring.acquire(stream)?;
             upload.bytes()[..bytes.len()].copy_from_slice(bytes);
             let (image_bytes, image) = (bytes.len(), extend.plan.address());
-            let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
-            upload.send(gpu, &load, stream)?;
+            let payload = Payload { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
+            upload.send(gpu, &payload, stream)?;
         }
         Ok(())
     }
@@ -243,10 +251,7 @@ impl Variants {
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(index);
         }
-        let max = variants_max(pool.layout());
-        if self.list.len() == max {
-            return Err(CudaError::Variants { max });
-        }
+        Limit::Variants.check(self.list.len() as u64 + 1, variants_max(pool.layout()) as u64)?;
         if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }

@@ -9,7 +9,7 @@ use super::raw::RawContext;
 use super::sys::{self, CUdevice_attribute as Attribute};
 use super::work;
 use crate::backend::cuda::error::{CudaError, check};
-use crate::backend::cuda::kernels::Loaded;
+use crate::backend::cuda::kernels::Compiled;
 
 /// CUDA version of the kernels' PTX (ISA 8.0), for drivers from 525 on. Tested with driver 580.
 const CUDA_WANTED: i32 = 12_000;
@@ -28,7 +28,7 @@ pub struct Gpu {
 #[derive(Debug)]
 struct Shared {
     // This field precedes the context, because modules must be unloaded before the context is released.
-    loaded: Mutex<Loaded>,
+    compiled: Mutex<Compiled>,
     context: Context,
     ordinal: u32,
     capability: u32,
@@ -102,9 +102,9 @@ impl Gpu {
             return Err(CudaError::DeviceTooOld { capability });
         }
         let context = Context::retain(device)?;
-        let loaded = Mutex::new(Loaded::new(version >= PDL_WANTED));
+        let compiled = Mutex::new(Compiled::new(version >= PDL_WANTED));
         let pools = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
-        let shared = Shared { loaded, context, ordinal, capability, multiprocessors, pools };
+        let shared = Shared { compiled, context, ordinal, capability, multiprocessors, pools };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -173,10 +173,10 @@ impl Gpu {
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
-    /// Returns the kernels loaded so far.
-    pub(in crate::backend::cuda) fn loaded(&self) -> MutexGuard<'_, Loaded> {
+    /// Returns the kernels compiled so far.
+    pub(in crate::backend::cuda) fn compiled(&self) -> MutexGuard<'_, Compiled> {
         // A panic leaves no partial change of the list.
-        self.shared.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.compiled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -11,7 +11,7 @@ mod latent;
 mod moves;
 mod sparse;
 
-pub use latent::{LatentJoin, LayerRope, RowBoxes, StoreLatentFp8Params, TensorMap};
+pub use latent::{LatentHead, LatentJoin, LayerRope, RowBoxes, StoreLatentFp8Params, TensorMap};
 pub use moves::{
     COMPACTIONS_MAX, COPY_PAGES_MAX, CompactSlotsParams, CopyPagesParams, LoadPlanParams, ROWS_BF16, ROWS_F16,
     ROWS_F32, RopeStoreParams, StoreCacheParams, StoreFp8Params,
@@ -85,7 +85,7 @@ pub struct AttendParams {
     pub q_heads: u32,
     /// K and V heads.
     pub kv_heads: u32,
-    /// `q_heads / kv_heads`, 1 to 16; for latent rows up to 128.
+    /// `q_heads / kv_heads`, at most `GROUP_MAX`; for latent rows up to 128.
     pub group: u32,
     /// Batch rows, padding included.
     pub batch: u32,
@@ -97,7 +97,7 @@ pub struct AttendParams {
     pub soft_cap: f32,
     /// `attend_extend_*` only. 1: the scale is negative, so the kernel negates q, and `scale` is the absolute value.
     pub negate_q: u32,
-    /// Stripes of kv heads in the decode plan; CTA c, or warp c of tails in `attend_shared_*`, is in stripe `c %
+    /// Stripes of kv heads in the decode plan; CTA c, or warp c of suffixes in `attend_shared_*`, is in stripe `c %
     /// stripes`.
     pub stripes: u32,
     /// 0.
@@ -158,7 +158,7 @@ pub struct DecodeWork {
 }
 
 /// The extend plan's first words.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct ExtendHead {
     /// Items that follow.
@@ -190,29 +190,18 @@ pub struct ExtendWork {
     pub part: u32,
 }
 
-/// Query rows of an item of `attend_shared_*`.
-pub const SPAN_ROWS: u32 = 128;
 /// Marks the absence of a span.
 pub const NO_SPAN: u32 = u32::MAX;
-/// Query rows of an item for head_dim 256.
-pub const SPAN_ROWS_256: u32 = 64;
 /// Maximum number of (row, kv head)s of a step of `attend_shared_*`.
 pub const LISTED_SUMS: u32 = 4096;
 /// Maximum number of (row, kv head)s in a stripe.
-pub const LISTED_TAILS: u32 = 512;
-/// Number of warps of a CTA of `attend_shared_*` that work on tails.
-pub const TAIL_WARPS: u32 = 8;
-/// [`TAIL_WARPS`] of the kernels for any device, up to head_dim 128.
-pub const TAIL_WARPS_ANY: u32 = 4;
-/// [`TAIL_WARPS`] of the kernels for head_dim 256.
-pub const TAIL_WARPS_256: u32 = 2;
+pub const LISTED_SUFFIXES: u32 = 512;
 
 /// The first words of the plan of `attend_shared_*`; `DecodeWork`s follow. See `ptx/src/common/params.cuh`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct SharedHead {
-    /// Number of warps that work on tails: [`TAIL_WARPS`], [`TAIL_WARPS_ANY`] or [`TAIL_WARPS_256`] of each CTA that
-    /// does not work on spans.
+    /// Number of warps that work on suffixes, over all CTAs that do not work on spans.
     pub decode_warps: u32,
     /// See [`DecodeWork`].
     pub work_units: u32,
@@ -364,6 +353,11 @@ pub const fn magic(divisor: u32) -> u64 {
 pub const fn wide_magic(divisor: u64) -> u64 {
     // For d > 1, ceil(2^64 / d) is floor((2^64 - 1) / d) + 1.
     if divisor == 1 { 0 } else { u64::MAX / divisor + 1 }
+}
+
+/// Returns a record of a plan as words.
+pub fn words_of<T: Pod>(record: &T) -> &[u32] {
+    bytemuck::cast_slice(core::slice::from_ref(record))
 }
 
 /// A struct that kernels take by value, with its name in the kernels' table.

@@ -5,7 +5,7 @@
 //! multiples of the page tables' chunks, so the pages of a chunk row begin at a directory word of its row. The row
 //! number of a chunk row is the index of that word, as in a directory with one word for each row.
 
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::{TREE_ROW, is_tree};
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::id::RowId;
@@ -60,12 +60,13 @@ impl ChunkRows {
         table: &TableShape,
         limits: StepLimits,
     ) -> Result<Self, CudaError> {
-        let chunk_tokens = table.chunk_pages * layout.page_size();
+        let (page_size, chunk_tokens) = (layout.page_size(), table.chunk_pages * layout.page_size());
         let of_size = |size: u32| {
-            let is_numbered = table.directory_words() <= u64::from(TREE_ROW);
-            if !size.is_multiple_of(chunk_tokens) || !is_numbered {
-                return Err(CudaError::ChunkTokens { chunk: size, tokens: chunk_tokens });
+            // A page table chunk has a power of two of pages, and no more tokens than the smallest chunk of a group.
+            if !size.is_multiple_of(chunk_tokens) {
+                return Err(CudaError::ChunkPages { chunk: size, page_size });
             }
+            Limit::DirectoryWords.check(table.directory_words(), TREE_ROW.into())?;
             let rows = Vec::with_capacity(most(layout, limits) as usize);
             Ok(RowsOfSize { size, words: size / chunk_tokens, rows })
         };
@@ -191,11 +192,11 @@ mod tests {
     #[test]
     fn chunks_that_pages_do_not_divide_are_refused() {
         let limits = StepLimits { tokens: 10, rows: 1, all_spans: false };
-        for (size, page_size, chunk_tokens) in [(8, 16, 16), (64, 3, 48), (2048, 3, 768)] {
+        for (size, page_size) in [(8, 16), (64, 3), (2048, 3)] {
             let layout = layout(size, page_size);
             let table = TableShape::of(&layout, 1, 100, 100).expect("a small table");
             let refused = ChunkRows::new(&layout, &table, limits).map(|_| ());
-            let error = CudaError::ChunkTokens { chunk: size, tokens: chunk_tokens };
+            let error = CudaError::ChunkPages { chunk: size, page_size };
             assert_eq!(refused, Err(error));
         }
     }

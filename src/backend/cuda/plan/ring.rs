@@ -34,7 +34,7 @@ pub(in crate::backend::cuda) struct UploadRing {
 
 /// The contents of a slot: an image at its start, and table writes at an offset.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::backend::cuda) struct Load {
+pub(in crate::backend::cuda) struct Payload {
     /// Bytes of the image; the kernel copies whole units of 16 bytes.
     pub(in crate::backend::cuda) image_bytes: usize,
     /// Device address of the image.
@@ -122,12 +122,17 @@ impl Upload<'_> {
     }
 
     /// Launches the kernel that reads the slot, in the stream's order. The context is bound.
-    pub(in crate::backend::cuda) fn send(self, gpu: &Gpu, load: &Load, stream: RawStream) -> Result<(), CudaError> {
+    pub(in crate::backend::cuda) fn send(
+        self,
+        gpu: &Gpu,
+        payload: &Payload,
+        stream: RawStream,
+    ) -> Result<(), CudaError> {
         let ring = self.ring;
-        let units = load.image_bytes.div_ceil(16);
-        let end = load.writes_at + load.writes * 8;
-        assert!(units * 16 <= ring.slot_bytes && (load.writes == 0 || end <= ring.slot_bytes));
-        let count = units.max(load.writes) as u32;
+        let units = payload.image_bytes.div_ceil(16);
+        let end = payload.writes_at + payload.writes * 8;
+        assert!(units * 16 <= ring.slot_bytes && (payload.writes == 0 || end <= ring.slot_bytes));
+        let count = units.max(payload.writes) as u32;
         if count == 0 {
             return Ok(());
         }
@@ -135,14 +140,14 @@ impl Upload<'_> {
         let slot = self.slot as u64;
         let params = LoadPlanParams {
             source: ring.memory.address() + self.start as u64,
-            image: load.image,
-            words: load.words,
+            image: payload.image,
+            words: payload.words,
             counter: ring.counters.address() + 4 * slot,
             done: ring.done.address() + 8 * slot,
             ticket: ring.ticket,
             units: units as u32,
-            writes_at: load.writes_at as u32,
-            writes: load.writes as u32,
+            writes_at: payload.writes_at as u32,
+            writes: payload.writes as u32,
             reserved: 0,
         };
         // SAFETY: source and writes are inside the slot (asserted), which is not rewritten before its ticket returns.
@@ -158,7 +163,7 @@ impl Upload<'_> {
             )
         }?;
         ring.sent[self.slot] = (ring.ticket, ring.turn);
-        ring.sent_bytes += (load.image_bytes + load.writes * 8) as u64;
+        ring.sent_bytes += (payload.image_bytes + payload.writes * 8) as u64;
         Ok(())
     }
 }

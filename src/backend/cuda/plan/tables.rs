@@ -4,7 +4,7 @@ use crate::backend::check::longest_row;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::RawStream;
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::id::PageId;
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::TableWrite;
@@ -68,8 +68,7 @@ impl Tables {
 /// with [`magic`](crate::backend::cuda::kernels::params::magic), which is exact only for small positions.
 fn check_shape(shape: &TableShape, page_size: u32) -> Result<(), CudaError> {
     let exact = if page_size.is_power_of_two() { 1 } else { u64::from(page_size) };
-    let (tokens, max) = (longest_row(shape, page_size), (1 << 32) / exact.max(2));
-    if tokens <= max { Ok(()) } else { Err(CudaError::RowTokens { tokens, max }) }
+    Limit::RowTokens.check(longest_row(shape, page_size), (1 << 32) / exact.max(2))
 }
 
 #[cfg(test)]
@@ -91,7 +90,8 @@ mod tests {
                 assert_eq!(page, position / page_size, "{position} / {page_size}");
             }
             let longer = shape(limit + 1);
-            let error = CudaError::RowTokens { tokens: longest_row(&longer, page_size), max: limit.into() };
+            let (what, value) = (Limit::RowTokens, longest_row(&longer, page_size));
+            let error = CudaError::Limit { what, value, max: limit.into() };
             assert_eq!(check_shape(&longer, page_size), Err(error), "{page_size}");
         }
     }

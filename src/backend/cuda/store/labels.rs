@@ -10,14 +10,14 @@ use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::memory::{DeviceBuffer, DeviceRows};
 use crate::backend::cuda::driver::raw::RawStream;
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::{
     AttendParams, CANDIDATES, SCORE_TOKENS, SelectParams, StoreLabelsParams, is_tree, wide_magic,
 };
-use crate::backend::cuda::kernels::{Kernel, SCORE_LABELS_BF16, SCORE_LABELS_F16, SELECT_TOP, STORE_LABELS};
+use crate::backend::cuda::kernels::{Kernel, SELECT_TOP, STORE_LABELS, Selection};
 use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
-use crate::layout::{Dtype, LabelChannels, LayerPlace, PlaneName, PoolLayout, Strides};
+use crate::layout::{LabelChannels, LayerPlace, PlaneName, PoolLayout, Strides};
 use crate::plan::{BatchPlan, BatchRow};
 
 /// Number of CTAs of `score_labels_*` for each multiprocessor.
@@ -35,6 +35,8 @@ pub(in crate::backend::cuda) struct Labels {
     channel_count: u32,
     /// Strides of the plane of labels.
     strides: Strides,
+    /// The kernel that computes scores.
+    score: &'static Kernel,
     pool: u64,
     /// u32 `[key_chunks, kv_heads, SCORE_TOKENS]`.
     keys: DeviceBuffer,
@@ -88,6 +90,7 @@ impl Labels {
             gathered: DeviceBuffer::lasting(gpu, 8 * u64::from(CANDIDATES) * divided)?,
             gather_counters,
             channel_count: given.channels(),
+            score: pool.selection().score().expect("pools of 16 bits have labels"),
             strides: layout.strides(PlaneName::Labels).expect("the pool has labels"),
             pool: pool.memory().address(),
             keys: DeviceBuffer::lasting(gpu, u64::from(key_chunks).saturating_mul(chunk_bytes))?,
@@ -96,28 +99,18 @@ impl Labels {
         })
     }
 
-    /// Returns the kernel that scores rows of a type.
-    fn score(rows: Dtype) -> &'static Kernel {
-        if rows == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 }
-    }
-
     /// Returns the kernels that stores use, and if `selects`, those that selections use.
-    pub(in crate::backend::cuda) fn kernels(rows: Dtype, selects: bool) -> Vec<&'static Kernel> {
-        match selects {
-            true => vec![STORE_LABELS, Self::score(rows), SELECT_TOP],
-            false => vec![STORE_LABELS],
-        }
+    pub(in crate::backend::cuda) fn kernels(pool: &Selection, selects: bool) -> Vec<&'static Kernel> {
+        let selection = [pool.score(), Some(SELECT_TOP)].into_iter().flatten().filter(|_| selects);
+        std::iter::once(STORE_LABELS).chain(selection).collect()
     }
 
     /// Rejects a step whose scores exceed the memory.
     pub(in crate::backend::cuda) fn check(&self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         let chunks = |row| u64::from(chunks(row, plan.tree(row).is_some()));
         let wanted: u64 = plan.rows.iter().map(chunks).sum();
-        if wanted <= u64::from(self.key_chunks) {
-            return Ok(());
-        }
         let tokens = |chunks: u64| chunks * u64::from(SCORE_TOKENS);
-        Err(CudaError::SelectTokens { tokens: tokens(wanted), max: tokens(self.key_chunks.into()) })
+        Limit::SelectTokens.check(tokens(wanted), tokens(self.key_chunks.into()))
     }
 
     fn channels_of(&self, layout: &PoolLayout, layer: LayerId) -> u64 {
@@ -200,7 +193,7 @@ impl Labels {
             key_chunks: self.key_chunks,
             ..SelectParams::default()
         };
-        let score = Self::score(pool.rows());
+        let score = self.score;
         let kv_heads = layout.kv_heads();
         let grid = (kv_heads.max(SCORE_RESIDENT * gpu.multiprocessors()), 1);
         // SAFETY: the caller guarantees the addresses; the kernel skips rows whose scores exceed the memory.

@@ -8,8 +8,8 @@ use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::error::CudaError;
-use crate::backend::cuda::kernels::Selection;
 use crate::backend::cuda::kernels::params::{LayerRope, LayerScales};
+use crate::backend::cuda::kernels::{Kernel, Selection};
 use crate::backend::{PlanError, check};
 use crate::id::LayerId;
 use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolLayout, Strides};
@@ -31,6 +31,8 @@ pub(in crate::backend::cuda) struct Pool {
     scales: Scales,
     /// The properties that select its kernels.
     selection: Selection,
+    /// The kernel that rotates rows, if there is one.
+    rotates: Option<&'static Kernel>,
     /// The fingerprint of a page's bytes.
     fingerprint: u64,
 }
@@ -44,17 +46,15 @@ impl Pool {
         selection: Selection,
         (scales, labels): (Option<&KvScales>, Option<&LabelChannels>),
     ) -> Result<Self, CudaError> {
-        let names = match layout.is_latent() {
-            true => [PlaneName::Latent; 2],
-            false => [PlaneName::K, PlaneName::V],
-        };
+        let names = if layout.is_latent() { [PlaneName::Latent; 2] } else { [PlaneName::K, PlaneName::V] };
         let [k, v] = names.map(|name| layout.strides(name).expect("the pool has its shape's planes"));
         assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V have equal strides");
         let pages = Pages::of(memory.address(), &layout);
         let fingerprint = layout.page_fingerprint(scales, labels);
         let scales = Scales::new(gpu, &layout, scales, memory.address())?;
         let rope = layout.strides(PlaneName::Rope);
-        Ok(Self { memory, layout, shape, k, v, rope, pages, scales, selection, fingerprint })
+        let rotates = selection.rope();
+        Ok(Self { memory, layout, shape, k, v, rope, pages, scales, selection, rotates, fingerprint })
     }
 
     pub(in crate::backend::cuda) fn shape(&self) -> usize {
@@ -68,6 +68,10 @@ impl Pool {
 
     pub(in crate::backend::cuda) fn selection(&self) -> &Selection {
         &self.selection
+    }
+
+    pub(in crate::backend::cuda) fn rotates(&self) -> Option<&'static Kernel> {
+        self.rotates
     }
 
     pub(in crate::backend::cuda) fn fingerprint(&self) -> u64 {

@@ -8,6 +8,20 @@ use super::StoreFp8Params;
 #[cfg(doc)]
 use super::{AttendParams, LayerScales};
 
+/// The first words of a plan over latent rows, for `attend_latent_join_*`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct LatentHead {
+    /// Number of joins.
+    pub joins: u32,
+    /// Maximum number of rows of a join.
+    pub rows_max: u32,
+    /// Maximum number of parts of a join.
+    pub parts_max: u32,
+    /// Rows of `partial` from one part of a join to the next.
+    pub part_rows: u32,
+}
+
 /// Parts of an item that `attend_latent_join_*` joins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]

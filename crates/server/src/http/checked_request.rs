@@ -315,7 +315,11 @@ fn settle(host: &Host, kind: Kind, template: &Request, prompt: Vec<u32>) -> Resu
     };
     host.limits.check(request).map_err(|what| {
         let is_too_long = new_tokens as usize > room;
-        if is_too_long { ApiError::too_long(name, what, host.limits.longest_prompt()) } else { ApiError::field(name, what) }
+        if is_too_long {
+            ApiError::too_long(name, what, host.limits.longest_prompt())
+        } else {
+            ApiError::field(name, what)
+        }
     })
 }
 

@@ -39,11 +39,11 @@ fn digests(hashing: Hashing, lora: &str, salt: &str) -> (Vec<String>, Vec<u64>) 
 
 #[test]
 fn dynamos_hashes_equal_those_of_its_crate() {
-    let of = |lora, salt| numbers(Hashing::Dynamo, lora, salt);
-    assert_eq!(of("", ""), [0x57b8_9ffc_89f0_7407, 0x8be6_d071_428c_cbd1, 0x9149_da6b_972b_b3be]);
-    assert_eq!(of("adapter", ""), [0xabab_2910_23fa_6591, 0xea8e_7056_58f1_0deb, 0xb0a1_7844_d758_eafc]);
-    assert_eq!(of("", "tenant"), [0x0334_0f8d_04cf_3de1, 0x7945_e8e5_953e_a14f, 0xf8a2_2ae4_eb84_b2ed]);
-    assert_eq!(of("adapter", "tenant"), [0x7d01_3d54_824a_9ebe, 0xce5d_b089_1c59_7819, 0x78ea_f265_5c57_c5cb]);
+    let hashes = |lora, salt| numbers(Hashing::Dynamo, lora, salt);
+    assert_eq!(hashes("", ""), [0x57b8_9ffc_89f0_7407, 0x8be6_d071_428c_cbd1, 0x9149_da6b_972b_b3be]);
+    assert_eq!(hashes("adapter", ""), [0xabab_2910_23fa_6591, 0xea8e_7056_58f1_0deb, 0xb0a1_7844_d758_eafc]);
+    assert_eq!(hashes("", "tenant"), [0x0334_0f8d_04cf_3de1, 0x7945_e8e5_953e_a14f, 0xf8a2_2ae4_eb84_b2ed]);
+    assert_eq!(hashes("adapter", "tenant"), [0x7d01_3d54_824a_9ebe, 0xce5d_b089_1c59_7819, 0x78ea_f265_5c57_c5cb]);
 }
 
 #[test]

@@ -2,18 +2,20 @@
 """Compiles the kernels that a kernels.toml lists to PTX, in compressed archives; needs no GPU and no CUDA toolkit.
 
   ptx/build.py [ARCHIVE..]            write the archives whose PTX changed, the array of kernels in Rust and the README's tables
+  ptx/build.py --changed              --check of the archives that built.sum does not describe, and of the generated text
   ptx/build.py --check [ARCHIVE..]    write nothing; fail if a file differs from the one that table and sources produce, if the PTX has
                                       other launches than the table, if ptxas spills or fails for a target, if the oldest supported
                                       ptxas rejects an instruction, or if structs of params.cuh differ from Rust in sizes or offsets
   ptx/build.py --texts FOLDER         write the PTX of the archives to FOLDER, a file each
 
-benches/gpu/ptx and crates/host/ptx have their own tables; these commands also process the table of benches/gpu.
+benches/gpu/ptx and crates/host/ptx have their own tables; these commands also process the table of benches/gpu. built.sum has a
+digest for each archive: of the archive, of its rows and sources, and of this script.
 
 The compiler (NVRTC), ptxas and the compressor come from PyPI at the versions below; the script installs them in
 $XDG_CACHE_HOME/kvarena-ptx. Each type of `types` has its own PTX, so the driver compiles only kernels of types that a pool has.
 kernels.toml describes the columns.
 """
-import collections, concurrent.futures, ctypes, functools, os, pathlib, re, subprocess, sys, tempfile, tomllib
+import collections, concurrent.futures, ctypes, functools, hashlib, os, pathlib, re, subprocess, sys, tempfile, tomllib
 
 import pdl
 
@@ -30,7 +32,7 @@ COMPRESSOR = ["zstandard==0.23.0"]
 TEXT_MAX = 3_000_000
 
 # Columns of a launch. A row gives them for all its launches, `each` for some; a list has one element for each launch.
-LAUNCH = ["entry", "types", "d", "r", "threads", "ctas", "shared", "cluster", "args"]
+LAUNCH = ["entry", "types", "d", "r", "threads", "ctas", "shared", "cluster", "args", "rows", "cut", "suffixes"]
 
 # One PTX: its name, its archive, the family's row, the type in place of T, and its launches by the name of the entry.
 Text = collections.namedtuple("Text", "name archive family type launches")
@@ -72,6 +74,17 @@ def split(whole):
 # ---- the table --------------------------------------------------------------------------------------------------------
 
 
+def inherit(other, row):
+    """Returns a row with the columns of another row as defaults, and its launches with those of the other row's launches."""
+    merged = {**other, **row}
+    if "each" in row:
+        of_dim = {each.get("d"): each for each in other.get("each", [])}
+        bases = [of_dim.get(each.get("d"), {}) for each in row["each"]]
+        traits = lambda base, each: {"traits": {**base.get("traits", {}), **each.get("traits", {})}}
+        merged["each"] = [{**base, **each, **traits(base, each)} for base, each in zip(bases, row["each"])]
+    return merged
+
+
 class Table:
     """A kernels.toml: its families, in order, and the paths of its products."""
 
@@ -81,7 +94,7 @@ class Table:
         self.rust, self.readme = folder / rows.pop("rust"), rows.pop("readme", None)
         self.families = {}
         for name, row in rows.items():
-            row = {**self.families[row["like"]], **row} if "like" in row else row
+            row = inherit(self.families[row["like"]], row) if "like" in row else row
             self.families[name] = row | {"launches": list(self.launches(row))}
         rows = self.families
         self.texts = [text for name, row in rows.items() for text in self.expand(name, row)]
@@ -119,6 +132,11 @@ class Table:
     def out(self, archive):
         return self.folder / f"out/{archive}.zst"
 
+    def sums(self):
+        """Returns the file of digests, and its contents by archive."""
+        path = self.folder / "built.sum"
+        return path, dict(line.split() for line in path.read_text().splitlines()) if path.exists() else {}
+
     def built(self):
         """Returns the kernels in the order of the table: name, launch and text."""
         return [(name, launch, text) for row in self.families.values() for text in self.texts if text.family is row
@@ -142,11 +160,29 @@ def source(table, text):
     (name, launch), = text.launches.items()
     bounds = ", ".join(str(launch[key]) for key in ("threads", "ctas") if key in launch)
     cluster = f" __cluster_dims__({launch['cluster']}, 1, 1)" if "cluster" in launch else ""
-    call = row["call"]
-    for key, value in {**launch, "T": text.type}.items():
-        call = call.replace("{" + key + "}", str(value))
-    return (f'#include "{path.name}"\n\nextern "C" __global__ void __launch_bounds__({bounds}){cluster}\n'
-            f"    {name}(const __grid_constant__ {row['params']} params) {{\n    {call};\n}}\n")
+    columns = {**launch, "T": text.type}
+    filled = lambda line: re.sub(r"{(\w+)}", lambda key: str(columns.get(key[1], key[0])), line)
+    traits = launch.get("traits", {}).items()
+    shapes = "".join(f"template <> struct {trait}<{launch['d']}> {{ enum {{ {constants} }}; }};\n" for trait, constants in traits)
+    shapes += f"static_assert({row['requires']});\n" if "requires" in row else ""
+    return (f'#include "{path.name}"\n\n{filled(shapes)}extern "C" __global__ void __launch_bounds__({bounds}){cluster}\n'
+            f"    {name}(const __grid_constant__ {row['params']} params) {{\n    {filled(row['call'])};\n}}\n")
+
+
+def digest(table, archive):
+    """Returns the digest of an archive and of all that it is built from: its rows, its sources and the builder."""
+    headers = {path.name: path for folder in (HERE, table.folder) for path in (folder / "src").rglob("*.cuh")}
+    texts = table.archives[archive]
+    paths, wanted = {}, [table.folder / "src" / text.family["source"] for text in texts]
+    while wanted:
+        path = wanted.pop()
+        if path.name not in paths:
+            paths[path.name] = path.read_bytes()
+            wanted += [headers[name] for name in re.findall(r'(?m)^#include "([^"]+)"', paths[path.name].decode())]
+    rows = repr([(text.name, text.type, text.launches, sorted(text.family.items())) for text in texts])
+    sources = [paths[name] for name in sorted(paths)]
+    inputs = [table.out(archive).read_bytes(), rows.encode(), *sources, *(path.read_bytes() for path in sorted(HERE.glob("*.py")))]
+    return hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in inputs)).hexdigest()[:32]
 
 
 # ---- the compiler -----------------------------------------------------------------------------------------------------
@@ -264,6 +300,8 @@ def numbers(table):
     right = {}
     for name, size, fields in re.findall(r"(?m)^    (\w+) (\d+) \{([^}]*)\}", rust):
         right |= {(name,): int(size)} | {(name, field): int(n) for field, n in re.findall(r"(\w+) (\d+)\b", fields)}
+    for name, size, fields in re.findall(r"(?ms)^    pub struct (\w+): (\d+) \{(.*?)^    \}", rust):
+        right |= {(name,): int(size)} | {(name, field): int(n) for n, field in re.findall(r"(?m)^ +(\d+) (\w+):", fields)}
     return left, right, c, rust
 
 
@@ -346,10 +384,43 @@ def rust_text(table):
         if "step" in row:
             keys = f"Step::{camel(row['step'])}, Cache::{camel(row['cache'])}, Dtype::{of.type.capitalize()}"
             pieces.append(f".serves({keys}, {launch.get('d', 0)}, {launch.get('r', 0)})")
+            pieces += [f".items({launch['rows']}, {launch.get('cut', 0)})"] if "rows" in launch else []
+            pieces += [f".suffixes({launch['suffixes']})"] if "suffixes" in launch else []
         else:
             names += f"pub const {name.upper()}: &Kernel = &KERNELS[{i}];\n"
         text += joined(pieces)
-    return text + "];\n\n" + names
+    return text + "];\n\n" + names + ("\n" + shapes_text(table) if core else "")
+
+
+def columns_of(table, step, column):
+    """Returns the values of a column in the launches of a step, ascending: those of every GPU, and all."""
+    values = lambda targets: sorted({launch[column] for _, launch, text in table.built()
+                                     if text.family.get("step") == step and target(text) in targets})
+    return values(["80"]), values(["80", "90a"])
+
+
+def shapes_text(table):
+    """Returns the shapes of heads and rows that kernels serve, as constants."""
+    def array(comment, name, values):
+        return f"/// {comment}\npub const {name}: [u32; {len(values)}] = [{', '.join(map(str, values))}];\n"
+    narrow, rows = columns_of(table, "decode", "r")
+    text = array("The head_dims of the kernels over rows of 16 bits and over fp8.", "HEAD_DIMS", columns_of(table, "extend", "d")[0])
+    text += array("The maximum number of query rows of one sequence and kv head in each decode kernel, such as `attend_decode_*_r8`.",
+                  "DECODE_ROWS", rows)
+    text += array("The maximum number of query rows of a suffix in each kernel that reads spans once.", "SUFFIX_ROWS",
+                  columns_of(table, "shared", "r")[1])
+    return text + f"/// The maximum number of query heads of a kv head.\npub const GROUP_MAX: u32 = {narrow[-1]};\n"
+
+
+def gaps(table):
+    """Returns the head_dims that some families of decode, extend and rope kernels for every GPU lack."""
+    dims, _ = columns_of(table, "extend", "d")
+    key = lambda text: (text.family["step"], text.family["cache"], text.type)
+    served = {}
+    for _, launch, text in table.built():
+        if text.family.get("step") in ("decode", "extend", "rope") and target(text) == "80":
+            served.setdefault(key(text), set()).add(launch["d"])
+    return [f"{' '.join(which)}: kernels of d = {sorted(found)}, not {dims}" for which, found in served.items() if found != set(dims)]
 
 
 def readme_text(table):
@@ -387,15 +458,50 @@ def with_readme(old, new):
 # ---- commands ---------------------------------------------------------------------------------------------------------
 
 
-def build(folder, check, wanted):
+def build(folder, check, changed, wanted):
     """Writes or checks the products of a table, and returns the errors."""
     table = Table(folder)
+    record, sums = table.sums()
     archives = [name for name in table.archives if not wanted or name in wanted]
+    if changed:
+        archives = [name for name in archives if not table.out(name).exists() or sums.get(name) != digest(table, name)]
+        print(f"{folder.name}: {len(archives)} of {len(table.archives)} archives changed since they were built")
+    products, wrong = generated(table, folder)
+    if archives:
+        wrong += build_archives(table, check, archives)
+    if not check and not wrong:
+        digests = {name: digest(table, name) if name in archives else sums.get(name, "-") for name in table.archives}
+        products[record] = "".join(f"{name} {of}\n" for name, of in sorted(digests.items()))
+    for path, text in products.items():
+        if path.exists() and path.read_text() == text:
+            continue
+        if check:
+            wrong.append(f"{path.name} is not what {folder.name}/kernels.toml gives: run ptx/build.py")
+        else:
+            path.write_text(text)
+    known = {table.out(name) for name in table.archives}
+    for path in sorted(set((folder / "out").glob("*")) - known):
+        wrong.append(f"{path.name} belongs to no row of the table") if check else path.unlink()
+    return wrong
+
+
+def generated(table, folder):
+    """Returns the generated texts by path, and the differences between structs in C and in Rust."""
+    products = {table.rust: rust_text(table)}
+    if not table.readme:
+        return products, []
+    readme = folder / table.readme
+    products[readme] = with_readme(readme.read_text(), readme_text(table))
+    return products, params(table)
+
+
+def build_archives(table, check, archives):
+    """Writes or checks archives, and returns the errors."""
     tools = install(PINS) / "nvidia"
     nvrtc, ptxas = ctypes.CDLL(str(tools / "cuda_nvrtc/lib/libnvrtc.so.12")), tools / "cuda_nvcc/bin/ptxas"
     _, right, _, _ = numbers(table)
     sizes = {key[0]: n for key, n in right.items() if len(key) == 1}
-    wrong, assembled = [], []
+    wrong, assembled = gaps(table), []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for archive in archives:
             texts, out = table.archives[archive], table.out(archive)
@@ -421,26 +527,13 @@ def build(folder, check, wanted):
         jobs = covering({text.name: (text, ptx, arch) for text, ptx, arch in assembled}.values()) if check else []
         for lines, bad in pool.map(lambda job: assemble(oldest, *job), jobs):
             wrong += [line for line in bad if "ptxas failed" in line]
-    products = {table.rust: rust_text(table)}
-    if table.readme:
-        readme = folder / table.readme
-        products[readme] = with_readme(readme.read_text(), readme_text(table))
-        wrong += params(table)
-    for path, text in products.items():
-        if check and (not path.exists() or path.read_text() != text):
-            wrong.append(f"{path.name} is not what {folder.name}/kernels.toml gives: run ptx/build.py")
-        elif not check and (not path.exists() or path.read_text() != text):
-            path.write_text(text)
-    known = {table.out(name) for name in table.archives}
-    for path in sorted(set((folder / "out").glob("*")) - known):
-        wrong.append(f"{path.name} belongs to no row of the table") if check else path.unlink()
     return wrong
 
 
 def main(*folders):
     """Runs the command line for the tables in these folders."""
     arguments = sys.argv[1:]
-    if unknown := {a for a in arguments if a.startswith("-")} - {"--check", "--texts"}:
+    if unknown := {a for a in arguments if a.startswith("-")} - {"--check", "--changed", "--texts"}:
         sys.exit(__doc__ if "--help" in unknown else f"unknown: {', '.join(sorted(unknown))}\n\n{__doc__}")
     if "--texts" in arguments:
         for folder in folders:
@@ -451,7 +544,8 @@ def main(*folders):
     for folder in folders:
         (folder / "out").mkdir(exist_ok=True)
     wanted = [a for a in arguments if not a.startswith("-")]
-    wrong = [line for folder in folders for line in build(folder, "--check" in arguments, wanted)]
+    changed = "--changed" in arguments
+    wrong = [line for folder in folders for line in build(folder, changed or "--check" in arguments, changed, wanted)]
     print(*wrong, sep="\n", file=sys.stderr)
     sys.exit(bool(wrong))
 

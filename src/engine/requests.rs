@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, SeqKey, TokenId};
-use crate::plan::{Admission, Admitted, Extend, Forked, Keep, Leader, Prompt};
+use crate::plan::{Admission, Admitted, Forked, Keep, Leader, Prompt};
 use crate::system::admit::{Admit, Estimate, admission, admit, admit_batch, resume};
 use crate::system::append::{Append, append};
 use crate::system::finish::{Finish, finish, preempt};
@@ -128,7 +128,7 @@ impl<B: Backend> Engine<B> {
     /// parent's computed pages stay published.
     pub fn fork(&mut self, seq: SeqKey, count: u32, promise: u32) -> Result<Forked<'_>, EngineError<B::Error>> {
         if self.world.prefixes.has_swap() {
-            self.prepare(&[Extend { seq, len: 0 }])?;
+            self.load_waiting(&mut std::iter::once(seq))?;
         }
         let begun = begin_fork(Fork::of(&mut self.world), seq, count, promise);
         let parts = self.world.counters.count_refusal(begun)?;

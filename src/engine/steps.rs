@@ -92,7 +92,7 @@ impl<B: Backend> Engine<B> {
         size: Option<PlanSize>,
     ) -> Result<BatchPlan<'step>, EngineError<B::Error>> {
         if self.world.prefixes.has_swap() {
-            self.prepare(items)?;
+            self.load_waiting(&mut items.iter().map(|item| item.seq))?;
         }
         let plan = plan_batch(PlanBatch::of(&mut self.world), scratch, items, drafts, size);
         let plan = self.world.counters.count_refusal(plan)?;

@@ -4,7 +4,6 @@ use crate::backend::Backend;
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, SeqKey, TokenId};
 use crate::moves::{Fetch, FetchId, Put, PutId};
-use crate::plan::Extend;
 use crate::system::load::{Load, begin_load, end_load};
 use crate::world::World;
 
@@ -25,33 +24,30 @@ impl<B: Backend> Engine<B> {
     /// has changed. [`EngineError::Backend`] if the load failed: the sequences wait as before, and evicted pages stay
     /// evicted.
     pub fn load(&mut self, seqs: &[SeqKey]) -> Result<(), EngineError<B::Error>> {
-        self.load_each(seqs.iter().copied())
+        seqs.iter().try_for_each(|seq| self.world.sequences.running(*seq).map(drop))?;
+        if self.world.prefixes.has_swap() {
+            self.load_waiting(&mut seqs.iter().copied())?;
+        }
+        Ok(())
     }
 
-    /// Implements [`Engine::load`] for the sequences of an iterator.
-    pub(super) fn load_each(
-        &mut self,
-        seqs: impl Iterator<Item = SeqKey> + Clone,
-    ) -> Result<(), EngineError<B::Error>> {
-        if !self.world.prefixes.has_swap() {
-            return seqs
-                .map(|seq| self.world.sequences.running(seq))
-                .try_for_each(|found| found.map(|_| ()).map_err(EngineError::Core));
-        }
+    /// Loads the pages that these sequences wait for. Skips sequences that wait for none or are not running.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn load_waiting(&mut self, seqs: &mut dyn Iterator<Item = SeqKey>) -> Result<(), EngineError<B::Error>> {
         self.look_at_swap();
-        let begun = begin_load(Load::of(&mut self.world), seqs.clone());
+        let begun = begin_load(Load::of(&mut self.world), seqs);
         self.world.counters.count_refusal(begun)?;
         self.flush_saves();
+        let World { prefixes, load, .. } = &mut self.world;
         let mut loaded = Ok(());
-        if !self.world.buffers.loads.is_empty() {
-            let World { prefixes, buffers, .. } = &mut self.world;
-            let id = prefixes.begin_move(&buffers.loads);
-            loaded = self.backend.load_pages(id, &buffers.loads);
+        if !load.moves().is_empty() {
+            loaded = self.backend.load_pages(prefixes.begin_move(load), load.moves());
             if loaded.is_ok() {
-                prefixes.set_loads(&buffers.loads);
+                prefixes.set_loads(load);
             }
         }
-        end_load(Load::of(&mut self.world), seqs, loaded.is_err());
+        end_load(Load::of(&mut self.world), loaded.is_err());
         loaded.map_err(EngineError::Backend)
     }
 
@@ -102,25 +98,6 @@ impl<B: Backend> Engine<B> {
         saved.map(|()| count).map_err(EngineError::Backend)
     }
 
-    /// Prepares a call that takes pages for these sequences: loads the pages that they wait for. Skips sequences that
-    /// are not running: the check of the call rejects them.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn prepare(&mut self, items: &[Extend]) -> Result<(), EngineError<B::Error>> {
-        self.look_at_swap();
-        let mut waiting = std::mem::take(&mut self.world.buffers.waiting);
-        waiting.clear();
-        let sequences = &self.world.sequences;
-        let waits = |seq: &SeqKey| sequences.running(*seq).is_ok_and(|sequence| sequences.pending(sequence) > 0);
-        waiting.extend(items.iter().map(|item| item.seq).filter(waits).take(sequences.max() as usize));
-        let loaded = match waiting.is_empty() {
-            true => Ok(()),
-            false => self.load_each(waiting.iter().copied()),
-        };
-        self.world.buffers.waiting = waiting;
-        loaded
-    }
-
     /// Reads from the backend how many swap pages are ready, and makes them usable.
     pub(super) fn look_at_swap(&mut self) {
         self.world.prefixes.set_swap_ready(self.backend.swap_pages());
@@ -137,12 +114,12 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Ends a batch of saves. It uses a new buffer, because a load may be using the world's buffers. Only a failed
-    /// batch fills the new buffer.
+    /// Ends a batch of saves.
     fn end_saves(&mut self, failed: bool) {
-        let mut freed = Vec::new();
-        self.world.prefixes.end_saves(failed, &mut freed);
-        self.world.pages.free_cached(&freed);
+        let World { prefixes, pages, buffers, .. } = &mut self.world;
+        buffers.freed.clear();
+        prefixes.end_saves(failed, &mut buffers.freed);
+        pages.free_cached(&buffers.freed);
     }
 }
 

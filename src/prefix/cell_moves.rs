@@ -10,7 +10,7 @@
 //! Not here: moves of entries (`offload.rs`, `restore.rs`), and the choice of the cells that a sequence uses
 //! (`tails.rs`).
 
-use crate::id::{CellId, NodeKey, PageId, PrefixLock};
+use crate::id::{CellId, NodeKey, PageId};
 use crate::plan::PageMove;
 
 use super::PrefixTree;
@@ -193,53 +193,21 @@ impl PrefixTree {
         cells.saving.clear();
     }
 
-    /// Claims the cells in a lock's tails that are in swap memory alone, for a load. Returns the number of their pages.
-    /// The number does not include cells that another lock has already claimed for this load.
-    pub(super) fn claim_cells(&mut self, lock: &PrefixLock, pages: u32, load: u64) -> u32 {
-        let mut count = 0;
-        self.for_tails(lock, pages, |tree, cell| {
-            // A used cell has no age, so its stamp stores the load.
-            if !tree.cells_ref().is_on_device(cell) && std::mem::replace(&mut tree.cell_mut(cell).stamp, load) != load {
-                count += tree.cells_ref().tracks(cell);
-            }
-        });
-        count
+    /// Marks a cell that is in swap memory alone as a part of a load. Returns whether it is such a cell and was not
+    /// marked yet.
+    pub(super) fn claim_cell(&mut self, cell: CellId, load: u64) -> bool {
+        // A used cell has no age, so its stamp stores the load.
+        !self.cells_ref().is_on_device(cell) && std::mem::replace(&mut self.cell_mut(cell).stamp, load) != load
     }
 
-    /// Does the work of [`PrefixTree::assign`] for the cells of a lock's tails.
-    pub(super) fn assign_cells(
-        &mut self,
-        lock: &PrefixLock,
-        count: u32,
-        pages: &mut &[PageId],
-        moves: &mut Vec<PageMove>,
-    ) {
-        self.for_tails(lock, count, |tree, cell| {
-            let cells = tree.cells_mut();
-            if cells.is_on_device(cell) || cells.pages(cell)[0] != NO_PAGE {
-                return;
-            }
-            let range = cells.range(cell);
-            let own = pages.split_off(..range.len()).expect("they were counted");
-            cells.pages_mut(cell).copy_from_slice(own);
-            let swap = &cells.swap_pages[range];
-            moves.extend(own.iter().zip(swap).map(|(&device, &swap_page)| PageMove { device, swap: swap_page }));
-        });
-    }
-
-    /// Does the work of [`PrefixTree::end_load`] for the cells of a lock's tails.
-    pub(super) fn end_cell_load(&mut self, lock: &PrefixLock, pages: u32, failed: bool) {
-        self.for_tails(lock, pages, |tree, cell| {
-            let tracks = tree.cells_ref().tracks(cell);
-            if tree.cells_ref().is_on_device(cell) {
-                return;
-            }
-            if failed {
-                return tree.cells_mut().pages_mut(cell).fill(NO_PAGE);
-            }
-            tree.swap_mut().counts.loaded += u64::from(tracks);
-            tree.cell_restored(cell);
-        });
+    /// Assigns the first of `pages` to a cell that is in swap memory alone, and appends its loads to `moves`.
+    pub(super) fn assign_cell(&mut self, cell: CellId, pages: &mut &[PageId], moves: &mut Vec<PageMove>) {
+        let cells = self.cells_mut();
+        let range = cells.range(cell);
+        let own = pages.split_off(..range.len()).expect("they were counted");
+        cells.pages_mut(cell).copy_from_slice(own);
+        let swap = &cells.swap_pages[range];
+        moves.extend(own.iter().zip(swap).map(|(&device, &swap_page)| PageMove { device, swap: swap_page }));
     }
 
     /// Attaches device pages to a cell that is in swap memory alone. A sequence has computed these pages.
@@ -250,7 +218,7 @@ impl PrefixTree {
     }
 
     /// Records that a used cell, which was in swap memory alone, is on the device. Its pages are already attached.
-    fn cell_restored(&mut self, cell: CellId) {
+    pub(super) fn cell_restored(&mut self, cell: CellId) {
         assert!(self.swap_ref().saves.is_empty(), "the backend has received the saves");
         self.drop_cell_copy(cell);
         self.cell_mut(cell).sides = DEVICE;

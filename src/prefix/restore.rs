@@ -9,26 +9,33 @@ use crate::id::{MoveId, NodeKey, PageId, PrefixLock};
 use crate::plan::PageMove;
 
 use super::PrefixTree;
+use super::load_batch::{LoadBatch, Part};
 use super::residency::{NO_PAGE, Residency};
 
 impl PrefixTree {
-    /// Begins a load. Returns the number by which [`PrefixTree::claim`] identifies it.
-    pub(crate) fn begin_load(&mut self) -> u64 {
-        self.ages.as_mut().expect("there is swap memory").next(1)
+    /// Begins a load. O(1).
+    pub(crate) fn begin_load(&mut self, load: &mut LoadBatch) {
+        load.restart(self.ages.as_mut().expect("there is swap memory").next(1));
     }
 
-    /// Claims the swap-only entries of a lock's path of `pages` pages, and the swap-only cells in its tails, for a
-    /// load. Returns the number of their pages, without those that another lock has claimed for this load. O(nodes
-    /// with swap-only entries, and tails).
-    pub(crate) fn claim(&mut self, lock: &PrefixLock, pages: u32, load: u64) -> u32 {
+    /// Adds the swap-only entries of a lock's path of `pages` pages to a load, then the swap-only cells in its tails,
+    /// unless the load has them. Returns the number of pages added. O(nodes with swap-only entries, and tails).
+    pub(crate) fn claim(&mut self, lock: &PrefixLock, pages: u32, load: &mut LoadBatch) -> u32 {
         let (mut at, mut count) = (lock.node(), 0);
-        while let Some((node, lacking)) = self.lacking(at) {
-            if self.ages.as_mut().expect("there is swap memory").set_load(node, load) {
-                count += lacking;
-            }
+        while let Some((node, lacking)) = self.lacking(at)
+            && self.ages.as_mut().expect("there is swap memory").set_load(node, load.number)
+        {
+            load.push_part(Part::Entries(node, lacking));
+            count += lacking;
             at = self.link[node].parent;
         }
-        count + self.claim_cells(lock, pages, load)
+        self.for_tails(lock, pages, |tree, cell| {
+            if tree.claim_cell(cell, load.number) {
+                load.push_part(Part::Cell(cell));
+                count += tree.cells_ref().tracks(cell);
+            }
+        });
+        count
     }
 
     /// Returns a node and the number of its swap-only entries, unless it has none.
@@ -39,43 +46,45 @@ impl PrefixTree {
         (lacking > 0).then_some((node, lacking))
     }
 
-    /// Assigns device pages to the swap-only entries of a lock's path of `count` pages, the deepest first, then to the
-    /// cells in its tails. Appends the loads to `moves`. Skips entries and cells with assigned pages. O(entries, and
-    /// tails).
-    pub(crate) fn assign(&mut self, lock: &PrefixLock, count: u32, pages: &mut &[PageId], moves: &mut Vec<PageMove>) {
-        let mut at = lock.node();
-        while let Some((node, lacking)) = self.lacking(at) {
-            at = self.link[node].parent;
-            let Self { swap: Some(swap), spans, link, .. } = self else { return };
-            let span = &link[node].span;
-            let entries = span.pages();
-            spans.each_entry_back(span, entries - lacking..entries, |entry, page| {
-                if *page == NO_PAGE {
-                    *page = *pages.split_off_first().expect("they were counted");
-                    moves.push(PageMove { device: *page, swap: swap.of_entry[entry as usize] });
+    /// Assigns device pages to the parts of a load, the deepest entry of a node first, and writes the moves. O(pages).
+    pub(crate) fn assign(&mut self, load: &mut LoadBatch, mut pages: &[PageId]) {
+        let LoadBatch { parts, moves, .. } = load;
+        for part in parts {
+            match *part {
+                Part::Entries(node, count) => {
+                    let Self { swap: Some(swap), spans, link, .. } = self else { return };
+                    let span = &link[node].span;
+                    let entries = span.pages();
+                    spans.each_entry_back(span, entries - count..entries, |entry, page| {
+                        *page = *pages.split_off_first().expect("they were counted");
+                        moves.push(PageMove { device: *page, swap: swap.of_entry[entry as usize] });
+                    });
                 }
-            });
+                Part::Cell(cell) => self.assign_cell(cell, &mut pages, moves),
+            }
         }
-        self.assign_cells(lock, count, pages, moves);
     }
 
-    /// Ends the load of a lock's path of `pages` pages, and of the cells in its tails. Frees their swap pages. If the
-    /// load failed, detaches the assigned device pages instead. O(entries and tails).
-    pub(crate) fn end_load(&mut self, lock: &PrefixLock, pages: u32, failed: bool) {
-        self.end_cell_load(lock, pages, failed);
-        let mut at = lock.node();
-        while let Some((node, lacking)) = self.lacking(at) {
-            at = self.link[node].parent;
-            let entries = self.link[node].span.pages();
-            if failed {
-                let span = &self.link[node].span;
-                self.spans.each_entry_back(span, entries - lacking..entries, |_, page| {
-                    *page = NO_PAGE;
-                });
-                continue;
+    /// Ends the load of some parts, which lie on the path of a lock and in its tails: frees their swap pages. If the
+    /// load failed, detaches the assigned device pages instead. O(pages).
+    pub(crate) fn end_load(&mut self, lock: &PrefixLock, parts: &[Part], failed: bool) {
+        for part in parts {
+            match *part {
+                Part::Entries(node, count) if failed => {
+                    let span = &self.link[node].span;
+                    let entries = span.pages();
+                    self.spans.each_entry_back(span, entries - count..entries, |_, page| *page = NO_PAGE);
+                }
+                Part::Entries(node, count) => {
+                    self.swap_mut().counts.loaded += u64::from(count);
+                    self.restored(node, count);
+                }
+                Part::Cell(cell) if failed => self.cells_mut().pages_mut(cell).fill(NO_PAGE),
+                Part::Cell(cell) => {
+                    self.swap_mut().counts.loaded += u64::from(self.cells_ref().tracks(cell));
+                    self.cell_restored(cell);
+                }
             }
-            self.swap_mut().counts.loaded += u64::from(lacking);
-            self.restored(node, lacking);
         }
         self.emit_loaded(lock);
     }
@@ -116,12 +125,12 @@ impl PrefixTree {
         self.epoch += 1;
     }
 
-    /// Numbers a batch of loads, and records that the batch reads the swap pages of these loads.
-    pub(crate) fn begin_move(&mut self, moves: &[PageMove]) -> MoveId {
+    /// Numbers the moves of a load, and records that they read their swap pages.
+    pub(crate) fn begin_move(&mut self, load: &LoadBatch) -> MoveId {
         let swap = self.swap_mut();
         swap.last_move = swap.next_move();
         let id = swap.last_move;
-        moves.iter().for_each(|load| swap.pool.set_load(load.swap, id));
+        load.moves.iter().for_each(|load| swap.pool.set_load(load.swap, id));
         id
     }
 

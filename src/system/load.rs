@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::SeqKey;
 use crate::page::PagePool;
-use crate::prefix::PrefixTree;
+use crate::prefix::{LoadBatch, PrefixTree};
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
 use crate::system::access::access;
@@ -22,68 +22,68 @@ access! {
         sequences: &mut SequenceTable,
         fence: &Fence,
         counters: &mut Stats,
+        load: &mut LoadBatch,
         buffers: &mut Buffers,
     }
 }
 
-/// Takes device pages for the pending pages of running sequences, and writes the loads into the buffers. A page that
-/// several sequences wait for is loaded once. O(nodes in swap memory on their paths, tails, and pages taken).
+/// Builds the load of the pages that these sequences wait for, and takes device pages for it. Skips sequences that wait
+/// for none. A page that several sequences wait for is loaded once. O(sequences, nodes in swap memory on their paths,
+/// tails, and pages taken).
 ///
 /// # Errors
-/// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::OutOfPages`]. Nothing changes then.
-pub(crate) fn begin_load(world: Load<'_>, seqs: impl Iterator<Item = SeqKey> + Clone) -> Result<(), Error> {
-    let Load { pages, prefixes, sequences, fence, counters, buffers } = world;
-    buffers.loads.clear();
+/// [`Error::OutOfPages`]. Nothing changes then.
+pub(crate) fn begin_load(world: Load<'_>, seqs: impl Iterator<Item = SeqKey>) -> Result<(), Error> {
+    let Load { pages, prefixes, sequences, fence, counters, load, buffers } = world;
+    prefixes.begin_load(load);
+    // A sequence that waits is in no open plan, so the number of its last plan can mark it.
+    let number = sequences.next_plan();
     let (mut wanted, mut promised) = (0, 0);
-    let load = prefixes.begin_load();
-    for seq in seqs.clone() {
-        let sequence = sequences.running(seq)?;
-        if sequences.pending(sequence) > 0 {
-            let lock = sequence.lock.as_ref().expect("a running sequence holds its prefix");
-            let count = prefixes.claim(lock, sequences.prefix_pages(sequence), load);
-            wanted += u64::from(count);
-            promised += u64::from(sequences.promised_to_load(sequence).min(count));
+    for seq in seqs {
+        let Ok(row) = sequences.row_mut(seq) else { continue };
+        if row.pending() == 0 || std::mem::replace(&mut row.sequence.last_plan, number) == number {
+            continue;
         }
+        let sequence = sequences.get(seq)?;
+        let lock = sequence.lock.as_ref().expect("only a running sequence waits");
+        let count = prefixes.claim(lock, sequences.prefix_pages(sequence), load);
+        load.push_sequence(seq);
+        wanted += u64::from(count);
+        promised += u64::from(sequences.promised_to_load(sequence).min(count));
+    }
+    if load.is_empty() {
+        return Ok(());
     }
     PageBudget::new(pages, prefixes, sequences, fence).check(wanted, promised)?;
     let evicted = reclaim(pages, prefixes, wanted, &mut buffers.freed);
     counters.evicted_pages += u64::from(evicted);
-    // The evicted pages are in the pool; the buffer now receives the pages for the load.
     buffers.freed.clear();
     buffers.freed.resize(wanted as usize, Default::default());
     assert!(pages.alloc(&mut buffers.freed), "the pages were reclaimed");
-    let mut free = &buffers.freed[..];
-    for seq in seqs {
-        let sequence = sequences.running(seq)?;
-        if sequences.pending(sequence) > 0 {
-            let lock = sequence.lock.as_ref().expect("a running sequence holds its prefix");
-            let pages = sequences.prefix_pages(sequence);
-            prefixes.assign(lock, pages, &mut free, &mut buffers.loads);
-        }
-    }
+    prefixes.assign(load, &buffers.freed);
     Ok(())
 }
 
-/// Ends a load that [`begin_load`] began for the same sequences: completes their page tables, or returns the pages if
-/// the load failed. O(pending pages, and tails).
-pub(crate) fn end_load(world: Load<'_>, seqs: impl Iterator<Item = SeqKey>, failed: bool) {
-    let Load { pages, prefixes, sequences, counters, buffers, .. } = world;
+/// Ends the load that [`begin_load`] built: completes the page tables of its sequences, or returns the pages if the
+/// load failed. O(pending pages, and tails).
+pub(crate) fn end_load(world: Load<'_>, failed: bool) {
+    let Load { pages, prefixes, sequences, counters, load, buffers, .. } = world;
+    buffers.freed.clear();
+    buffers.freed.extend(load.device_pages());
     if failed {
         pages.free_private(&buffers.freed);
     } else {
         pages.publish(&buffers.freed);
     }
-    for seq in seqs {
-        let sequence = sequences.running(seq).expect("checked before the load");
-        let pending = sequences.pending(sequence);
-        let Some(lock) = sequence.lock.as_ref().filter(|_| pending > 0) else { continue };
-        prefixes.end_load(lock, sequences.prefix_pages(sequence), failed);
+    for (seq, parts) in load.sequences() {
+        let mut row = sequences.row_mut(seq).expect("checked before the load");
+        let lock = row.sequence.lock.as_ref().expect("only a running sequence waits");
+        prefixes.end_load(lock, parts, failed);
         if failed {
             continue;
         }
         buffers.pages.clear();
-        prefixes.last_pages(lock, pending, &mut buffers.pages);
-        let mut row = sequences.row_mut(seq).expect("checked before the load");
+        prefixes.last_pages(lock, row.pending(), &mut buffers.pages);
         let loaded = row.complete_pending(&buffers.pages);
         counters.swap_hit_tokens += u64::from(loaded * prefixes.page_size());
         name_tails(&mut row, prefixes);

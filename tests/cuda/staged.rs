@@ -1,7 +1,7 @@
 //! A safe caller may begin one plan and pass another plan of the same step to later calls. These tests check that
 //! kernels still use only the addresses of the staged plan, which was checked.
 
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Prepare};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Limit, Prepare};
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PlanError, PlaneName,
     PoolConfig, RowId, SlotId, SlotMapping, StepBounds, TableShape,
@@ -108,9 +108,9 @@ fn rows_that_read_too_many_tokens_are_refused() {
     cuda.prepare(&Prepare::new(&[Attend::new(1, WIDTH as u32)])).expect("a served shape");
     let rows = rows(40, 1 << 31);
     let max = 1 << 35;
-    let tokens = 40 * ((1 << 31) + 7 * 16);
+    let value = 40 * ((1 << 31) + 7 * 16);
     let error = cuda.begin(&plan(&rows, SlotMapping::I32(&[-1; 40])));
-    assert_eq!(error, Err(CudaError::StepSees { tokens, max }));
+    assert_eq!(error, Err(CudaError::Limit { what: Limit::SeenTokens, value, max }));
     cuda.begin(&plan(&rows[..15], SlotMapping::I32(&[-1; 15]))).expect("a valid plan");
     cuda.synchronize().expect("nothing failed");
 }

@@ -2,11 +2,12 @@
 //! audit reports it.
 
 use crate::fence::Fence;
-use crate::id::{CellId, Namespace, PageId, PrefixLock, StepId, SwapPageId, TokenId};
+use crate::id::{CellId, Namespace, PageId, PrefixLock, SeqKey, StepId, SwapPageId, TokenId};
 use crate::layout::{Groups, Limits, PoolConfig, Reach};
+use crate::memory::Memory;
 use crate::prefix::cells::{DEVICE, SWAP};
 use crate::prefix::residency::{NO_PAGE, Seek};
-use crate::prefix::{PrefixTree, SizeInfo};
+use crate::prefix::{LoadBatch, PrefixTree, SizeInfo};
 
 /// A tree of pages of one token. At each place, the first group has one page and the second group two.
 struct Sound {
@@ -25,8 +26,8 @@ impl Sound {
         let pool = PoolConfig { layers: 3, groups, page_size: 1, ..PoolConfig::default() };
         let limits = Limits::new(&pool.layout().expect("a pool"), 1);
         let mut tree = PrefixTree::new(30 + swap_pages, 1, 31).expect("memory");
-        tree.keep_cells(limits, [30, swap_pages], 4).expect("it is small");
-        tree.keep_swap(30, swap_pages, 0).expect("it is small");
+        tree.keep_cells(limits, [30, swap_pages], 4, &mut Memory::new(false)).expect("it is small");
+        tree.keep_swap(30, swap_pages, None, &mut Memory::new(false)).expect("it is small");
         tree.set_swap_ready(swap_pages);
         Self { tree, fence: Fence::new(0, 4, 1).expect("memory"), freed: Vec::new() }
     }
@@ -92,19 +93,17 @@ fn a_cell_moves_whole_and_counts_for_a_hit_on_either_side() {
     let found = tree.match_prefix(Namespace::new(0), &[TokenId::new(0)]);
     let lock = tree.lock(&found, fence).expect("nothing changed");
     tree.acquire_tails(&lock, 1, fence);
-    let load = tree.begin_load();
-    assert_eq!([tree.claim(&lock, 1, load), tree.claim(&lock, 1, load)], [3, 0]);
-    let (own, mut moves) = ([5, 6, 7].map(page), Vec::new());
-    tree.assign(&lock, 1, &mut &own[..], &mut moves);
-    assert_eq!(moves.iter().map(|load| load.device.raw()).collect::<Vec<_>>(), [5, 6, 7]);
-    tree.end_load(&lock, 1, true);
-    assert_eq!(sound.hit(0), [1, 1, 2], "the load failed");
-    let Sound { tree, .. } = &mut sound;
-    let load = tree.begin_load();
-    assert_eq!(tree.claim(&lock, 1, load), 3);
-    tree.assign(&lock, 1, &mut &own[..], &mut moves);
-    tree.end_load(&lock, 1, false);
-    assert_eq!(sound.hit(0), [1, 0, 0]);
+    let mut load = LoadBatch::new(3, 1, &mut Memory::new(false)).expect("memory");
+    for (failed, hit) in [(true, [1, 1, 2]), (false, [1, 0, 0])] {
+        let tree = &mut sound.tree;
+        tree.begin_load(&mut load);
+        assert_eq!([3, 0], [(); 2].map(|()| tree.claim(&lock, 1, &mut load)));
+        load.push_sequence(SeqKey::default());
+        tree.assign(&mut load, &[5, 6, 7].map(page));
+        assert!(load.device_pages().eq([5, 6, 7].map(page)));
+        load.sequences().for_each(|(_, parts)| tree.end_load(&lock, parts, failed));
+        assert_eq!(sound.hit(0), hit);
+    }
     assert_eq!(sound.tree.swap_page_counts(), (0, 8));
     assert_eq!(sound.tree.check_swap(), Ok(()));
 }

@@ -22,9 +22,14 @@ cargo test $core --test cuda --lib --no-run
 # * slow pinning of swap memory, and pinning that fails;
 # * the oldest supported driver. It differs only in what it loads and captures, so one seed is enough.
 # Tests of many kv heads take a minute a seed and use the kernels of capability 80 in every job, so one job has them.
-# Jobs with $again run the kernels of other jobs, and do not look for races again.
+# Jobs with $again run the kernels of other jobs, and do not look for races again. Those of $long run only with CI_FULL.
 plain="contract:: padding:: both_ends_of_f32 --skip many_kv_heads"
 again="FAKE_DRIVER_RACES=0 KVARENA_SEEDS"
+long="
+FAKE_DRIVER_VERSION=12000 $again=0..1 -- $core --test cuda -- contract:: --skip many_kv_heads
+FAKE_DRIVER_CAPABILITY=89 $again=0..2 -- $core --test cuda -- $plain
+FAKE_DRIVER_CAPABILITY=100 $again=0..2 -- $core --test cuda -- $plain
+FAKE_DRIVER_STREAMS=2 $again=0..4 -- $core --test cuda -- --exact contract::cuda_keeps_the_contract"
 tests/cuda/fake_driver/jobs.sh <<END
 FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- --skip contract::
 FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- contract:: --skip contract_over_latent_rows --skip many_kv_heads
@@ -33,16 +38,13 @@ FAKE_DRIVER_EARLY=1 FAKE_DRIVER_SLICE=50 KVARENA_SEEDS=40..43 -- $core --test cu
 FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..4 -- $core --test cuda -- $plain --skip contract_over_latent_rows
 FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..4 -- $core --test cuda -- contract_over_latent_rows
 FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- contract_over_latent_rows
-FAKE_DRIVER_VERSION=12000 $again=0..1 -- $core --test cuda -- contract:: graph:: errors:: --skip many_kv_heads
-FAKE_DRIVER_CAPABILITY=89 $again=0..2 -- $core --test cuda -- $plain
-FAKE_DRIVER_CAPABILITY=100 $again=0..2 -- $core --test cuda -- $plain
+FAKE_DRIVER_VERSION=12000 $again=0..1 -- $core --test cuda -- graph:: errors::
 FAKE_DRIVER_STREAMS=1 -- $core --test cuda -- copies:: swap_memory:: move_order::
 FAKE_DRIVER_STREAMS=1 $again=0..4 -- $core --test cuda -- --exact contract::cuda_keeps_the_contract
 FAKE_DRIVER_STREAMS=2 -- $core --test cuda -- copies:: swap_memory:: move_order::
-FAKE_DRIVER_STREAMS=2 $again=0..4 -- $core --test cuda -- --exact contract::cuda_keeps_the_contract
 FAKE_DRIVER_PIN_MS=700 -- $core --test cuda -- opening_waits_for_no_pinning
 FAKE_DRIVER_PINS=16777216 -- $core --test cuda -- --ignored memory_that_is_not_pinned
-KVARENA_REPEATS=3 -- $core --lib backend::cuda
+KVARENA_REPEATS=3 -- $core --lib backend::cuda${CI_FULL:+$long}
 END
 
 # Runs the guide's program.

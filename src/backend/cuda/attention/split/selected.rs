@@ -52,6 +52,8 @@ mod tests {
             kv_heads: 2,
             group: 4,
             head_dim: 128,
+            extend_rows: 128,
+            extend_tokens: 64,
             window: 100,
             top: 64,
             extra: DECODE_EXTRA,

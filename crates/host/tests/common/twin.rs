@@ -5,8 +5,8 @@
 
 use half::bf16;
 
-use super::kernels::{ProductMode, Route};
-use crate::ops;
+use kvarena_host::gpu::kernels::{ProductMode, Route};
+use kvarena_host::ops;
 
 /// Converts a row to f32.
 pub fn wide(row: &[bf16]) -> Vec<f32> {
@@ -29,18 +29,11 @@ fn rms_scale(x: &[f32], eps: f32) -> f32 {
     1.0 / (mean + eps).sqrt()
 }
 
-/// Returns `silu(gate) * up`.
-pub fn silu_mul(gate_up: &[bf16]) -> Vec<bf16> {
-    let (gate, up) = gate_up.split_at(gate_up.len() / 2);
-    let one = |(g, u): (&bf16, &bf16)| silu(g.to_f32()) * u.to_f32();
-    narrow(&gate.iter().zip(up).map(one).collect::<Vec<_>>())
-}
-
-/// Returns `gelu(gate) * up`, with GeLU in its tanh approximation.
-pub fn gelu_mul(gate_up: &[bf16]) -> Vec<bf16> {
+/// Returns an activation of `ops`, such as `silu(gate) * up`.
+pub fn activate(gate_up: &[bf16], activation: fn(&mut [f32], &[f32], usize)) -> Vec<bf16> {
     let (gate, up) = gate_up.split_at(gate_up.len() / 2);
     let mut gate = wide(gate);
-    ops::gelu_times(&mut gate, &wide(up), up.len());
+    activation(&mut gate, &wide(up), up.len());
     narrow(&gate)
 }
 

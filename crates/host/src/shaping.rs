@@ -321,9 +321,10 @@ pub fn forbids(edits: &[Edit], only: bool, token: u32) -> bool {
 /// Writes a draw's edited logits to `out`. O(vocabulary).
 pub fn apply(edits: &[Edit], only: bool, logits: &[f32], out: &mut Vec<f32>) {
     out.clear();
-    match only {
-        true => out.resize(logits.len(), f32::NEG_INFINITY),
-        false => out.extend_from_slice(logits),
+    if only {
+        out.resize(logits.len(), f32::NEG_INFINITY)
+    } else {
+        out.extend_from_slice(logits)
     }
     for edit in edits {
         out[edit.token as usize] = edit.apply(logits[edit.token as usize]);

@@ -18,18 +18,12 @@ pub struct KeptLogits {
 
 impl KeptLogits {
     /// Allocates memory for at most this many draws of each of `STAGING_BUFFERS` steps, of `vocab` logits each.
-    ///
-    /// # Errors
-    /// The driver's error, if memory is short.
     pub fn new(device: &Device, draws: usize, vocab: usize) -> GpuResult<Self> {
         let memory = PinnedBuffer::new(&device.gpu, STAGING_BUFFERS * draws * 2 * vocab)?;
         Ok(Self { memory, draws, vocab })
     }
 
     /// Copies the logits of some of a step's draws. They can be read when the step is done.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     ///
     /// # Panics
     /// If there is no memory for these draws.

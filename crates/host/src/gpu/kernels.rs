@@ -138,7 +138,7 @@ pub struct Kernel<P> {
 
 impl<P> Kernel<P> {
     fn open(gpu: &Gpu, kernel: &'static Entry) -> Result<Self, GpuError> {
-        Ok(Self { function: gpu.load(kernel)?, params: PhantomData })
+        Ok(Self { function: gpu.compile(kernel)?, params: PhantomData })
     }
 }
 
@@ -205,7 +205,7 @@ macro_rules! kernels {
             /// Opens all kernels that the device supports.
             pub(super) fn open(gpu: &Gpu) -> Result<Self, GpuError> {
                 let runs = |kernel: &&Entry| kernel.runs_on(gpu.capability());
-                gpu.load_all(&table::KERNELS.iter().filter(runs).collect::<Vec<_>>())?;
+                gpu.compile_all(&table::KERNELS.iter().filter(runs).collect::<Vec<_>>())?;
                 let gemms = GEMMS.iter().filter(|kernel| runs(&kernel.entry));
                 Ok(Self {
                     $($field: Kernel::open(gpu, table::$entry)?,)*

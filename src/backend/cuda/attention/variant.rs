@@ -41,7 +41,7 @@ pub(super) struct VariantKey {
 
 /// Slots of the listed positions of a step, which a kernel writes.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct ListBuffers {
+pub struct ListBuffers {
     /// u32 `[rows, kv_heads, top]`.
     pub listed: DeviceBuffer,
     /// u32 `[rows, kv_heads]`.
@@ -208,7 +208,7 @@ impl Variant {
         })
     }
 
-    /// Loads the extend kernel and allocates its memory, once.
+    /// Compiles the extend kernel and allocates its memory, once.
     pub(super) fn add_extend(&mut self, gpu: &Gpu, stream: RawStream) -> Result<(), CudaError> {
         if self.extend.is_some() {
             return Ok(());
@@ -227,7 +227,7 @@ impl Variant {
         Ok(())
     }
 
-    /// Loads the kernel that reads spans once and allocates its memory, if it supports the variant.
+    /// Compiles the kernel that reads spans once and allocates its memory, if it supports the variant.
     pub(super) fn add_shared(&mut self, gpu: &Gpu, limits: StepLimits, stream: RawStream) -> Result<(), CudaError> {
         if self.may_share {
             self.shared = SharedDecode::new(gpu, &self.of, *self.split.shape(), limits, stream)?;

@@ -4,7 +4,7 @@
 //! there are too few items to fill the device, long items are cut over their tokens.
 
 use super::SplitShape;
-use crate::backend::cuda::kernels::params::{ExtendHead, ExtendWork};
+use crate::backend::cuda::kernels::params::{ExtendHead, ExtendWork, words_of};
 use crate::plan::BatchRow;
 use core::mem::size_of;
 
@@ -91,15 +91,12 @@ impl ExtendSplit {
             }
         };
         self.words.clear();
-        self.words.extend([works.len() as u32, 0, 0, 0]);
+        self.words.extend_from_slice(words_of(&ExtendHead { work_count: works.len() as u32, reserved: [0; 3] }));
         let longest = works.iter().map(last_token).max().unwrap_or(0);
         let shift = longest.checked_ilog2().unwrap_or(0).saturating_sub(LENGTHS_LOG2 - 1);
         for length in (0..=longest >> shift).rev() {
             for work in works.iter().filter(|work| last_token(work) >> shift == length) {
-                let &ExtendWork { row, qo_start, extend_len, kv_len, .. } = work;
-                let &ExtendWork { q_begin, kv_begin, kv_end, part, .. } = work;
-                self.words.extend([row, qo_start, extend_len, kv_len]);
-                self.words.extend([q_begin, kv_begin, kv_end, part]);
+                self.words.extend_from_slice(words_of(work));
             }
         }
         works.len() as u32 * shape.kv_heads

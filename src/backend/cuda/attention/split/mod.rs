@@ -62,16 +62,32 @@ pub struct SplitShape {
 }
 
 impl SplitShape {
+    #[cfg(test)]
+    pub const PLAIN: Self = Self {
+        kv_heads: 8,
+        group: 4,
+        head_dim: 128,
+        extend_rows: 128,
+        extend_tokens: 64,
+        window: 0,
+        top: 0,
+        extra: DECODE_EXTRA,
+        decode_ctas: [264; 3],
+        extend_ctas: 264,
+        batch_max: 300,
+        tokens_max: 4096,
+    };
+
     /// Returns whether the extend kernel may have rows of a plan. The plan's trees are not yet marked ([`TREE_ROW`]).
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
         let decoded = if self.top > 0 { DecodeFilter::new(1, false) } else { self.decoded(width) };
         // A kernel that reads spans once gives each of its rows a suffix or items of its own (`RowAssignment`). The
         // extend kernel takes longer rows without such items, such as padding.
-        let longest = match plan.shared.spans.is_empty() {
-            true => decoded.longest,
-            false => decoded.longest.min(self.decoded(self.narrowest()).longest),
-        };
+        let mut longest = decoded.longest;
+        if !plan.shared.spans.is_empty() {
+            longest = longest.min(self.decoded(self.narrowest()).longest);
+        }
         plan.rows.iter().any(|row| {
             let is_tree = decoded.last_row < u32::MAX && plan.tree(row).is_some();
             row.extend_len > longest || is_tree
@@ -197,20 +213,7 @@ mod tests {
     }
 
     fn shape() -> SplitShape {
-        SplitShape {
-            kv_heads: 8,
-            group: 4,
-            head_dim: 128,
-            extend_rows: 128,
-            extend_tokens: 64,
-            window: 0,
-            top: 0,
-            extra: DECODE_EXTRA,
-            decode_ctas: [264; 3],
-            extend_ctas: 264,
-            batch_max: 300,
-            tokens_max: 70_000,
-        }
+        SplitShape { tokens_max: 70_000, ..SplitShape::PLAIN }
     }
 
     fn batch(lens: &[(u32, u32)]) -> Vec<BatchRow> {

@@ -22,6 +22,7 @@ mod accept;
 mod cost;
 mod grid;
 
+use super::decode::work_chunks;
 use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape};
 use crate::backend::cuda::kernels::params::{
     DecodeWork, LISTED_SUFFIXES, LISTED_SUMS, RowShare, SharedHead, SpanItem, SpanMember, SpanParts,
@@ -299,7 +300,7 @@ impl SharedSplit {
         }
     }
 
-    const fn stripes(&self) -> u32 {
+    fn stripes(&self) -> u32 {
         self.shape.decode_stripes(self.shape.narrowest())
     }
 
@@ -373,7 +374,7 @@ impl SharedSplit {
         best.expect("one CTA has room").1
     }
 
-    /// Cuts the suffixes into work chunks, as `decode.rs` cuts whole rows.
+    /// Cuts the suffixes into work chunks.
     fn cut_suffixes(&mut self, rows: &[BatchRow]) {
         let (stripes, span_ctas) = (self.stripes(), self.head.span_ctas);
         self.head.decode_warps = self.grid.warps * (self.grid.ctas - span_ctas);
@@ -382,25 +383,10 @@ impl SharedSplit {
         let chunks = (self.head.decode_warps / stripes).max(1);
         let per = total.div_ceil(chunks).max((total / 32).clamp(1, 16));
         self.head.work_units = per;
+        let units = |i: usize| self.shares[i].start..self.shares[i].start + self.shares[i].units * heads;
+        let works = work_chunks(rows, per, total, units).take(self.grid.work_count(&self.shape));
         self.works.clear();
-        let mut index = 0;
-        for i in 0..self.grid.work_count(&self.shape) as u32 {
-            let begin = i * per;
-            let mut work = DecodeWork { work_units: per, ..DecodeWork::default() };
-            if begin < total && i < chunks {
-                let end = |share: &RowShare| share.start + share.units * heads;
-                while end(&self.shares[index]) <= begin {
-                    index += 1;
-                }
-                let row = &rows[index];
-                work.unit_end = (begin + per).min(total);
-                work.batch_index = index as u32;
-                work.unit_start = self.shares[index].start;
-                (work.row, work.qo_start) = (row.row.raw(), row.qo_start);
-                (work.extend_len, work.kv_len) = (row.extend_len, row.kv_len);
-            }
-            self.works.push(work);
-        }
+        self.works.extend(works);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The modules and kernels that one [`Gpu`](crate::backend::cuda::Gpu) has loaded.
+//! The modules and kernels that one [`Gpu`](crate::backend::cuda::Gpu) has compiled.
 
 use std::ffi::{CString, c_void};
 use std::panic::resume_unwind;
@@ -12,16 +12,16 @@ use super::marks::with_marks;
 use crate::backend::cuda::driver::sys;
 use crate::backend::cuda::error::{CudaError, check};
 
-/// Maximum number of threads that load modules.
+/// Maximum number of threads that compile modules.
 const THREADS_MAX: usize = 8;
 /// Maximum length of a compiler's log in bytes.
 const LOG_BYTES: usize = 4096;
 
-/// The modules and kernels of a [`Gpu`](crate::backend::cuda::Gpu) and its clones. They stay loaded until the last
+/// The modules and kernels of a [`Gpu`](crate::backend::cuda::Gpu) and its clones. They stay compiled until the last
 /// clone is dropped, because graphs may use them.
 #[derive(Debug, Default)]
-pub(in super::super) struct Loaded {
-    modules: Vec<LoadedModule>,
+pub(in super::super) struct Compiled {
+    modules: Vec<Module>,
     kernels: Vec<(&'static Kernel, Function)>,
     /// Whether the driver supports programmatic dependent launches, also in captures.
     pdl: bool,
@@ -29,13 +29,13 @@ pub(in super::super) struct Loaded {
 
 /// A module: a PTX text with all its entry points.
 #[derive(Debug)]
-struct LoadedModule {
+struct Module {
     text: &'static str,
     archive: &'static Archive,
     module: u64,
 }
 
-impl LoadedModule {
+impl Module {
     /// Compiles a kernel's PTX. If the driver rejects it, returns the driver's code and the compiler's log. The context
     /// is bound.
     fn new(kernel: &'static Kernel, ptx: &str, capability: u32) -> Result<Self, (u32, Box<str>)> {
@@ -69,7 +69,7 @@ impl LoadedModule {
     fn entry(&self, name: &str) -> Result<sys::CUfunction, u32> {
         let name = CString::new(name).expect("no zero in the name");
         let mut function = null_mut();
-        // SAFETY: `function` is valid memory for one handle, the module is loaded, the name ends with a zero.
+        // SAFETY: `function` is valid memory for one handle, the module is compiled, the name ends with a zero.
         let result = unsafe {
             let module = self.module as usize as sys::CUmodule;
             sys::cuModuleGetFunction(&mut function, module, name.as_ptr())
@@ -78,14 +78,14 @@ impl LoadedModule {
     }
 }
 
-impl Drop for LoadedModule {
+impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded by this crate, unloaded once; `Gpu` first binds the context and waits for the device.
+        // SAFETY: compiled by this crate, unloaded once; `Gpu` first binds the context and waits for the device.
         unsafe { sys::cuModuleUnload(self.module as usize as sys::CUmodule) };
     }
 }
 
-/// The handle of a loaded kernel, valid while its [`Gpu`](crate::backend::cuda::Gpu) lives.
+/// The handle of a compiled kernel, valid while its [`Gpu`](crate::backend::cuda::Gpu) lives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Function {
     handle: u64,
@@ -109,12 +109,12 @@ impl Function {
     }
 }
 
-impl Loaded {
+impl Compiled {
     pub(in super::super) fn new(pdl: bool) -> Self {
         Self { pdl, ..Self::default() }
     }
 
-    /// Returns the kernel's handle, if the kernel is loaded.
+    /// Returns the kernel's handle, if the kernel is compiled.
     pub(in super::super) fn find(&self, kernel: &'static Kernel) -> Option<Function> {
         self.kernels.iter().find(|(k, _)| std::ptr::eq(*k, kernel)).map(|(_, function)| *function)
     }
@@ -127,10 +127,10 @@ impl Loaded {
         self.modules.len()
     }
 
-    /// Loads the missing kernels, with several threads: each archive is decompressed once, and each text compiled once.
-    /// `bind` makes the context current in the calling thread. If the driver rejects some kernels, the others stay
-    /// loaded. The texts are freed.
-    pub(in super::super) fn load(
+    /// Compiles the missing kernels, with several threads: each archive is decompressed once, and each text compiled
+    /// once. `bind` makes the context current in the calling thread. If the driver rejects some kernels, the others
+    /// stay compiled. The texts are freed.
+    pub(in super::super) fn compile(
         &mut self,
         kernels: &[&'static Kernel],
         capability: u32,
@@ -159,7 +159,7 @@ impl Loaded {
             let text = index.and_then(|index| texts[index].as_deref());
             let ptx = text.and_then(|text| find(text, kernel.text())).ok_or(corrupt(kernel))?;
             let refused = |(code, log)| refused(kernel, capability, code, log);
-            LoadedModule::new(kernel, ptx, capability).map_err(refused)
+            Module::new(kernel, ptx, capability).map_err(refused)
         });
         let mut error = None;
         for module in modules {
@@ -168,38 +168,41 @@ impl Loaded {
                 Err(refused) => error = error.or(Some(refused)),
             }
         }
-        let is_loaded = |kernel: &&Kernel| self.modules.iter().any(|module| module.is_of(kernel));
-        let loaded: Vec<_> = kernels.iter().copied().filter(|kernel| is_loaded(kernel)).collect();
-        loaded.iter().try_for_each(|kernel| self.take_entry(kernel, capability))?;
-        error.map_or(Ok(()), Err)
+        let is_compiled = |kernel: &&Kernel| self.modules.iter().any(|module| module.is_of(kernel));
+        let compiled: Vec<_> = kernels.iter().copied().filter(|kernel| is_compiled(kernel)).collect();
+        compiled.iter().try_for_each(|kernel| self.take_entry(kernel, capability))?;
+        match error {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
-    /// Returns the kernel's handle; loads its module at the first use. The context is bound.
+    /// Returns the kernel's handle; compiles its module at the first use. The context is bound.
     pub(in super::super) fn function(
         &mut self,
         kernel: &'static Kernel,
         capability: u32,
     ) -> Result<Function, CudaError> {
         if self.find(kernel).is_none() {
-            self.load(&[kernel], capability, || Ok(()))?;
+            self.compile(&[kernel], capability, || Ok(()))?;
         }
-        Ok(self.find(kernel).expect("the kernel is loaded"))
+        Ok(self.find(kernel).expect("the kernel is compiled"))
     }
 
-    /// Finds a kernel in its loaded module.
+    /// Finds a kernel in its compiled module.
     fn take_entry(&mut self, kernel: &'static Kernel, capability: u32) -> Result<(), CudaError> {
         if self.find(kernel).is_some() {
             return Ok(());
         }
         let module = self.modules.iter().find(|module| module.is_of(kernel));
         let handle = module
-            .expect("the module is loaded")
+            .expect("the module is compiled")
             .entry(kernel.name())
             .map_err(|code| refused(kernel, capability, code, "".into()))?;
         // With the static part, even less than 48 KiB of dynamic memory may exceed the default limit.
         if kernel.shared() > 0 {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function was just found in a loaded module.
+            // SAFETY: the function was just found in a compiled module.
             let result = unsafe { sys::cuFuncSetAttribute(handle, attribute, kernel.shared() as i32) };
             check("cuFuncSetAttribute", result)?;
         }
@@ -248,34 +251,34 @@ mod tests {
     }
 
     #[test]
-    fn a_load_error_names_kernel_and_capability() {
-        let mut loaded = Loaded::default();
+    fn a_compile_error_names_kernel_and_capability() {
+        let mut compiled = Compiled::default();
         for capability in [75, 130] {
-            let error = loaded.function(&KERNELS[0], capability).expect_err("it does not run");
+            let error = compiled.function(&KERNELS[0], capability).expect_err("it does not run");
             assert_eq!(error, CudaError::Capability { kernel: KERNELS[0].name(), capability });
         }
         let hopper = KERNELS.iter().find(|kernel| kernel.is_sm90a()).expect("some need sm_90a");
         for capability in [80, 89, 100, 120] {
-            let error = loaded.function(hopper, capability).expect_err("it does not run");
+            let error = compiled.function(hopper, capability).expect_err("it does not run");
             assert_eq!(error, CudaError::Capability { kernel: hopper.name(), capability });
         }
         let corrupt = CudaError::Archive { kernel: "nonsense", capability: 80 };
-        assert_eq!(loaded.function(kernel(b"no frame"), 80), Err(corrupt.clone()));
-        assert_eq!(loaded.function(kernel(b""), 80), Err(corrupt));
-        assert!(corrupt_text(&mut loaded).to_string().contains("compute capability 8.9"));
+        assert_eq!(compiled.function(kernel(b"no frame"), 80), Err(corrupt.clone()));
+        assert_eq!(compiled.function(kernel(b""), 80), Err(corrupt));
+        assert!(corrupt_text(&mut compiled).to_string().contains("compute capability 8.9"));
     }
 
-    /// Loads a kernel that is missing from its archive.
-    fn corrupt_text(loaded: &mut Loaded) -> CudaError {
+    /// Compiles a kernel that is missing from its archive.
+    fn corrupt_text(compiled: &mut Compiled) -> CudaError {
         let missing = Box::leak(Box::new(Kernel::new("nonsense", KERNELS[0].archive(), 32, 0)));
-        let error = loaded.function(missing, 89).expect_err("the archive lacks the text");
+        let error = compiled.function(missing, 89).expect_err("the archive lacks the text");
         assert_eq!(error, CudaError::Archive { kernel: "nonsense", capability: 89 });
         error
     }
 
     /// Two items run at the same time, and results keep the order of the items.
     #[test]
-    fn kernels_are_loaded_in_parallel() {
+    fn kernels_are_compiled_in_parallel() {
         let both = std::sync::Barrier::new(2);
         let made = in_parallel(&[1, 2, 3, 4], |&n| {
             both.wait();

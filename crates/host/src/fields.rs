@@ -5,7 +5,6 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
-pub use crate::files::{parse_json, read_json};
 
 /// Maximum of a size. Real models have no larger sizes, so a larger one shows that the config is damaged.
 const SIZE_MAX: usize = 1 << 24;

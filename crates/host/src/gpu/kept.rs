@@ -39,7 +39,7 @@ impl KeptLogits {
     }
 
     /// Returns the logits of a step's draws: bf16 `[draws, vocab]`. The step must be done.
-    pub fn of(&self, number: u64, draws: usize) -> &[bf16] {
+    pub fn logits(&self, number: u64, draws: usize) -> &[bf16] {
         let all: &[bf16] = bytemuck::cast_slice(self.memory.as_slice());
         &all[self.start(number)..][..draws * self.vocab]
     }

@@ -327,7 +327,7 @@ impl GpuRunner {
         }
         if let Some(kept) = &self.kept {
             self.logits.clear();
-            self.logits.extend(kept.of(number, draws).iter().map(|x| x.to_f32()));
+            self.logits.extend(kept.logits(number, draws).iter().map(|x| x.to_f32()));
         }
         Ok(())
     }

@@ -36,8 +36,8 @@ impl<R: Runner> Server<R> {
             let Some(stream) = self.streams.get(pending.stream) else { continue };
             let is_own = pending.sample == stream.sample;
             let index = if is_own { pending.stream } else { self.fork(pending.stream, pending.sample)? };
-            for n in 0..self.branches.of(i).len() {
-                let branch = self.branches.of(i);
+            for n in 0..self.branches.get(i).len() {
+                let branch = self.branches.get(i);
                 let (draw, is_last) = (pending.draw + branch[n] as usize, n + 1 == branch.len());
                 if flight.work.forbids(draw, self.tokens[draw]) {
                     // No token is allowed. A shaped stream has no drafts, so this draw is its only one.

@@ -5,13 +5,13 @@ mod common;
 
 use std::fs;
 
+use common::contiguous;
 use common::files::Dir;
 use common::run_server;
 use common::serving::CollectedStreams;
 use half::{bf16, f16};
 use kvarena::{Capacity, CpuOptions, Dtype, Engine, EngineConfig, KvDtype, PoolConfig};
 use kvarena_host::config::ModelConfig;
-use kvarena_host::contiguous;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::model::Model;
 use kvarena_host::request::Defaults;

@@ -52,16 +52,18 @@ pub struct Cache {
 
 impl Cache {
     pub fn new(page_count: u32, page_size: u32) -> Self {
-        let mut cache = Self::untouched(page_count, page_size);
         // An engine does the same by default.
-        cache.tree.prefault().expect("memory");
-        cache
+        Self::of(PrefixTree::prefaulted(page_count, page_size, 64).expect("memory"), page_count)
     }
 
     /// Creates a cache without prefault: its memory is first touched when it is used.
     pub fn untouched(page_count: u32, page_size: u32) -> Self {
+        Self::of(PrefixTree::new(page_count, page_size, 64).expect("memory"), page_count)
+    }
+
+    fn of(tree: PrefixTree, page_count: u32) -> Self {
         Self {
-            tree: PrefixTree::new(page_count, page_size, 64).expect("memory"),
+            tree,
             pool: PagePool::new(page_count).expect("memory"),
             fence: Fence::new(0, 1, 0).expect("memory"),
             freed: Vec::with_capacity(page_count as usize),

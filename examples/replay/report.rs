@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::core_time::percentile;
 use crate::host::{Outcome, StepWork};
 
-/// Prompt tokens a second that one GPU computes: Qwen3-8B on an H200, measured in `crates/server/README.md`.
+/// Prompt tokens a second that one GPU computes: Qwen3-8B on an H200, measured in `crates/server/GPU.md`.
 const PREFILL_RATE: f64 = 44_400.0;
 
 /// Number of slow steps in the list.

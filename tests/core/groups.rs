@@ -6,7 +6,7 @@ use kvarena::testkit::padded::padded;
 use kvarena::testkit::poison::poison;
 use kvarena::{
     Attend, Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Extend, Groups, KvDtype, KvShape,
-    LayerId, Namespace, Null, OwnedPlan, PlanError, PlanSize, PoolConfig, PrefixMode, Reach, Select, SeqKey,
+    LayerId, Namespace, Null, OwnedPlan, PlanError, PlanSize, PoolConfig, PrefixMode, Reach, Select, SeqKey, SlotId,
     SlotMapping, SparseBackend, StepScratch, TokenId,
 };
 
@@ -165,13 +165,18 @@ fn attention_that_does_not_match_the_groups_is_refused() {
     let error = PlanError::SparseGroup { layer, group: 1 };
     let selected = engine.backend_mut().select(&plan, layer, &select, q, &mut positions);
     assert_eq!(selected, Err(CpuError::Plan(error)));
-    // A plan has slots for too few tracks, or for none.
-    let slots = [0; 3];
-    for track_slots in [SlotMapping::I32(&slots), SlotMapping::I32(&[])] {
-        let plan = kvarena::BatchPlan { track_slots, ..plan };
+    // A plan has slots for too few tracks, for none, or slots outside the pool.
+    let slot_count = engine.backend().layout().slot_count();
+    let past = SlotId::new(slot_count);
+    let tracks = |slots| PlanError::TrackSlots { slots, wanted: 6 };
+    for (slots, error) in [
+        (&[0; 3][..], tracks(3)),
+        (&[], tracks(0)),
+        (&[0, 0, 0, 0, 0, past.raw() as i32], PlanError::Slot { slot: past, slot_count }),
+    ] {
+        let plan = kvarena::BatchPlan { track_slots: SlotMapping::I32(slots), ..plan };
         let k = [0.0; 3 * KV_HEADS * DIM];
         let stored = engine.backend_mut().store_cache(&plan, LayerId::new(0), k[..].into(), k[..].into());
-        let error = PlanError::TrackSlots { slots: track_slots.len(), wanted: 6 };
         assert_eq!(stored, Err(CpuError::Plan(error)));
     }
 }

@@ -164,9 +164,6 @@ impl Cuda {
 
     /// Records an event at the stream's end. When it is done, all earlier steps are done, and the host may call the
     /// engine's `complete`.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn record(&self) -> Result<CudaEvent, CudaError> {
         self.stream.mark()
     }

@@ -30,7 +30,7 @@ use crate::sparse::channels::Measured;
 use experts::Mixture;
 use operands::qkv_width;
 
-/// A deliberate fault, to verify that `kvarena-server --check` finds it.
+/// A deliberate fault, to verify that a comparison with the CPU finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum InjectedFault {
     /// No fault.

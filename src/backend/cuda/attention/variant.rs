@@ -41,7 +41,7 @@ pub(super) struct VariantKey {
 
 /// Slots of the listed positions of a step, which a kernel writes.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct ListBuffers {
+pub struct ListBuffers {
     /// u32 `[rows, kv_heads, top]`.
     pub listed: DeviceBuffer,
     /// u32 `[rows, kv_heads]`.

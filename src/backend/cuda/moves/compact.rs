@@ -27,7 +27,7 @@ struct PlaneRun {
 }
 
 /// Moves slots in the stream's order. The caller has checked the compactions.
-pub(in crate::backend::cuda) fn compact(
+pub fn compact(
     gpu: &Gpu,
     (pool, tracks): (&Pool, Range<u32>),
     tables: &Tables,

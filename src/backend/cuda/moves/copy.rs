@@ -17,7 +17,7 @@ use crate::plan::PageCopy;
 const BLOCK_UNITS: u32 = 1024;
 
 /// Copies checked pages, between any memory that the device can access, in the stream's order.
-pub(in crate::backend::cuda) fn copy_on_device(
+pub fn copy_on_device(
     gpu: &Gpu,
     source: &Pages,
     target: &Pages,
@@ -95,7 +95,7 @@ fn copy_pieces(
 }
 
 /// Returns the largest of 16, 4 and 2 bytes that divides all of `multiples`; 0 if none does. It is the unit of a copy.
-pub(in crate::backend::cuda) fn unit_bytes(multiples: &[u64]) -> u32 {
+pub fn unit_bytes(multiples: &[u64]) -> u32 {
     let serves = |unit: &u32| multiples.iter().all(|n| n.is_multiple_of(u64::from(*unit)));
     [16, 4, 2].into_iter().find(serves).unwrap_or(0)
 }

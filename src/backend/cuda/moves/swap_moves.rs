@@ -24,7 +24,7 @@ use crate::backend::cuda::store::pool::Pages;
 use crate::backend::{Moved, PlanError, check};
 use crate::id::{MoveId, PageId, StepId, SwapPageId};
 use crate::layout::PoolLayout;
-use crate::memory;
+use crate::memory::Memory;
 use crate::plan::{PageMove, StepEnd};
 
 /// Maximum number of parts of a load.
@@ -37,7 +37,7 @@ const PART_BYTES: u64 = 192 << 10;
 
 /// The swap pages of a backend and the moves from and to them.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct SwapMoves {
+pub struct SwapMoves {
     gpu: Gpu,
     region: Region,
     /// The region's pages, as the pool's kernels address them.
@@ -75,7 +75,8 @@ impl SwapMoves {
     pub fn new(gpu: &Gpu, layout: &PoolLayout, pool: &Pages, fewer: bool) -> Result<Self, CudaError> {
         let region = Region::new(gpu, layout, fewer)?;
         let columns = |count: u32| {
-            memory::filled(count.into(), Moved::default())
+            Memory::new(false)
+                .filled(count.into(), Moved::default())
                 .map_err(|error| CudaError::OutOfMemory { bytes: error.bytes })
         };
         let load_transfer = Transfer::new(gpu, Direction::Load, pool)?;

@@ -300,7 +300,7 @@ impl SharedSplit {
         }
     }
 
-    const fn stripes(&self) -> u32 {
+    fn stripes(&self) -> u32 {
         self.shape.decode_stripes(self.shape.narrowest())
     }
 

@@ -1,7 +1,6 @@
-//! The settings in which `kvarena-server --check` serves, and the draws that it compares.
+//! The settings in which the check serves, and the draws that it compares.
 
 use kvarena::Layout;
-
 use kvarena_host::draft::Drafting;
 use kvarena_host::gpu::forward::InjectedFault;
 use kvarena_host::gpu::products::Choice;
@@ -17,7 +16,6 @@ pub const FAIL_EVERY: u64 = 5;
 /// The way in which the check serves the requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Schedule {
-    /// All at once.
     AllAtOnce,
     /// Prompts in chunks of seven tokens.
     Chunked,
@@ -27,25 +25,17 @@ pub enum Schedule {
     Forked,
 }
 
-/// All schedules.
-pub const SCHEDULES: [Schedule; 4] = [Schedule::AllAtOnce, Schedule::Chunked, Schedule::Preempting, Schedule::Forked];
+const SCHEDULES: [Schedule; 4] = [Schedule::AllAtOnce, Schedule::Chunked, Schedule::Preempting, Schedule::Forked];
 
 /// One combination of settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setting {
-    /// Tokens of a page.
     pub page_size: u32,
-    /// Order of K and V.
     pub layout: Layout,
-    /// Decode steps are replayed as graphs.
     pub graphs: bool,
-    /// Steps are launched ahead.
     pub overlap: bool,
-    /// The way in which the check serves the requests.
     pub schedule: Schedule,
-    /// The choice of products' implementations.
     pub choice: Choice,
-    /// The deliberate fault.
     pub fault: InjectedFault,
     /// Every n-th step fails.
     pub fail_every: Option<u64>,

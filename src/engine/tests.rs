@@ -359,7 +359,7 @@ fn h5_with_groups_a_sequence_that_waits_lists_no_page() {
     let (mut engine, seq) = waiting_for_a_cell();
     let row = engine.world.sequences.row_mut(seq).expect("it is live");
     assert_eq!(row.pending(), 2);
-    let first = engine.world.prefixes.path(row.sequence.lock.as_ref().expect("it runs"))[0];
+    let first = engine.world.prefixes.nodes().path(row.sequence.lock.as_ref().expect("it runs"))[0];
     let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
     row.begin_pending(1, 1, 1);
     row.append_published(&[first]);

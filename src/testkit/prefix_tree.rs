@@ -13,7 +13,7 @@ use crate::fence::Fence;
 use crate::hash::{Hashing, NamespaceNames};
 use crate::id::{Namespace, PageId, PrefixLock, Scope, StepId, TokenId};
 use crate::layout::{Limits, PoolConfig, PoolLayout};
-use crate::prefix::{PrefixMatch, PrefixTree};
+use crate::prefix::{PrefixMatch, PrefixTree, TreeShape};
 use cells::Cells;
 
 /// A text with two authors: the first author up to the token `cut`, the second author from there on.
@@ -278,22 +278,17 @@ fn sorted(pages: &[PageId]) -> Vec<PageId> {
 impl Both {
     fn new(config: PrefixConfig) -> Self {
         let PrefixConfig { pages, page_size, hash_bits, .. } = config;
-        let mut tree = PrefixTree::new(pages, page_size, hash_bits).expect("memory");
-        if let Some(hashing) = config.hashing() {
-            tree.keep_hashes(hashing, hash_bits).expect("the table is small");
-            let other = Namespace::new(1);
-            tree.name(other, names(other)).expect("no other namespace has names");
-            if config.event_pages > 0 {
-                tree.keep_events(config.event_pages.into()).expect("the buffer is small");
-            }
-        }
+        let mut shape = TreeShape::new(pages, page_size, hash_bits);
+        (shape.hashing, shape.event_pages) = (config.hashing(), config.event_pages.into());
         let mut model = Tree::new(page_size, Some(0));
         if config.groups > 0 {
             let layout = config.layout();
-            let (limits, steps) = (Limits::new(&layout, 0), MAX_STEPS as u32);
-            tree.keep_cells(limits, [pages, 0], steps).expect("it is small");
+            (shape.limits, shape.max_steps) = (Limits::new(&layout, 0), MAX_STEPS as u32);
             model.keep_groups(&layout);
         }
+        let mut tree = PrefixTree::of_shape(&shape).expect("memory");
+        let other = Namespace::new(1);
+        tree.names.name(other, names(other)).expect("no other namespace has names");
         Self {
             config,
             tree,
@@ -336,7 +331,7 @@ impl Both {
         agree("full_pages", &(found.full_pages() as usize), &want.len())?;
         agree("pages", &(found.pages() as usize), &hit)?;
         let idle = self.model.idle_on_path(scope, &tokens, hit) + self.model.idle_in_tails(scope, &tokens, hit);
-        agree("idle_pages", &self.tree.idle_pages(&found), &idle)?;
+        agree("idle_pages", &self.tree.idle_pages(&found, None), &idle)?;
         if let Some(hashing) = self.config.hashing() {
             let chain = hashing.chain(&names(scope.namespace), &tokens, self.config.page_size);
             let mut hashed = Vec::new();
@@ -435,11 +430,7 @@ impl Both {
             PrefixOp::Evict { count } => {
                 let count = u32::from(count) % (self.model.evictable() + 1);
                 let mut got = Vec::new();
-                if self.tree.has_cells() {
-                    self.tree.evict_groups(count, &mut got);
-                } else {
-                    self.tree.evict(count, &mut got);
-                }
+                self.tree.evict(count, &mut got);
                 agree("evict", &sorted(&got), &sorted(&self.model.evict(count)))?;
                 self.free.extend(got);
             }
@@ -527,7 +518,7 @@ impl Both {
         let fenced = self.fence.locks().zip(&self.deferred);
         let fenced = fenced.map(|((_, lock), (_, scope, tokens))| (lock, *scope, tokens, true));
         for (lock, scope, tokens, waits) in held.chain(fenced) {
-            agree("path", &self.tree.path(lock), &self.model.matched(scope, tokens))?;
+            agree("path", &self.tree.nodes().path(lock), &self.model.matched(scope, tokens))?;
             if let Some(node) = lock.node() {
                 *locks.entry(node).or_default() += 1;
                 *deferred.entry(node).or_default() += u32::from(waits);

@@ -8,7 +8,7 @@ use crate::id::{PageId, SeqKey, TokenId};
 use crate::layout::Limits;
 use crate::page::PagePool;
 use crate::plan::{Admitted, BatchRow, Compaction, PageCopy, STEP_TOKENS_MAX, SharedSpan, TableWrite};
-use crate::prefix::{LoadBatch, PrefixTree, SharedPrefixFinder};
+use crate::prefix::{LoadBatch, SharedPrefixFinder, TreeShape};
 use crate::sequence::SequenceTable;
 use crate::step::StepLog;
 
@@ -69,43 +69,20 @@ impl EngineShape {
             + 4 * u64::from(self.max_sequence_len)
             + u64::from(self.table.rows) * rows as u64
             + Bitmap::bytes(page_count);
-        let limits = Limits::new(&self.layout, self.promise_ahead);
-        let [of_tree, of_rows] = if limits.is_none() {
-            [0, 0]
-        } else {
-            [
-                PrefixTree::cell_bytes(&limits, [page_count, swap_pages(self)], self.max_steps),
-                SequenceTable::group_bytes(&self.table, &limits),
-            ]
-        };
-        let swap_pages = swap_pages(self);
-        let entries = page_count + swap_pages;
-        let swap = match swap_pages {
-            0 => 0,
-            _ => {
-                let stage_pages = self.layout.stage_pages();
-                let has_stores = self.hashing.is_some() && limits.is_none();
-                let stores = match has_stores {
-                    true => PrefixTree::store_bytes(page_count, swap_pages, stage_pages),
-                    false => 0,
-                };
-                PrefixTree::host_bytes(page_count, swap_pages)
-                    + stores
-                    + LoadBatch::bytes(page_count, self.table.rows)
-                    + SequenceTable::load_bytes(&self.table)
-            }
-        };
+        let tree = tree_shape(self, u32::BITS);
+        let tree_bytes = tree.bytes();
+        let has_groups = !tree.limits.is_none();
+        let of_groups = if has_groups { SequenceTable::group_bytes(&self.table, &tree.limits) } else { 0 };
+        let of_loads = LoadBatch::bytes(page_count, self.table.rows) + SequenceTable::load_bytes(&self.table);
         EngineBytes {
             kv: self.layout.total_bytes(),
             kv_tables: 4 * self.table.words() as u64,
             pages: PagePool::bytes(page_count),
-            prefixes: PrefixTree::bytes(entries, page_size) + of_tree,
-            swap,
-            hashes: self.hashing.map_or(0, |hashing| PrefixTree::hash_bytes(entries, hashing)),
-            events: self
-                .hashing
-                .map_or(0, |hashing| PrefixTree::event_bytes(entries, page_size, hashing, self.event_pages)),
-            sequences: SequenceTable::bytes(&self.table, page_size) + of_rows,
+            prefixes: tree_bytes.tree,
+            swap: tree_bytes.swap + if tree.swap_pages > 0 { of_loads } else { 0 },
+            hashes: tree_bytes.hashes,
+            events: tree_bytes.events,
+            sequences: SequenceTable::bytes(&self.table, page_size) + of_groups,
             steps: StepLog::bytes(self.max_steps, self.table.rows)
                 + Fence::bytes(page_count, self.max_steps, lock_count(self))
                 + SharedPrefixFinder::bytes(self.table.rows)
@@ -167,9 +144,18 @@ pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
     (u64::from(row_pages) + 1) * u64::from(shape.table.tracks)
 }
 
-/// Returns the number of swap pages that the engine can use: 0 if sequences do not share prefixes.
-pub(super) fn swap_pages(shape: &EngineShape) -> u32 {
-    if shape.shares_prefixes() { shape.layout.swap_pages() } else { 0 }
+/// Returns the shape of an engine's tree, without swap memory if sequences do not share prefixes.
+pub(super) fn tree_shape(shape: &EngineShape, hash_bits: u32) -> TreeShape {
+    let layout = &shape.layout;
+    TreeShape {
+        swap_pages: if shape.shares_prefixes() { layout.swap_pages() } else { 0 },
+        stage_pages: layout.stage_pages(),
+        hashing: shape.hashing,
+        event_pages: shape.event_pages,
+        limits: Limits::new(layout, shape.promise_ahead),
+        max_steps: shape.max_steps,
+        ..TreeShape::new(layout.page_count(), layout.page_size(), hash_bits)
+    }
 }
 
 /// Returns the maximum number of copies of a fork: one page for each child, or with several tracks all pages of the

@@ -16,7 +16,6 @@ use crate::config::EngineShape;
 use crate::error::ConfigError;
 use crate::fence::Fence;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
-use crate::layout::Limits;
 use crate::memory::{self, OutOfMemory, touch_reserved};
 use crate::page::PagePool;
 use crate::plan::{Admitted, Compaction, PageCopy};
@@ -27,7 +26,7 @@ use crate::step::StepLog;
 
 pub use audit::{Broken, Owner};
 pub use bytes::EngineBytes;
-use bytes::{copy_count, lock_count, row_pages_all, swap_pages};
+use bytes::{copy_count, lock_count, row_pages_all, tree_shape};
 
 /// The tables, and the limits from which they are created.
 pub struct World {
@@ -88,11 +87,12 @@ impl World {
         if shape.prefault {
             memory::check(shape.bytes().host())?;
         }
-        let has_swap = swap_pages(shape) > 0;
+        let tree = tree_shape(shape, hash_bits);
+        let has_swap = tree.swap_pages > 0;
         let mut world = Self {
             shape: *shape,
             pages: PagePool::new(page_count)?,
-            prefixes: PrefixTree::new(page_count + swap_pages(shape), page_size, hash_bits)?,
+            prefixes: PrefixTree::of_shape(&tree)?,
             sequences: SequenceTable::new(&shape.table, page_size, hash_bits)?,
             steps: StepLog::new(shape.max_steps, shape.table.rows)?,
             fence: Fence::new(page_count, shape.max_steps, lock_count(shape))?,
@@ -110,21 +110,11 @@ impl World {
                 counted: Bitmap::new(page_count, false)?,
             },
         };
-        if shape.table.tracks > 1 {
-            let limits = Limits::new(&shape.layout, shape.promise_ahead);
-            world.sequences.set_limits(limits)?;
-            let pages = [page_count, swap_pages(shape)];
-            world.prefixes.keep_cells(limits, pages, shape.max_steps)?;
+        if !tree.limits.is_none() {
+            world.sequences.set_limits(tree.limits)?;
         }
         if has_swap {
-            world.prefixes.keep_swap(page_count, swap_pages(shape), shape.layout.stage_pages())?;
             world.sequences.keep_loads()?;
-        }
-        if let Some(hashing) = shape.hashing {
-            world.prefixes.keep_hashes(hashing, hash_bits)?;
-            if shape.event_pages > 0 {
-                world.prefixes.keep_events(shape.event_pages)?;
-            }
         }
         if shape.prefault {
             world.fence.prefault();

@@ -26,12 +26,11 @@ impl Both {
         let mut keys = self.model.tail_cells(*scope, tokens, found.pages() as usize);
         // The tree visits the cells of a group from last to first.
         keys.sort_by_key(|(group, path)| (*group, Reverse(path.2.len())));
-        let mut cells = Vec::new();
-        self.tree.each_tail_cell(found, |cell| cells.push(cell));
+        let cells: Vec<_> = self.tree.tails(found.end(), found.pages()).collect();
         agree("cells of a match", &cells.len(), &keys.len())?;
         for (key, cell) in keys.iter().zip(&cells) {
             let pages = &self.model.cells[key].pages;
-            agree("pages of a cell", &self.tree.cell_pages(*cell), &pages.as_slice())?;
+            agree("pages of a cell", &self.tree.cells().pages(*cell), &pages.as_slice())?;
         }
         Ok(keys.into_iter().zip(cells).collect())
     }
@@ -46,9 +45,10 @@ impl Both {
                 continue;
             }
             let (group, place) = (key.0, key.1.2.len() / self.config.page_size as usize - 1);
-            let mut path = self.tree.path_of(lock, pages as u32);
-            let entry = self.tree.entry_at(&mut path, place as u32);
-            let cell = self.tree.cell_at(group as u32, entry);
+            let nodes = self.tree.nodes();
+            let mut path = nodes.path_of(lock, pages as u32);
+            let entry = nodes.entry_at(&mut path, place as u32);
+            let cell = self.tree.cells().at(group as u32, entry);
             agree("a cell", &cell.is_some(), &self.model.cells.contains_key(&key))?;
             if cell.is_some() {
                 self.acquire_cell(&key, cell);
@@ -59,7 +59,7 @@ impl Both {
                 return Ok(());
             };
             let own = self.free.split_off(rest);
-            let cell = self.tree.create_cell(group as u32, entry, own.iter().copied());
+            let cell = self.tree.cells_mut().create(group as u32, entry, own.iter().copied());
             let held = CellHeld { pages: own, swap_pages: Vec::new(), users: 1, waits: Vec::new(), since: 0 };
             self.model.cells.insert(key.clone(), held);
             self.held[index].cells.insert(key, cell);
@@ -80,7 +80,8 @@ impl Both {
     /// Compares the counts of cells, and audits them.
     pub(super) fn compare_cells(&self) -> Result<(), String> {
         let cells = (self.model.cells.len() as u32, self.model.evicted.1);
-        agree("cells, and evicted ones", &self.tree.cell_counts(), &cells)?;
+        let counts = self.tree.has_cells().then(|| self.tree.cells().counts());
+        agree("cells, and evicted ones", &counts.unwrap_or_default(), &cells)?;
         let mut named = HashMap::new();
         for cell in self.held.iter().flat_map(|held| held.cells.values()) {
             *named.entry(*cell).or_default() += 1;

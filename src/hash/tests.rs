@@ -209,14 +209,16 @@ fn sglangs_hashes_are_those_of_its_package() {
 #[test]
 fn long_pages_are_hashed_in_blocks() {
     // The page is longer than the blocks in which tokens are widened and CBOR is written. The engines' functions
-    // computed the hashes.
+    // computed the hashes. The last salt is longer than a block of CBOR; `cbor2` and `hashlib` computed its hash.
     let tokens: Vec<TokenId> = (0..200).map(|i| TokenId::new(i * 7919 % 151_936)).collect();
-    let first = |hashing: Hashing| hashing.chain(&NamespaceNames::default(), &tokens, 200)[0];
-    assert_eq!(first(Hashing::NanoVllm).to_u64(), 0x30de_1cf7_4d5c_2e74);
-    assert_eq!(
-        format!("{:?}", first(Hashing::VllmSha256Cbor)),
-        "169dfb71fa1baf81b54c70e1c4adbe857faa5c1a3483d63ef819a71f5e4bdc4a"
-    );
+    let first = |hashing: Hashing, salt: &str| hashing.chain(&names("", salt), &tokens, 200)[0];
+    assert_eq!(first(Hashing::NanoVllm, "").to_u64(), 0x30de_1cf7_4d5c_2e74);
+    for (salt, hash) in [
+        ("", "169dfb71fa1baf81b54c70e1c4adbe857faa5c1a3483d63ef819a71f5e4bdc4a"),
+        (&"0123456789".repeat(60), "16eadfcbf642c10e80b16a3923720ff29c3b2bde8fd3d1993382a74328751cc9"),
+    ] {
+        assert_eq!(format!("{:?}", first(Hashing::VllmSha256Cbor, salt)), hash);
+    }
 }
 
 #[test]

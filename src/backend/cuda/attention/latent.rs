@@ -14,7 +14,7 @@ use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::AttendParams;
 use crate::backend::cuda::kernels::{Kernel, Latent, Selection};
 use crate::backend::cuda::plan::image::StepLimits;
-use crate::backend::cuda::plan::ring::{Payload, UploadRing};
+use crate::backend::cuda::plan::ring::UploadRing;
 use crate::backend::cuda::store::pool::Pool;
 use crate::id::LayerId;
 use crate::layout::{KvShape, PoolLayout};
@@ -38,8 +38,8 @@ pub fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
 }
 
 /// Returns all kernels of a pool.
-pub fn kernels(of: &Selection) -> Vec<&'static Kernel> {
-    match of.latent() {
+pub fn kernels(selection: &Selection) -> Vec<&'static Kernel> {
+    match selection.latent() {
         Latent::Plain(kernel) => vec![kernel],
         Latent::Split(kernels, _) => kernels.to_vec(),
     }
@@ -138,12 +138,7 @@ impl LatentVariants {
     /// Sends the plans of the last split.
     pub fn send(&self, gpu: &Gpu, ring: &mut UploadRing, stream: RawStream) -> Result<(), CudaError> {
         for variant in &self.list {
-            let bytes: &[u8] = bytemuck::cast_slice(variant.split.words());
-            let mut upload = ring.acquire(stream)?;
-            upload.bytes()[..bytes.len()].copy_from_slice(bytes);
-            let (image_bytes, image) = (bytes.len(), variant.plan.address());
-            let payload = Payload { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
-            upload.send(gpu, &payload, stream)?;
+            ring.send_image(gpu, bytemuck::cast_slice(variant.split.words()), variant.plan.address(), stream)?;
         }
         Ok(())
     }

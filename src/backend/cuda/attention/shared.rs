@@ -87,7 +87,7 @@ impl SharedDecode {
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Option<Self>, CudaError> {
-        let Some(kernels) = selection.shared(&shape) else {
+        let Some(kernels) = selection.shared(shape.window) else {
             return Ok(None);
         };
         let resident = gpu.resident(kernels[shape.narrowest()])?.min(RESIDENT);

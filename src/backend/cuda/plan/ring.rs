@@ -93,6 +93,14 @@ impl UploadRing {
         Ok(Upload { ring: self, slot, start })
     }
 
+    /// Sends an image without table writes.
+    pub fn send_image(&mut self, gpu: &Gpu, image: &[u8], address: u64, stream: RawStream) -> Result<(), CudaError> {
+        let mut upload = self.acquire(stream)?;
+        upload.bytes()[..image.len()].copy_from_slice(image);
+        let payload = Payload { image_bytes: image.len(), image: address, writes_at: 0, writes: 0, words: 0 };
+        upload.send(gpu, &payload, stream)
+    }
+
     /// Records that the backend switches to another stream.
     pub fn switch_stream(&mut self) {
         self.turn += 1;

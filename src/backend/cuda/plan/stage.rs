@@ -51,7 +51,7 @@ struct Staged {
 }
 
 impl Staged {
-    fn of(plan: &BatchPlan<'_>, variants: usize) -> Self {
+    fn new(plan: &BatchPlan<'_>, variants: usize) -> Self {
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
         Self { step: plan.step, tokens, rows, slot_bytes: slot_bytes(plan), variants }
     }
@@ -73,7 +73,7 @@ struct Offsets {
 
 impl Offsets {
     /// Returns the offsets for the numbers of a plan.
-    fn of(plan: &BatchPlan<'_>, layout: &PoolLayout) -> Self {
+    fn of_plan(plan: &BatchPlan<'_>, layout: &PoolLayout) -> Self {
         Self::new(plan.token_count(), plan.rows.len(), slot_bytes(plan), layout)
     }
 
@@ -116,7 +116,8 @@ pub struct Stage {
 impl Stage {
     pub fn new(
         gpu: &Gpu,
-        (layout, table): (&PoolLayout, &TableShape),
+        layout: &PoolLayout,
+        table: &TableShape,
         limits: StepLimits,
         uploads: usize,
     ) -> Result<Self, CudaError> {
@@ -161,7 +162,7 @@ impl Stage {
         tables: &Tables,
         stream: RawStream,
     ) -> Result<Image, CudaError> {
-        let wanted = Staged::of(plan, variants.len());
+        let wanted = Staged::new(plan, variants.len());
         if self.staged != Some(wanted) {
             if is_capturing(stream)? {
                 return Err(CudaError::NotStaged { step: plan.step });
@@ -204,7 +205,7 @@ impl Stage {
     /// Rejects chunks that no group of the pool has.
     pub fn check_chunk(&self, attend: &Attend) -> Result<(), CudaError> {
         match attend.chunk {
-            Some(chunk) if self.chunks.of(chunk).is_none() => Err(CudaError::Chunk { chunk }),
+            Some(chunk) if self.chunks.of_size(chunk).is_none() => Err(CudaError::Chunk { chunk }),
             _ => Ok(()),
         }
     }
@@ -257,9 +258,11 @@ impl Stage {
         self.staged = None;
         self.trees = !plan.masks.is_empty();
         self.start = Start::InOrder;
-        let offsets = Offsets::of(plan, &self.layout);
+        let offsets = Offsets::of_plan(plan, &self.layout);
         let empty = self.empty_payload(tables);
-        self.send_masks(gpu, plan, &empty, stream)?;
+        if !plan.masks.is_empty() {
+            self.ring.send_image(gpu, bytemuck::cast_slice(plan.masks), self.masks.address(), stream)?;
+        }
         let plan = &BatchPlan { rows: mark_trees(plan, &mut self.marked), ..*plan };
         let mut upload = self.ring.acquire(stream)?;
         let bytes = upload.bytes();
@@ -285,25 +288,8 @@ impl Stage {
         upload.send(gpu, &Payload { image_bytes, writes_at, writes: fit, ..empty }, stream)?;
         let decode_only = plan.token_count() <= plan.rows.len();
         variants.send_extend(gpu, decode_only, &mut self.ring, stream)?;
-        self.staged = Some(Staged::of(plan, variants.len()));
+        self.staged = Some(Staged::new(plan, variants.len()));
         Ok(fit)
-    }
-
-    /// Sends the masks, if some rows are trees.
-    fn send_masks(
-        &mut self,
-        gpu: &Gpu,
-        plan: &BatchPlan<'_>,
-        empty: &Payload,
-        stream: RawStream,
-    ) -> Result<(), CudaError> {
-        if plan.masks.is_empty() {
-            return Ok(());
-        }
-        let mut upload = self.ring.acquire(stream)?;
-        let image_bytes = put(upload.bytes(), 0, plan.masks);
-        let payload = Payload { image_bytes, image: self.masks.address(), ..*empty };
-        upload.send(gpu, &payload, stream)
     }
 
     /// Rejects a plan that would make a kernel access memory outside the pool, the tables or the image, or that exceeds

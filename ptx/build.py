@@ -300,6 +300,8 @@ def numbers(table):
     right = {}
     for name, size, fields in re.findall(r"(?m)^    (\w+) (\d+) \{([^}]*)\}", rust):
         right |= {(name,): int(size)} | {(name, field): int(n) for field, n in re.findall(r"(\w+) (\d+)\b", fields)}
+    for name, size, fields in re.findall(r"(?ms)^    pub struct (\w+): (\d+) \{(.*?)^    \}", rust):
+        right |= {(name,): int(size)} | {(name, field): int(n) for n, field in re.findall(r"(?m)^ +(\d+) (\w+):", fields)}
     return left, right, c, rust
 
 

@@ -36,7 +36,7 @@ impl<B: Backend> Engine<B> {
     #[inline(never)]
     pub(super) fn load_waiting(&mut self, seqs: &mut dyn Iterator<Item = SeqKey>) -> Result<(), EngineError<B::Error>> {
         self.look_at_swap();
-        let begun = begin_load(Load::of(&mut self.world), seqs);
+        let begun = begin_load(Load::from(&mut self.world), seqs);
         self.world.counters.count_refusal(begun)?;
         self.flush_saves();
         let World { prefixes, load, .. } = &mut self.world;
@@ -47,7 +47,7 @@ impl<B: Backend> Engine<B> {
                 prefixes.set_loads(load);
             }
         }
-        end_load(Load::of(&mut self.world), loaded.is_err());
+        end_load(Load::from(&mut self.world), loaded.is_err());
         loaded.map_err(EngineError::Backend)
     }
 

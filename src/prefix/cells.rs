@@ -28,7 +28,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::fence::Fence;
 use crate::id::{CellId, PageId, StepId, SwapPageId};
 use crate::layout::Limits;
-use crate::memory::{OutOfMemory, reserved, reserved_queue, touch, touch_reserved, zeroed};
+use crate::memory::{Memory, OutOfMemory};
 
 use super::ages::Ages;
 use super::residency::{Residency, Seek};
@@ -117,6 +117,7 @@ impl Cells {
         [device_pages, swap_pages]: [u32; 2],
         entry_count: u32,
         max_steps: u32,
+        memory: &mut Memory,
     ) -> Result<Self, OutOfMemory> {
         let page_count = device_pages + swap_pages;
         let saving = if swap_pages > 0 { device_pages } else { 0 };
@@ -133,42 +134,19 @@ impl Cells {
         Ok(Self {
             groups,
             entry_count,
-            of_entry: zeroed((entry_count * limits.count() as usize) as u64)?,
-            cells: zeroed(base.into())?,
-            pages: zeroed(page_base as u64)?,
-            swap_pages: zeroed(if swap_pages > 0 { page_base as u64 } else { 0 })?,
+            of_entry: memory.zeroed((entry_count * limits.count() as usize) as u64)?,
+            cells: memory.zeroed(base.into())?,
+            pages: memory.zeroed(page_base as u64)?,
+            swap_pages: memory.zeroed(if swap_pages > 0 { page_base as u64 } else { 0 })?,
             idle: Ends::default(),
             cursors: [CellId::NONE; 3],
-            saving: reserved(saving.into())?,
-            deferred: reserved_queue(u64::from(max_steps) + 1)?,
+            saving: memory.reserved(saving.into())?,
+            deferred: memory.queue(u64::from(max_steps) + 1)?,
             count: 0,
             evicted: 0,
             removed: [0; 2],
             limits,
         })
-    }
-
-    pub fn bytes(limits: &Limits, [device_pages, swap_pages]: [u32; 2], entry_count: u32, max_steps: u32) -> u64 {
-        let page_count = device_pages + swap_pages;
-        let page = size_of::<PageId>() * if swap_pages > 0 { 2 } else { 1 };
-        let saving = if swap_pages > 0 { device_pages } else { 0 };
-        let group = |tracks: u32| {
-            let room = u64::from(page_count / tracks);
-            room * size_of::<Cell>() as u64
-                + room * u64::from(tracks) * page as u64
-                + u64::from(entry_count) * size_of::<CellId>() as u64
-        };
-        limits.held_groups(0).map(|held| group(held.tracks)).sum::<u64>()
-            + (u64::from(max_steps) + 1) * size_of::<(StepId, Ends)>() as u64
-            + u64::from(saving) * size_of::<CellId>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.of_entry);
-        touch(&mut self.cells);
-        touch(&mut self.pages);
-        touch(&mut self.swap_pages);
-        touch_reserved(&mut self.saving, CellId::NONE);
     }
 
     /// Returns the cell of a group at an entry.

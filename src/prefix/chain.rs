@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::error::Error;
 use crate::hash::{Hashing, Names, NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
-use crate::memory::{OutOfMemory, touch, zeroed};
+use crate::memory::{Memory, OutOfMemory};
 
 use super::child_table::ChildTable;
 use super::column::RareColumn;
@@ -63,27 +63,15 @@ impl Hashes {
 }
 
 impl Chain {
-    pub fn new(page_count: u32, hash_bits: u32, hashing: Hashing) -> Result<Self, OutOfMemory> {
+    pub fn new(page_count: u32, hash_bits: u32, hashing: Hashing, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let (width, entries) = (hashing.width(), SpanStore::entry_count(page_count));
         Ok(Self {
             hashing,
-            names: Names::new(hashing)?,
-            hashes: Hashes { width, bytes: zeroed(u64::from(entries) * width as u64)? },
-            firsts: ChildTable::new(page_count, hash_bits)?,
-            listed: RareColumn::new(page_count)?,
+            names: Names::new(hashing, memory)?,
+            hashes: Hashes { width, bytes: memory.zeroed(u64::from(entries) * width as u64)? },
+            firsts: ChildTable::new(page_count, hash_bits, memory)?,
+            listed: RareColumn::new(page_count, memory)?,
         })
-    }
-
-    pub fn bytes(page_count: u32, hashing: Hashing) -> u64 {
-        u64::from(SpanStore::entry_count(page_count)) * hashing.width() as u64
-            + ChildTable::bytes(page_count)
-            + u64::from(page_count) * size_of::<u32>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.hashes.bytes);
-        self.firsts.prefault();
-        self.listed.prefault();
     }
 
     /// Returns the hashes of a run of entries.
@@ -115,11 +103,15 @@ impl Chain {
 
 impl PrefixTree {
     /// Turns hashing on, for an empty tree.
-    pub(crate) fn keep_hashes(&mut self, hashing: Hashing, hash_bits: u32) -> Result<(), OutOfMemory> {
+    pub(crate) fn keep_hashes(
+        &mut self,
+        hashing: Hashing,
+        hash_bits: u32,
+        memory: &mut Memory,
+    ) -> Result<(), OutOfMemory> {
         assert!(self.link.is_empty(), "T9: every page has its hash");
-        let page_count = self.link.capacity() as u32;
-        self.chain = Some(Chain::new(page_count, hash_bits, hashing)?);
-        self.keep_stores()
+        self.chain = Some(Chain::new(self.most_pages, hash_bits, hashing, memory)?);
+        Ok(())
     }
 
     /// Returns whether a namespace has the names that hashing needs; true without hashing.

@@ -25,7 +25,7 @@ use slotmap::{Key, KeyData};
 use crate::event::{Event, Medium, Stored};
 use crate::hash::{Hashing, NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, NodeKey, PrefixLock, Scope, StepId, TokenId};
-use crate::memory::{OutOfMemory, reserved, touch_reserved};
+use crate::memory::{Memory, OutOfMemory};
 
 use super::PrefixTree;
 use super::column::RareColumn;
@@ -102,33 +102,27 @@ struct Walked {
 }
 
 impl EventBuffer {
-    pub fn new(page_count: u32, page_size: u32, width: usize, capacity: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(
+        page_count: u32,
+        page_size: u32,
+        width: usize,
+        capacity: u32,
+        memory: &mut Memory,
+    ) -> Result<Self, OutOfMemory> {
         let pages = u64::from(capacity);
         Ok(Self {
             capacity,
             pages: 0,
-            records: reserved(pages)?,
-            hashes: reserved(pages * width as u64)?,
-            tokens: reserved(pages * u64::from(page_size))?,
+            records: memory.reserved(pages)?,
+            hashes: memory.reserved(pages * width as u64)?,
+            tokens: memory.reserved(pages * u64::from(page_size))?,
             cleared: false,
             overflowed: false,
             step: StepId::default(),
             last_step: StepId::default(),
-            walked: RareColumn::new(page_count)?,
+            walked: RareColumn::new(page_count, memory)?,
             walks: 0,
         })
-    }
-
-    pub fn bytes(page_count: u32, page_size: u32, width: usize, capacity: u32) -> u64 {
-        let page = size_of::<Record>() + width + 4 * page_size as usize;
-        u64::from(capacity) * page as u64 + u64::from(page_count) * size_of::<Walked>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        touch_reserved(&mut self.records, Record { count: 0, medium: Medium::Device, stored: None });
-        touch_reserved(&mut self.hashes, 0);
-        touch_reserved(&mut self.tokens, TokenId::default());
-        self.walked.prefault();
     }
 
     fn empty(&mut self) {
@@ -242,11 +236,9 @@ impl EventBuffer {
 
 impl PrefixTree {
     /// Turns events on, for an empty tree with hashes. `capacity` is the maximum number of pages in the buffer.
-    pub(crate) fn keep_events(&mut self, capacity: u32) -> Result<(), OutOfMemory> {
-        let (page_count, page_size) = (self.link.capacity() as u32, self.page_size);
+    pub(crate) fn keep_events(&mut self, capacity: u32, memory: &mut Memory) -> Result<(), OutOfMemory> {
         let width = self.chain.as_ref().expect("events need hashes").hashing.width();
-        let events = EventBuffer::new(page_count, page_size, width, capacity)?;
-        self.events = Some(events);
+        self.events = Some(EventBuffer::new(self.most_pages, self.page_size, width, capacity, memory)?);
         Ok(())
     }
 

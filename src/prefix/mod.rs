@@ -63,14 +63,13 @@ mod walk;
 
 use slotmap::{SecondaryMap, SlotMap};
 
-use crate::hash::Hashing;
 use crate::id::{NodeKey, PageId, PrefixLock, Scope, TokenId};
-use crate::memory::{OutOfMemory, reserved};
+use crate::memory::{Memory, OutOfMemory, reserved, secondary_map, slot_map, slot_size};
 use ages::Ages;
 use cells::Cells;
 use chain::Chain;
 use child_table::ChildTable;
-use column::{RareColumn, advise_column, slot_size};
+use column::{RareColumn, advise_column};
 use deferred::Deferred;
 use events::EventBuffer;
 use order::{Neighbours, Order};
@@ -115,6 +114,8 @@ const _: () = assert!(size_of::<Link>() == 28 && size_of::<Usage>() == 28);
 /// The tree.
 pub struct PrefixTree {
     page_size: u32,
+    /// Maximum number of pages, on the device and in swap memory.
+    most_pages: u32,
     link: SlotMap<NodeKey, Link>,
     usage: SecondaryMap<NodeKey, Usage>,
     /// The scopes of nodes without a parent.
@@ -174,22 +175,36 @@ impl PrefixTree {
     /// # Errors
     /// The allocation that failed.
     pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
-        let refused = |_| OutOfMemory { bytes: u64::from(page_count) * Self::COLUMN_BYTES };
-        let (mut link, mut usage) = (SlotMap::with_key(), SecondaryMap::new());
-        link.try_reserve(page_count as usize).map_err(refused)?;
-        usage.try_set_capacity(page_count as usize).map_err(refused)?;
-        Ok(Self {
+        Self::new_in(page_count, page_size, hash_bits, &mut Memory::new(false))
+    }
+
+    /// Creates an empty tree as [`PrefixTree::new`] does, and touches its memory.
+    ///
+    /// # Errors
+    /// The allocation that failed.
+    pub fn prefaulted(page_count: u32, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
+        Self::new_in(page_count, page_size, hash_bits, &mut Memory::new(true))
+    }
+
+    pub(crate) fn new_in(
+        page_count: u32,
+        page_size: u32,
+        hash_bits: u32,
+        memory: &mut Memory,
+    ) -> Result<Self, OutOfMemory> {
+        let mut tree = Self {
             page_size,
-            link,
-            usage,
-            scope: RareColumn::new(page_count)?,
-            deferred: RareColumn::new(page_count)?,
+            most_pages: page_count,
+            link: slot_map(page_count, memory)?,
+            usage: secondary_map(page_count, memory)?,
+            scope: RareColumn::new(page_count, memory)?,
+            deferred: RareColumn::new(page_count, memory)?,
             deferred_nodes: 0,
-            passed: RareColumn::new(page_count)?,
+            passed: RareColumn::new(page_count, memory)?,
             order: Order::default(),
             ages: None,
-            spans: SpanStore::new(page_count, page_size)?,
-            children: ChildTable::new(page_count, hash_bits)?,
+            spans: SpanStore::new(page_count, page_size, memory)?,
+            children: ChildTable::new(page_count, hash_bits, memory)?,
             chain: None,
             cells: None,
             swap: None,
@@ -204,27 +219,11 @@ impl PrefixTree {
             branches: 1,
             #[cfg(test)]
             log: None,
-        })
-    }
-
-    /// Returns the bytes that a tree reserves without hashes, events, cells and swap memory.
-    pub(crate) fn bytes(page_count: u32, page_size: u32) -> u64 {
-        u64::from(page_count) * Self::COLUMN_BYTES
-            + ChildTable::bytes(page_count)
-            + SpanStore::bytes(page_count, page_size)
-    }
-
-    /// Returns the bytes that the hashes of pages take.
-    pub(crate) fn hash_bytes(page_count: u32, hashing: Hashing) -> u64 {
-        Chain::bytes(page_count, hashing)
-    }
-
-    /// Returns the bytes that events take in a tree of `page_count` pages; 0 if `capacity` is 0.
-    pub(crate) fn event_bytes(page_count: u32, page_size: u32, hashing: Hashing, capacity: u32) -> u64 {
-        match capacity {
-            0 => 0,
-            _ => EventBuffer::bytes(page_count, page_size, hashing.width(), capacity),
+        };
+        if memory.prefaults() {
+            tree.prefault()?;
         }
+        Ok(tree)
     }
 
     /// Bytes of one node's columns.
@@ -240,22 +239,11 @@ impl PrefixTree {
         self.page_size
     }
 
-    /// Touches the memory of nodes, spans, hashes, cells, events and records of swap pages, so that later calls cause
-    /// hardly any page faults. The tree must be empty.
+    /// Touches the memory of nodes, so that later calls cause hardly any page faults. The tree must be empty.
     ///
     /// # Errors
     /// The allocation of a temporary list of all nodes, 8 bytes for each node, if it failed.
-    pub fn prefault(&mut self) -> Result<(), OutOfMemory> {
-        self.spans.prefault();
-        self.children.prefault();
-        self.chain.iter_mut().for_each(|chain| chain.prefault());
-        self.ages.iter_mut().for_each(|ages| ages.prefault());
-        self.cells.iter_mut().for_each(|cells| cells.prefault());
-        self.swap.iter_mut().for_each(|swap| swap.prefault());
-        self.events.iter_mut().for_each(|events| events.prefault());
-        self.scope.prefault();
-        self.deferred.prefault();
-        self.passed.prefault();
+    fn prefault(&mut self) -> Result<(), OutOfMemory> {
         // The nodes are removed in reverse order, so that the arena later returns keys in ascending order.
         let link = Link { parent: None, span: Span::EMPTY };
         let capacity = self.link.capacity();

@@ -25,11 +25,10 @@
 
 use crate::event::Medium;
 use crate::id::{MoveId, NodeKey, PageId, PrefixLock, SwapPageId};
-use crate::memory::{OutOfMemory, filled, reserved, touch, touch_reserved, zeroed};
+use crate::memory::{Memory, OutOfMemory};
 use crate::swap::SwapPool;
 
 use super::PrefixTree;
-use super::ages::Ages;
 use super::column::RareColumn;
 use super::fetches::Fetches;
 use super::load_batch::LoadBatch;
@@ -88,39 +87,36 @@ pub(super) struct Swap {
 }
 
 impl Swap {
-    fn new(page_count: u32, swap_pages: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
+    fn new(
+        page_count: u32,
+        swap_pages: u32,
+        stage_pages: Option<u32>,
+        memory: &mut Memory,
+    ) -> Result<Self, OutOfMemory> {
         let nodes = page_count + swap_pages;
-        // `keep_stores` creates the records of puts and fetches.
+        let entries = SpanStore::entry_count(nodes);
+        let [put, fetched] = if stage_pages.is_some() { [entries, swap_pages] } else { [0; 2] };
+        let stage_pages = stage_pages.unwrap_or(0);
         Ok(Self {
-            pool: SwapPool::new(swap_pages)?,
-            of_entry: filled(SpanStore::entry_count(nodes).into(), NO_SWAP_PAGE)?,
-            residency: RareColumn::new(nodes)?,
+            pool: SwapPool::new(swap_pages, memory)?,
+            of_entry: memory.filled(entries.into(), NO_SWAP_PAGE)?,
+            residency: RareColumn::new(nodes, memory)?,
             cursors: [None; 3],
             clean: 0,
-            saves: SaveBatch::new(page_count)?,
-            restored: reserved(page_count.into())?,
+            saves: SaveBatch::new(page_count, memory)?,
+            restored: memory.reserved(page_count.into())?,
             last_move: MoveId::default(),
-            loads: zeroed(page_count.into())?,
+            loads: memory.zeroed(page_count.into())?,
             last_load: MoveId::default(),
             loaded: MoveId::default(),
-            puts: Puts::new(0, 0)?,
-            fetches: Fetches::new(0)?,
+            puts: Puts::new(put, stage_pages, memory)?,
+            fetches: Fetches::new(fetched, memory)?,
             swap_pages,
             stage_pages,
             counts: SwapCounts::default(),
             #[cfg(test)]
             visits: 0,
         })
-    }
-
-    pub fn prefault(&mut self) {
-        self.pool.prefault();
-        self.residency.prefault();
-        touch(&mut self.loads);
-        self.saves.prefault();
-        touch_reserved(&mut self.restored, (NodeKey::default(), 0));
-        self.puts.prefault();
-        self.fetches.prefault();
     }
 
     /// Returns the number of the next batch of moves.
@@ -153,35 +149,16 @@ impl Swap {
 
 impl PrefixTree {
     /// Turns swap memory on. The tree must be empty, and created for the device pages and the swap pages together.
-    pub(crate) fn keep_swap(&mut self, page_count: u32, swap_pages: u32, stage_pages: u32) -> Result<(), OutOfMemory> {
-        self.swap = Some(Box::new(Swap::new(page_count, swap_pages, stage_pages)?));
-        self.keep_ages(page_count + swap_pages)
-    }
-
-    /// Adds the records of puts and fetches if there is swap memory and one group. Stores need hashes.
-    pub(super) fn keep_stores(&mut self) -> Result<(), OutOfMemory> {
-        let Self { swap: Some(swap), cells: None, .. } = self else { return Ok(()) };
-        swap.puts = Puts::new(swap.of_entry.len() as u32, swap.stage_pages)?;
-        swap.fetches = Fetches::new(swap.swap_pages)?;
-        Ok(())
-    }
-
-    /// Returns the bytes of metadata that swap memory adds to a tree. The tree's own bytes are [`PrefixTree::bytes`] of
-    /// the sum of device pages and swap pages.
-    pub(crate) fn host_bytes(page_count: u32, swap_pages: u32) -> u64 {
-        let nodes = page_count + swap_pages;
-        let page = size_of::<(NodeKey, u32)>() + size_of::<MoveId>();
-        SwapPool::bytes(swap_pages)
-            + u64::from(SpanStore::entry_count(nodes)) * size_of::<SwapPageId>() as u64
-            + u64::from(nodes) * size_of::<Residency>() as u64
-            + SaveBatch::bytes(page_count)
-            + u64::from(page_count) * page as u64
-            + Ages::bytes(nodes)
-    }
-
-    /// Returns the bytes that stores add to swap memory.
-    pub(crate) fn store_bytes(page_count: u32, swap_pages: u32, stage_pages: u32) -> u64 {
-        Puts::bytes(SpanStore::entry_count(page_count + swap_pages), stage_pages) + Fetches::bytes(swap_pages)
+    /// `stage_pages` is `None` without stores, which need hashes and one group.
+    pub(crate) fn keep_swap(
+        &mut self,
+        page_count: u32,
+        swap_pages: u32,
+        stage_pages: Option<u32>,
+        memory: &mut Memory,
+    ) -> Result<(), OutOfMemory> {
+        self.swap = Some(Box::new(Swap::new(page_count, swap_pages, stage_pages, memory)?));
+        self.keep_ages(page_count + swap_pages, memory)
     }
 
     /// Returns whether evicted pages move to swap memory.

@@ -5,7 +5,7 @@
 use crate::fence::Fence;
 use crate::id::{CellId, NodeKey, PageId, PrefixLock, Scope, StepId};
 use crate::layout::Limits;
-use crate::memory::OutOfMemory;
+use crate::memory::{Memory, OutOfMemory};
 
 use super::ages::Ages;
 use super::cell_moves::drop_swap_copy;
@@ -27,26 +27,25 @@ pub(crate) struct PathCursor {
 
 impl PrefixTree {
     /// Turns cells on. The tree must be empty; `pages` are its numbers of device pages and swap pages.
-    pub(crate) fn keep_cells(&mut self, limits: Limits, pages: [u32; 2], max_steps: u32) -> Result<(), OutOfMemory> {
+    pub(crate) fn keep_cells(
+        &mut self,
+        limits: Limits,
+        pages: [u32; 2],
+        max_steps: u32,
+        memory: &mut Memory,
+    ) -> Result<(), OutOfMemory> {
         let nodes = pages[0] + pages[1];
         let entries = SpanStore::entry_count(nodes);
-        self.cells = Some(Box::new(Cells::new(limits, pages, entries, max_steps)?));
-        self.keep_ages(nodes)
+        self.cells = Some(Box::new(Cells::new(limits, pages, entries, max_steps, memory)?));
+        self.keep_ages(nodes, memory)
     }
 
     /// Turns on the record of when nodes become idle. The tree must be empty.
-    pub(super) fn keep_ages(&mut self, nodes: u32) -> Result<(), OutOfMemory> {
+    pub(super) fn keep_ages(&mut self, nodes: u32, memory: &mut Memory) -> Result<(), OutOfMemory> {
         if self.ages.is_none() {
-            self.ages = Some(Box::new(Ages::new(nodes)?));
+            self.ages = Some(Box::new(Ages::new(nodes, memory)?));
         }
         Ok(())
-    }
-
-    /// Returns the bytes that cells add to those of a tree. With swap memory, [`PrefixTree::host_bytes`] includes the
-    /// bytes of ages.
-    pub(crate) fn cell_bytes(limits: &Limits, pages: [u32; 2], max_steps: u32) -> u64 {
-        let ages = if pages[1] > 0 { 0 } else { Ages::bytes(pages[0]) };
-        Cells::bytes(limits, pages, SpanStore::entry_count(pages[0] + pages[1]), max_steps) + ages
     }
 
     /// Returns whether there are groups whose cached pages are in cells.

@@ -9,15 +9,13 @@
 mod audit;
 mod bytes;
 
-use bytemuck::Zeroable;
-
 use crate::bitmap::Bitmap;
 use crate::config::EngineShape;
 use crate::error::ConfigError;
 use crate::fence::Fence;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
 use crate::layout::Limits;
-use crate::memory::{self, OutOfMemory, touch_reserved};
+use crate::memory::{self, Memory, OutOfMemory};
 use crate::page::PagePool;
 use crate::plan::{Admitted, Compaction, PageCopy};
 use crate::prefix::{LoadBatch, PrefixTree, SharedPrefixFinder};
@@ -79,68 +77,69 @@ impl World {
     /// # Errors
     /// [`ConfigError::OutOfMemory`] with the bytes of all tables, if the host cannot allocate some of them.
     pub fn new(shape: &EngineShape, hash_bits: u32) -> Result<Self, ConfigError> {
-        let refused = |_| ConfigError::OutOfMemory { bytes: shape.bytes().host() };
-        Self::try_new(shape, hash_bits).map_err(refused)
+        let bytes = shape.bytes().host();
+        let checked = if shape.prefault { memory::check(bytes) } else { Ok(()) };
+        let made = checked.and_then(|()| Self::new_in(shape, hash_bits, &mut Memory::new(shape.prefault)));
+        made.map(|(world, _)| world).map_err(|_| ConfigError::OutOfMemory { bytes })
     }
 
-    fn try_new(shape: &EngineShape, hash_bits: u32) -> Result<Self, OutOfMemory> {
-        let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
-        if shape.prefault {
-            memory::check(shape.bytes().host())?;
+    /// Creates the tables in `memory`. Also returns their bytes.
+    fn new_in(shape: &EngineShape, hash_bits: u32, memory: &mut Memory) -> Result<(Self, EngineBytes), OutOfMemory> {
+        let EngineShape { layout, table, max_steps, .. } = shape;
+        let (page_count, swap_pages, rows) = (layout.page_count(), swap_pages(shape), table.rows);
+        let mut bytes = EngineBytes::of_backend(shape);
+        let pages = PagePool::new_in(page_count, memory)?;
+        bytes.pages = memory.take_bytes();
+        let mut prefixes = PrefixTree::new_in(page_count + swap_pages, layout.page_size(), hash_bits, memory)?;
+        bytes.prefixes = memory.take_bytes();
+        let mut sequences = SequenceTable::new(table, layout.page_size(), hash_bits, memory)?;
+        bytes.sequences = memory.take_bytes();
+        let limits = (table.tracks > 1).then(|| Limits::new(layout, shape.promise_ahead));
+        let mut load = LoadBatch::new(0, 0, memory)?;
+        if swap_pages > 0 {
+            let has_stores = shape.hashing.is_some() && limits.is_none();
+            prefixes.keep_swap(page_count, swap_pages, has_stores.then(|| layout.stage_pages()), memory)?;
+            sequences.keep_loads(memory)?;
+            load = LoadBatch::new(page_count, rows, memory)?;
+            bytes.swap = memory.take_bytes();
         }
-        let has_swap = swap_pages(shape) > 0;
-        let mut world = Self {
-            shape: *shape,
-            pages: PagePool::new(page_count)?,
-            prefixes: PrefixTree::new(page_count + swap_pages(shape), page_size, hash_bits)?,
-            sequences: SequenceTable::new(&shape.table, page_size, hash_bits)?,
-            steps: StepLog::new(shape.max_steps, shape.table.rows)?,
-            fence: Fence::new(page_count, shape.max_steps, lock_count(shape))?,
-            finder: SharedPrefixFinder::new(shape.table.rows)?,
-            counters: Stats::default(),
-            load: if has_swap { LoadBatch::new(page_count, shape.table.rows) } else { LoadBatch::new(0, 0) }?,
-            buffers: Buffers {
-                freed: memory::reserved(page_count.into())?,
-                pages: memory::reserved(row_pages_all(shape))?,
-                tokens: memory::reserved(shape.max_sequence_len.into())?,
-                children: memory::reserved(shape.table.rows.into())?,
-                copies: memory::reserved(copy_count(shape))?,
-                compactions: memory::reserved(shape.table.rows.into())?,
-                admitted: memory::reserved(shape.table.rows.into())?,
-                counted: Bitmap::new(page_count, false)?,
-            },
-        };
-        if shape.table.tracks > 1 {
-            let limits = Limits::new(&shape.layout, shape.promise_ahead);
-            world.sequences.set_limits(limits)?;
-            let pages = [page_count, swap_pages(shape)];
-            world.prefixes.keep_cells(limits, pages, shape.max_steps)?;
-        }
-        if has_swap {
-            world.prefixes.keep_swap(page_count, swap_pages(shape), shape.layout.stage_pages())?;
-            world.sequences.keep_loads()?;
+        if let Some(limits) = limits {
+            prefixes.keep_cells(limits, [page_count, swap_pages], *max_steps, memory)?;
+            bytes.prefixes += memory.take_bytes();
+            sequences.set_limits(limits, memory)?;
+            bytes.sequences += memory.take_bytes();
         }
         if let Some(hashing) = shape.hashing {
-            world.prefixes.keep_hashes(hashing, hash_bits)?;
+            prefixes.keep_hashes(hashing, hash_bits, memory)?;
+            bytes.hashes = memory.take_bytes();
             if shape.event_pages > 0 {
-                world.prefixes.keep_events(shape.event_pages)?;
+                prefixes.keep_events(shape.event_pages, memory)?;
+                bytes.events = memory.take_bytes();
             }
         }
-        if shape.prefault {
-            world.fence.prefault();
-            world.prefixes.prefault()?;
-            world.sequences.prefault();
-            world.finder.prefault();
-            world.load.prefault();
-            touch_reserved(&mut world.buffers.freed, PageId::default());
-            touch_reserved(&mut world.buffers.pages, PageId::default());
-            touch_reserved(&mut world.buffers.tokens, TokenId::default());
-            touch_reserved(&mut world.buffers.children, SeqKey::default());
-            touch_reserved(&mut world.buffers.copies, PageCopy::zeroed());
-            touch_reserved(&mut world.buffers.compactions, Compaction::default());
-            touch_reserved(&mut world.buffers.admitted, Admitted::default());
-        }
-        Ok(world)
+        let world = Self {
+            shape: *shape,
+            pages,
+            prefixes,
+            sequences,
+            steps: StepLog::new(*max_steps, rows, memory)?,
+            fence: Fence::new_in(page_count, *max_steps, lock_count(shape), memory)?,
+            finder: SharedPrefixFinder::new(rows, memory)?,
+            counters: Stats::default(),
+            load,
+            buffers: Buffers {
+                freed: memory.reserved(page_count.into())?,
+                pages: memory.reserved(row_pages_all(shape))?,
+                tokens: memory.reserved(shape.max_sequence_len.into())?,
+                children: memory.reserved(rows.into())?,
+                copies: memory.reserved(copy_count(shape))?,
+                compactions: memory.reserved(rows.into())?,
+                admitted: memory.reserved(rows.into())?,
+                counted: Bitmap::new(page_count, false, memory)?,
+            },
+        };
+        bytes.steps = memory.take_bytes();
+        Ok((world, bytes))
     }
 
     fn reclaimable(&self) -> u32 {

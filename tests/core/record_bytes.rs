@@ -84,10 +84,15 @@ fn shapes_survive_the_way_through_bytes() {
         shifted.extend_from_slice(&shape.to_bytes());
         assert_eq!(EngineShape::from_bytes(&shifted[1..]), Ok(shape));
     }
-    // Extreme values of `max_tokens`, for one sequence.
-    let pool = PoolConfig { capacity: Capacity::Pages(u32::MAX - 1), ..Default::default() };
-    for (max_tokens, max_sequences) in [(1, 1), (u64::from(u32::MAX) / 2, 1)] {
-        let config = EngineConfig { max_tokens, max_sequences, max_sequence_len: u32::MAX, ..pool.into() };
+    // Extreme values of `max_tokens`, for one sequence, and the most layers that several groups can have.
+    let one = |max_tokens| {
+        let pool = PoolConfig { capacity: Capacity::Pages(u32::MAX - 1), ..Default::default() };
+        EngineConfig { max_tokens, max_sequences: 1, max_sequence_len: u32::MAX, ..pool.into() }
+    };
+    let of: Vec<u8> = (0..=255).map(|layer| layer % 2).collect();
+    let groups = Groups::new(&[Reach::All, Reach::Window(7)], &of).expect("256 layers are not too many");
+    let layered = PoolConfig { layers: 256, groups, ..Default::default() };
+    for config in [one(1), one(u64::from(u32::MAX) / 2), layered.into()] {
         let shape = config.shape().expect("it is a shape");
         assert_eq!(EngineShape::from_bytes(&shape.to_bytes()), Ok(shape));
     }

@@ -5,13 +5,13 @@ mod common;
 
 use std::fs;
 
+use common::contiguous;
 use common::files::Dir;
 use common::run_server;
 use common::serving::{Setting, serve};
 use half::{bf16, f16};
 use kvarena::Dtype;
 use kvarena_host::config::ModelConfig;
-use kvarena_host::contiguous;
 use kvarena_host::model::Model;
 use kvarena_host::request::Defaults;
 use kvarena_host::sample::Sampling;

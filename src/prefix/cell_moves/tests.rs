@@ -4,6 +4,7 @@
 use crate::fence::Fence;
 use crate::id::{CellId, Namespace, PageId, PrefixLock, SeqKey, StepId, SwapPageId, TokenId};
 use crate::layout::{Groups, Limits, PoolConfig, Reach};
+use crate::memory::Memory;
 use crate::prefix::cells::{DEVICE, SWAP};
 use crate::prefix::residency::{NO_PAGE, Seek};
 use crate::prefix::{LoadBatch, PrefixTree, SizeInfo};
@@ -25,8 +26,8 @@ impl Sound {
         let pool = PoolConfig { layers: 3, groups, page_size: 1, ..PoolConfig::default() };
         let limits = Limits::new(&pool.layout().expect("a pool"), 1);
         let mut tree = PrefixTree::new(30 + swap_pages, 1, 31).expect("memory");
-        tree.keep_cells(limits, [30, swap_pages], 4).expect("it is small");
-        tree.keep_swap(30, swap_pages, 0).expect("it is small");
+        tree.keep_cells(limits, [30, swap_pages], 4, &mut Memory::new(false)).expect("it is small");
+        tree.keep_swap(30, swap_pages, None, &mut Memory::new(false)).expect("it is small");
         tree.set_swap_ready(swap_pages);
         Self { tree, fence: Fence::new(0, 4, 1).expect("memory"), freed: Vec::new() }
     }
@@ -92,7 +93,7 @@ fn a_cell_moves_whole_and_counts_for_a_hit_on_either_side() {
     let found = tree.match_prefix(Namespace::new(0), &[TokenId::new(0)]);
     let lock = tree.lock(&found, fence).expect("nothing changed");
     tree.acquire_tails(&lock, 1, fence);
-    let mut load = LoadBatch::new(3, 1).expect("memory");
+    let mut load = LoadBatch::new(3, 1, &mut Memory::new(false)).expect("memory");
     for (failed, hit) in [(true, [1, 1, 2]), (false, [1, 0, 0])] {
         let tree = &mut sound.tree;
         tree.begin_load(&mut load);

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use crate::fence::Fence;
 use crate::hash::Hashing;
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
+use crate::memory::Memory;
 use crate::prefix::deferred::Deferred;
 use crate::prefix::span::Span;
 use crate::prefix::{Link, Order, PrefixTree, Usage};
@@ -52,7 +53,7 @@ impl Sound {
     fn new() -> Self {
         let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
         if let Some(&hashing) = Hashing::ALL.first() {
-            tree.keep_hashes(hashing, 31).expect("it is small");
+            tree.keep_hashes(hashing, 31, &mut Memory::new(false)).expect("it is small");
         }
         let mut fence = Fence::new(0, 4, 1).expect("memory");
         let held = lock(&mut tree, &[0, 1]);
@@ -182,7 +183,7 @@ fn t4_the_eviction_list_holds_the_idle_nodes_children_first() {
     let left_out = |s: &mut Sound| s.tree.order.leave(&mut s.tree.usage, s.other);
     assert_eq!(broken(left_out), "T4: idle nodes are listed");
     // The idle nodes have no ages yet.
-    let ages = |s: &mut Sound| s.tree.keep_ages(8).expect("memory");
+    let ages = |s: &mut Sound| s.tree.keep_ages(8, &mut Memory::new(false)).expect("memory");
     assert_eq!(broken(ages), "T4: ages rise along the eviction list");
 }
 

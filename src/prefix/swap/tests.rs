@@ -5,6 +5,7 @@
 use crate::fence::Fence;
 use crate::hash::Hashing;
 use crate::id::{MoveId, Namespace, NodeKey, PageId, PrefixLock, SeqKey, SwapPageId, TokenId};
+use crate::memory::Memory;
 use crate::prefix::residency::{Residency, Seek};
 use crate::prefix::{LoadBatch, PrefixTree};
 
@@ -29,8 +30,8 @@ fn insert(tree: &mut PrefixTree, fence: &mut Fence, text: &[u32]) -> PrefixLock 
 impl Sound {
     fn new() -> Self {
         let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
-        tree.keep_swap(10, 10, 2).expect("it is small");
-        tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
+        tree.keep_swap(10, 10, Some(2), &mut Memory::new(false)).expect("it is small");
+        tree.keep_hashes(Hashing::ALL[0], 31, &mut Memory::new(false)).expect("it is small");
         tree.set_swap_ready(12);
         let mut fence = Fence::new(0, 1, 0).expect("memory");
         let idle = insert(&mut tree, &mut fence, &[1, 2, 3]);
@@ -181,8 +182,8 @@ fn h4_cursors_find_the_oldest() {
 #[test]
 fn the_stage_is_used_once_all_its_pages_are_ready() {
     let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
-    tree.keep_swap(10, 10, 2).expect("it is small");
-    tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
+    tree.keep_swap(10, 10, Some(2), &mut Memory::new(false)).expect("it is small");
+    tree.keep_hashes(Hashing::ALL[0], 31, &mut Memory::new(false)).expect("it is small");
     let _lock = insert(&mut tree, &mut Fence::new(0, 1, 0).expect("memory"), &[1, 2, 3]);
     for (ready, staged) in [(9, 0), (10, 0), (11, 0), (12, 2), (12, 0)] {
         tree.set_swap_ready(ready);
@@ -196,7 +197,7 @@ fn the_stage_is_used_once_all_its_pages_are_ready() {
 fn saves_ahead_cost_as_much_as_their_pages() {
     const NODES: u32 = 900;
     let mut tree = PrefixTree::new(2 * NODES, 1, 31).expect("memory");
-    tree.keep_swap(NODES, NODES, 0).expect("it is small");
+    tree.keep_swap(NODES, NODES, None, &mut Memory::new(false)).expect("it is small");
     tree.set_swap_ready(NODES);
     let mut fence = Fence::new(0, 1, 0).expect("memory");
     for page in 0..NODES {
@@ -235,8 +236,8 @@ fn a_fetch_of_nothing_changes_nothing() {
     // two other texts are on the device alone.
     let full = || {
         let mut tree = PrefixTree::new(11, 1, 31).expect("memory");
-        tree.keep_swap(9, 2, 0).expect("it is small");
-        tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
+        tree.keep_swap(9, 2, Some(0), &mut Memory::new(false)).expect("it is small");
+        tree.keep_hashes(Hashing::ALL[0], 31, &mut Memory::new(false)).expect("it is small");
         tree.set_swap_ready(2);
         let mut fence = Fence::new(0, 1, 0).expect("memory");
         let mut freed = Vec::new();
@@ -281,7 +282,7 @@ fn a_fetch_of_nothing_changes_nothing() {
     let text = [0, 1].map(TokenId::new);
     let found = tree.match_prefix(Namespace::default(), &text);
     let lock = tree.lock(&found, &mut fence).expect("just matched");
-    let mut load = LoadBatch::new(1, 1).expect("memory");
+    let mut load = LoadBatch::new(1, 1, &mut Memory::new(false)).expect("memory");
     tree.begin_load(&mut load);
     assert_eq!(tree.claim(&lock, 2, &mut load), 1);
     load.push_sequence(SeqKey::default());

@@ -20,7 +20,7 @@ use crate::backend::cuda::kernels::params::{AttendParams, DecodeWork, LayerScale
 use crate::backend::cuda::kernels::{DECODE_ROWS, GROUP_MAX, Kernel, SUFFIX_ROWS, extend_rows_min};
 use crate::backend::cuda::plan::chunk_rows::{self, ChunkRows};
 use crate::backend::cuda::plan::image::{Image, StepLimits};
-use crate::backend::cuda::plan::ring::{Payload, UploadRing};
+use crate::backend::cuda::plan::ring::UploadRing;
 use crate::backend::cuda::prepare::Prepare;
 use crate::backend::cuda::store::pool::Pool;
 use crate::layout::PoolLayout;
@@ -29,34 +29,34 @@ use crate::plan::{BatchPlan, BatchRow};
 /// Number of variants for which the image has space; twice as many if the pool has labels.
 const VARIANTS_MAX: usize = 8;
 /// Prepared attention: the pool of its layers, its parameters, and the length of its lists (0 for none).
-pub(in crate::backend::cuda) type Prepared<'a> = (&'a Pool, Attend, u32);
+pub type Prepared<'a> = (&'a Pool, Attend, u32);
 
 /// The variants of attention. Rows of f32 need none.
 #[derive(Debug, Default)]
-pub(in crate::backend::cuda) struct Variants {
+pub struct Variants {
     list: Vec<Variant>,
     /// The variants of a latent pool, which has no others.
-    pub(in crate::backend::cuda) latent: LatentVariants,
+    pub latent: LatentVariants,
 }
 
 impl Variants {
-    pub(in crate::backend::cuda) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.list.len() + self.latent.len()
     }
 
     /// Returns the staged step's work, the input of the time model, if the first variant reads a span once.
-    pub(in crate::backend::cuda) fn span_work(&self) -> Option<SpanWork> {
+    pub fn span_work(&self) -> Option<SpanWork> {
         self.list.first()?.shared.as_ref()?.work()
     }
 
     /// Returns the image bytes of all variants' decode splits.
-    pub(in crate::backend::cuda) fn image_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
+    pub fn image_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         let works = (gpu.multiprocessors() * RESIDENT_MAX) as usize * size_of::<DecodeWork>();
         variants_max(layout) * (works + limits.rows as usize * size_of::<BatchRow>())
     }
 
     /// Returns the bytes of the largest plan of the extend kernel or over latent rows.
-    pub(in crate::backend::cuda) fn extend_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
+    pub fn extend_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         let ctas = gpu.multiprocessors() * RESIDENT_MAX;
         let words = |own: PoolLayout| {
             let shape = SplitShape {
@@ -81,7 +81,7 @@ impl Variants {
 
     /// Compiles the missing kernels of a step, because a later capture of the step cannot compile them. The narrowest
     /// decode kernel is compiled with its variant.
-    pub(in crate::backend::cuda) fn compile(
+    pub fn compile(
         &mut self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
@@ -100,10 +100,9 @@ impl Variants {
             if variant.extend.is_none() && shape.has_extend(plan) {
                 variant.add_extend(gpu, stream)?;
             }
-            if !plan.masks.is_empty() {
-                if let Some(kernel) = variant.extend.as_ref().and_then(|extend| extend.trees) {
-                    gpu.compile(kernel)?;
-                }
+            let trees = variant.extend.as_ref().and_then(|extend| extend.trees);
+            if let Some(kernel) = trees.filter(|_| !plan.masks.is_empty()) {
+                gpu.compile(kernel)?;
             }
             let width = shape.width(tokens, rows);
             if width > shape.narrowest() {
@@ -114,7 +113,7 @@ impl Variants {
     }
 
     /// Returns the kernels of prepared work, for the prepared variants.
-    pub(in crate::backend::cuda) fn kernels(
+    pub fn kernels(
         &self,
         variants: &[Prepared<'_>],
         limits: StepLimits,
@@ -123,36 +122,36 @@ impl Variants {
         let mut keys: Vec<_> = self.list.iter().map(|variant| variant.key).collect();
         let mut kernels = Vec::new();
         for &(pool, attend, top) in variants {
-            let of = pool.selection();
+            let selection = pool.selection();
             let key = key(pool, &attend, top);
             let index = keys.iter().position(|known| *known == key).unwrap_or(keys.len());
             if index == keys.len() {
                 keys.push(key);
             }
             let mut shape = shape_of(pool, key, limits)?;
-            let decodes = decodes_of(of, &shape)?;
+            let decodes = decodes_of(selection, &shape)?;
             shape.decode_ctas = decodes.map(|kernel| u32::from(kernel.is_some()));
             let (group, narrowest) = (shape.group, shape.narrowest());
             // A chunk of a prompt may have any number of tokens.
             let most = if work.extend { ITEM_ROWS } else { work.decode_tokens.clamp(1, ITEM_ROWS) };
             kernels.extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
             if work.spans && may_share(&key, index) {
-                let shared = of.shared(&shape).into_iter().flatten();
+                let shared = selection.shared(shape.window).into_iter().flatten();
                 let [few, more] = SUFFIX_ROWS;
                 let is_wide = (1..=most).any(|tokens| (few + 1..=more).contains(&(tokens * group)));
                 let last = if is_wide { SUFFIX_ROWS.len() - 1 } else { narrowest };
                 kernels.extend(shared.take(last + 1).skip(narrowest));
             }
             if has_extend(work) {
-                kernels.extend(of.extend());
-                kernels.extend(of.trees().filter(|_| work.trees));
+                kernels.extend(selection.extend());
+                kernels.extend(selection.trees().filter(|_| work.trees));
             }
         }
         Ok(kernels)
     }
 
     /// Allocates the memory of prepared work, for each prepared variant.
-    pub(in crate::backend::cuda) fn prepare_all(
+    pub fn prepare_all(
         &mut self,
         gpu: &Gpu,
         variants: &[Prepared<'_>],
@@ -174,13 +173,7 @@ impl Variants {
     }
 
     /// Splits a step for every variant into the image from `at` on, and returns the end of the splits.
-    pub(in crate::backend::cuda) fn split(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        chunks: &ChunkRows,
-        image: &mut [u8],
-        at: usize,
-    ) -> usize {
+    pub fn split(&mut self, plan: &BatchPlan<'_>, chunks: &ChunkRows, image: &mut [u8], at: usize) -> usize {
         self.latent.split(plan);
         // Decode splits come first, so that they do not move in the first step that reads spans once.
         let mut end = at;
@@ -204,7 +197,7 @@ impl Variants {
             }
             // The chunk rows of a row are no longer than the row, so the width of the step serves them.
             let width = variant.split.shape().width(plan.token_count(), plan.rows.len());
-            let rows = chunks.of(variant.key.chunk).unwrap_or(plan.rows);
+            let rows = chunks.of_size(variant.key.chunk).unwrap_or(plan.rows);
             variant.count = match variant.shared.as_ref().and_then(SharedDecode::taken) {
                 Some(taken) => variant.split.plan_left(plan.rows, taken),
                 None => variant.split.plan(rows, width, words),
@@ -215,7 +208,7 @@ impl Variants {
 
     /// Sends the plans over latent rows and the extend plans of the last split. With `decode_only`, extend plans
     /// without items are not sent.
-    pub(in crate::backend::cuda) fn send_extend(
+    pub fn send_extend(
         &self,
         gpu: &Gpu,
         decode_only: bool,
@@ -228,18 +221,13 @@ impl Variants {
             if decode_only && variant.count.extend_items == 0 {
                 continue;
             }
-            let bytes: &[u8] = bytemuck::cast_slice(variant.split.extend_words());
-            let mut upload = ring.acquire(stream)?;
-            upload.bytes()[..bytes.len()].copy_from_slice(bytes);
-            let (image_bytes, image) = (bytes.len(), extend.plan.address());
-            let payload = Payload { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
-            upload.send(gpu, &payload, stream)?;
+            ring.send_image(gpu, bytemuck::cast_slice(variant.split.extend_words()), extend.plan.address(), stream)?;
         }
         Ok(())
     }
 
     /// Returns the index of a variant, and allocates the memory of a new one. Rows of f32 have no variants.
-    pub(in crate::backend::cuda) fn prepare(
+    pub fn prepare(
         &mut self,
         gpu: &Gpu,
         pool: &Pool,
@@ -261,12 +249,12 @@ impl Variants {
         Ok(self.list.len() - 1)
     }
 
-    pub(in crate::backend::cuda) fn lists(&self, index: usize) -> Option<&ListBuffers> {
+    pub fn lists(&self, index: usize) -> Option<&ListBuffers> {
         self.list[index].lists.as_ref()
     }
 
     /// Writes each variant's part of a graph key: the code of the staged step's kernels.
-    pub(in crate::backend::cuda) fn key(&self, trees: bool) -> [u8; KEY_VARIANTS] {
+    pub fn key(&self, trees: bool) -> [u8; KEY_VARIANTS] {
         let mut kernels = [0; KEY_VARIANTS];
         for (key, variant) in kernels.iter_mut().zip(&self.list) {
             *key = variant.key_of(trees);
@@ -281,7 +269,7 @@ impl Variants {
     ///
     /// # Safety
     /// The addresses in `params` have rows for every token of the staged step, and `scales` belong to the layer.
-    pub(in crate::backend::cuda) unsafe fn launch(
+    pub unsafe fn launch(
         &self,
         gpu: &Gpu,
         index: usize,
@@ -364,7 +352,7 @@ fn variants_max(layout: &PoolLayout) -> usize {
 ///
 /// # Safety
 /// The addresses in `params` have rows for every token of the staged step.
-pub(in crate::backend::cuda) unsafe fn launch_f32(
+pub unsafe fn launch_f32(
     gpu: &Gpu,
     pool: &Pool,
     params: AttendParams,

@@ -3,18 +3,15 @@
 use std::convert::Infallible;
 
 use kvarena::{
-    Capacity, Engine, EngineConfig, EngineError, Error, Extend, Hashing, Namespace, Null, PoolConfig, StepScratch,
-    TokenId,
+    Capacity, Engine, EngineConfig, EngineError, Error, Extend, Hashing, Namespace, Null, PoolConfig, SeqKey,
+    StepScratch, TokenId,
 };
-
-use crate::encode::Batch;
+use kvarena_events::encode::Batch;
 
 /// Config of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct HostConfig {
-    /// Tokens per page.
     pub page_size: u32,
-    /// Number of pages.
     pub pages: u32,
     /// Recipe of page hashes; none disables hashes and events.
     pub hashing: Option<Hashing>,
@@ -30,17 +27,12 @@ impl Default for HostConfig {
 
 /// An engine with its scratch memory and its event batch.
 pub struct Host {
-    /// The engine.
     pub engine: Engine<Null>,
     scratch: StepScratch,
     batch: Option<Batch>,
 }
 
 impl Host {
-    /// Creates an engine.
-    ///
-    /// # Errors
-    /// As [`Engine::new`].
     pub fn new(config: HostConfig) -> Result<Self, EngineError<Infallible>> {
         let HostConfig { page_size, pages, hashing, event_pages } = config;
         let pool = PoolConfig { page_size, capacity: Capacity::Pages(pages), ..Default::default() };
@@ -82,7 +74,7 @@ impl Host {
     }
 
     /// Runs a step over all new tokens of a sequence.
-    fn step(&mut self, seq: kvarena::SeqKey) {
+    fn step(&mut self, seq: SeqKey) {
         let len = self.engine.extend_max(seq).expect("alive");
         let plan = self.engine.plan_batch(&mut self.scratch, &[Extend { seq, len }]);
         let step = plan.expect("the pages are reserved").step();

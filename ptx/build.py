@@ -32,7 +32,7 @@ COMPRESSOR = ["zstandard==0.23.0"]
 TEXT_MAX = 3_000_000
 
 # Columns of a launch. A row gives them for all its launches, `each` for some; a list has one element for each launch.
-LAUNCH = ["entry", "types", "d", "r", "threads", "ctas", "shared", "cluster", "args"]
+LAUNCH = ["entry", "types", "d", "r", "threads", "ctas", "shared", "cluster", "args", "rows", "cut", "suffixes"]
 
 # One PTX: its name, its archive, the family's row, the type in place of T, and its launches by the name of the entry.
 Text = collections.namedtuple("Text", "name archive family type launches")
@@ -74,6 +74,17 @@ def split(whole):
 # ---- the table --------------------------------------------------------------------------------------------------------
 
 
+def inherit(other, row):
+    """Returns a row with the columns of another row as defaults, and its launches with those of the other row's launches."""
+    merged = {**other, **row}
+    if "each" in row:
+        of_dim = {each.get("d"): each for each in other.get("each", [])}
+        bases = [of_dim.get(each.get("d"), {}) for each in row["each"]]
+        traits = lambda base, each: {"traits": {**base.get("traits", {}), **each.get("traits", {})}}
+        merged["each"] = [{**base, **each, **traits(base, each)} for base, each in zip(bases, row["each"])]
+    return merged
+
+
 class Table:
     """A kernels.toml: its families, in order, and the paths of its products."""
 
@@ -83,7 +94,7 @@ class Table:
         self.rust, self.readme = folder / rows.pop("rust"), rows.pop("readme", None)
         self.families = {}
         for name, row in rows.items():
-            row = {**self.families[row["like"]], **row} if "like" in row else row
+            row = inherit(self.families[row["like"]], row) if "like" in row else row
             self.families[name] = row | {"launches": list(self.launches(row))}
         rows = self.families
         self.texts = [text for name, row in rows.items() for text in self.expand(name, row)]
@@ -149,11 +160,13 @@ def source(table, text):
     (name, launch), = text.launches.items()
     bounds = ", ".join(str(launch[key]) for key in ("threads", "ctas") if key in launch)
     cluster = f" __cluster_dims__({launch['cluster']}, 1, 1)" if "cluster" in launch else ""
-    call = row["call"]
-    for key, value in {**launch, "T": text.type}.items():
-        call = call.replace("{" + key + "}", str(value))
-    return (f'#include "{path.name}"\n\nextern "C" __global__ void __launch_bounds__({bounds}){cluster}\n'
-            f"    {name}(const __grid_constant__ {row['params']} params) {{\n    {call};\n}}\n")
+    columns = {**launch, "T": text.type}
+    filled = lambda line: re.sub(r"{(\w+)}", lambda key: str(columns.get(key[1], key[0])), line)
+    traits = launch.get("traits", {}).items()
+    shapes = "".join(f"template <> struct {trait}<{launch['d']}> {{ enum {{ {constants} }}; }};\n" for trait, constants in traits)
+    shapes += f"static_assert({row['requires']});\n" if "requires" in row else ""
+    return (f'#include "{path.name}"\n\n{filled(shapes)}extern "C" __global__ void __launch_bounds__({bounds}){cluster}\n'
+            f"    {name}(const __grid_constant__ {row['params']} params) {{\n    {filled(row['call'])};\n}}\n")
 
 
 def digest(table, archive):
@@ -287,6 +300,8 @@ def numbers(table):
     right = {}
     for name, size, fields in re.findall(r"(?m)^    (\w+) (\d+) \{([^}]*)\}", rust):
         right |= {(name,): int(size)} | {(name, field): int(n) for field, n in re.findall(r"(\w+) (\d+)\b", fields)}
+    for name, size, fields in re.findall(r"(?ms)^    pub struct (\w+): (\d+) \{(.*?)^    \}", rust):
+        right |= {(name,): int(size)} | {(name, field): int(n) for n, field in re.findall(r"(?m)^ +(\d+) (\w+):", fields)}
     return left, right, c, rust
 
 
@@ -369,10 +384,43 @@ def rust_text(table):
         if "step" in row:
             keys = f"Step::{camel(row['step'])}, Cache::{camel(row['cache'])}, Dtype::{of.type.capitalize()}"
             pieces.append(f".serves({keys}, {launch.get('d', 0)}, {launch.get('r', 0)})")
+            pieces += [f".items({launch['rows']}, {launch.get('cut', 0)})"] if "rows" in launch else []
+            pieces += [f".suffixes({launch['suffixes']})"] if "suffixes" in launch else []
         else:
             names += f"pub const {name.upper()}: &Kernel = &KERNELS[{i}];\n"
         text += joined(pieces)
-    return text + "];\n\n" + names
+    return text + "];\n\n" + names + ("\n" + shapes_text(table) if core else "")
+
+
+def columns_of(table, step, column):
+    """Returns the values of a column in the launches of a step, ascending: those of every GPU, and all."""
+    values = lambda targets: sorted({launch[column] for _, launch, text in table.built()
+                                     if text.family.get("step") == step and target(text) in targets})
+    return values(["80"]), values(["80", "90a"])
+
+
+def shapes_text(table):
+    """Returns the shapes of heads and rows that kernels serve, as constants."""
+    def array(comment, name, values):
+        return f"/// {comment}\npub const {name}: [u32; {len(values)}] = [{', '.join(map(str, values))}];\n"
+    narrow, rows = columns_of(table, "decode", "r")
+    text = array("The head_dims of the kernels over rows of 16 bits and over fp8.", "HEAD_DIMS", columns_of(table, "extend", "d")[0])
+    text += array("The maximum number of query rows of one sequence and kv head in each decode kernel, such as `attend_decode_*_r8`.",
+                  "DECODE_ROWS", rows)
+    text += array("The maximum number of query rows of a suffix in each kernel that reads spans once.", "SUFFIX_ROWS",
+                  columns_of(table, "shared", "r")[1])
+    return text + f"/// The maximum number of query heads of a kv head.\npub const GROUP_MAX: u32 = {narrow[-1]};\n"
+
+
+def gaps(table):
+    """Returns the head_dims that some families of decode, extend and rope kernels for every GPU lack."""
+    dims, _ = columns_of(table, "extend", "d")
+    key = lambda text: (text.family["step"], text.family["cache"], text.type)
+    served = {}
+    for _, launch, text in table.built():
+        if text.family.get("step") in ("decode", "extend", "rope") and target(text) == "80":
+            served.setdefault(key(text), set()).add(launch["d"])
+    return [f"{' '.join(which)}: kernels of d = {sorted(found)}, not {dims}" for which, found in served.items() if found != set(dims)]
 
 
 def readme_text(table):
@@ -453,7 +501,7 @@ def build_archives(table, check, archives):
     nvrtc, ptxas = ctypes.CDLL(str(tools / "cuda_nvrtc/lib/libnvrtc.so.12")), tools / "cuda_nvcc/bin/ptxas"
     _, right, _, _ = numbers(table)
     sizes = {key[0]: n for key, n in right.items() if len(key) == 1}
-    wrong, assembled = [], []
+    wrong, assembled = gaps(table), []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for archive in archives:
             texts, out = table.archives[archive], table.out(archive)

@@ -48,10 +48,8 @@
 //! # }
 //! ```
 //!
-//! [`guide`] continues in chapters.
-//!
-//! Of these modules, each uses only those further left: [`id`] <- [`layout`], [`plan`] <- `page`, `prefix`,
-//! `sequence`, [`backend`] <- `world` <- `system` <- [`engine`]. ARCHITECTURE.md follows one step from start to end.
+//! [`guide`] continues in chapters. [`engine`] has all calls, [`config`] and [`layout`] the sizes, [`plan`] the arrays
+//! of a step, and [`backend`] the devices. ARCHITECTURE.md follows one step from start to end.
 
 // On docs.rs, marks the feature that an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]

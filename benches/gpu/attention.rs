@@ -4,12 +4,12 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolLayout, SharedSpans,
-    SlotId, StepEnd,
+    Attend, Backend, BatchPlan, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolConfig, PoolLayout,
+    SharedSpans, SlotId, StepEnd,
 };
 
 use crate::Outcome;
-use crate::batch::{Batch, Forest, Noise, pool_of, table};
+use crate::batch::{Batch, Forest, Noise, pool, table};
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
@@ -58,7 +58,7 @@ impl<'a> Bench<'a> {
         (layers, slots): (u32, u32),
         spans: bool,
     ) -> Outcome<Self> {
-        let pool = pool_of(shape, layers, page_size, slots / layers, layout);
+        let pool = PoolConfig { shape, ..pool(layers, page_size, slots / layers, layout) }.layout()?;
         let bench = Self::over(gpu, noise, &pool, None)?;
         noise.fill(bench.cuda.pool())?;
         Ok(Self { spans, ..bench })
@@ -67,8 +67,7 @@ impl<'a> Bench<'a> {
     /// Creates the bench over a pool that the caller fills.
     pub fn over(gpu: &Gpu, noise: &'a Noise, pool: &PoolLayout, scales: Option<KvScales>) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
-        let stream = Some(timer.stream.clone());
-        let options = CudaOptions { stream, scales, ..CudaOptions::new(gpu) };
+        let options = CudaOptions { scales, ..timer.options(gpu) };
         let cuda = options.open(pool, &table(pool.page_size()), 2)?;
         let bytes = 512 << 20;
         let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
@@ -277,8 +276,8 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
             let tokens: u32 = forest.own.iter().sum::<u32>() + forest.spans.iter().map(|span| span.1).sum::<u32>();
             let bytes = Rate::Bytes(f64::from(tokens) * f64::from(8 * head_dim * 4));
             // Cases of head_dim 128 have no suffix, as in the other sections.
-            let of = if head_dim == 128 { String::new() } else { format!(" d{head_dim}") };
-            let case = format!("{name}{of}");
+            let suffix = if head_dim == 128 { String::new() } else { format!(" d{head_dim}") };
+            let case = format!("{name}{suffix}");
             for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
                 let (us, ok) = bench.run_forest(forest, &new_lens, 32, How::Graph)?;
                 report.row("shared", &case, kind, us, bytes, ok);

@@ -11,23 +11,10 @@ use kvarena::{
 
 use crate::Outcome;
 
-/// Returns the layout of a bf16 pool with head_dim 128.
-pub fn pool(layers: u32, kv_heads: u32, page_size: u32, slots: u32, layout: Layout) -> PoolLayout {
-    pool_of(KvShape::heads(kv_heads, 128), layers, page_size, slots, layout)
-}
-
-/// Returns the layout of a bf16 pool of the given shape.
-pub fn pool_of(shape: KvShape, layers: u32, page_size: u32, slots: u32, layout: Layout) -> PoolLayout {
-    let config = PoolConfig {
-        layers,
-        shape,
-        dtype: KvDtype::Bf16,
-        page_size,
-        capacity: Capacity::Pages(slots / page_size),
-        layout,
-        ..PoolConfig::default()
-    };
-    config.layout().expect("a valid pool")
+/// Returns the config of a pool of bf16, with 8 heads of 128.
+pub fn pool(layers: u32, page_size: u32, slots: u32, layout: Layout) -> PoolConfig {
+    let (shape, dtype, capacity) = (KvShape::heads(8, 128), KvDtype::Bf16, Capacity::Pages(slots / page_size));
+    PoolConfig { layers, shape, dtype, page_size, capacity, layout, ..PoolConfig::default() }
 }
 
 /// Returns the shape of page tables for 256 sequences of up to 131,072 tokens, and 5,000,000 tokens in all.
@@ -167,14 +154,14 @@ impl Batch {
         let size = layout.page_size();
         let mut free = distinct(rng, bound as usize, bound).into_iter();
         let mut moved = vec![None; layout.page_count() as usize];
-        let mut of = |page: u32| *moved[page as usize].get_or_insert_with(|| free.next().expect("a page"));
-        self.pages.iter_mut().flatten().for_each(|page| *page = of(*page));
+        let mut new_place = |page: u32| *moved[page as usize].get_or_insert_with(|| free.next().expect("a page"));
+        self.pages.iter_mut().flatten().for_each(|page| *page = new_place(*page));
         for slot in &mut self.slots {
-            *slot = (of(*slot as u32 / size) * size) as i32 + *slot % size as i32;
+            *slot = (new_place(*slot as u32 / size) * size) as i32 + *slot % size as i32;
         }
         let first = table(size).page_word(0, 0);
         let words = self.writes.iter_mut().filter(|write| write.index >= first);
-        words.for_each(|write| write.value = of(write.value));
+        words.for_each(|write| write.value = new_place(write.value));
     }
 
     pub fn plan(&self) -> BatchPlan<'_> {

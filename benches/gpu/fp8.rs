@@ -6,13 +6,13 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, Capacity, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolConfig, PoolLayout,
-    Scaling, SlotId, StepBounds, StepEnd,
+    Backend, KvDtype, KvScales, LayerId, Layout, OpenBackend, PlaneName, PoolConfig, PoolLayout, Scaling, SlotId,
+    StepBounds, StepEnd,
 };
 
 use crate::Outcome;
 use crate::attention::{self, How, forests, zipf};
-use crate::batch::{Batch, Forest, Noise, distinct, table};
+use crate::batch::{Batch, Forest, Noise, distinct, pool, table};
 use crate::report::{Rate, Report};
 use crate::timer::Timer;
 
@@ -36,16 +36,7 @@ impl Kind {
             Self::Bf16 => (KvDtype::Bf16, Scaling::Static),
             Self::Fp8(scaling) => (KvDtype::Fp8E4M3, scaling),
         };
-        let config = PoolConfig {
-            layers,
-            shape: KvShape::heads(KV_HEADS, HEAD_DIM),
-            dtype,
-            scaling,
-            page_size,
-            capacity: Capacity::Pages(slots / page_size),
-            layout: Layout::LayerFirst,
-            ..PoolConfig::default()
-        };
+        let config = PoolConfig { dtype, scaling, ..pool(layers, page_size, slots, Layout::LayerFirst) };
         config.layout().expect("a valid pool")
     }
 
@@ -171,17 +162,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Measures the requested parts: decode, extend, store and shared prefixes.
-pub fn run(gpu: &Gpu, parts: [bool; 4], report: &mut Report) -> Outcome<()> {
-    let noise = (Noise::new(gpu)?, Fp8Noise::new(gpu)?);
-    let noise = (&noise.0, &noise.1);
-    for (run, _) in [decode, extend, store, shared].into_iter().zip(parts).filter(|(_, selected)| *selected) {
-        run(gpu, noise, report)?;
-    }
-    Ok(())
-}
-
-fn decode(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
+pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = (&Noise::new(gpu)?, &Fp8Noise::new(gpu)?);
     let decode = [
         ("b64 L4096", vec![4_096; 64]),
         ("b256 L1024", vec![1_024; 256]),
@@ -203,7 +185,8 @@ fn decode(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
     Ok(())
 }
 
-fn extend(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
+pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = (&Noise::new(gpu)?, &Fp8Noise::new(gpu)?);
     for (kind, name) in KINDS {
         let mut bench = Bench::new(gpu, noise, kind, 16, 1)?;
         for (b, new, cached) in [(8, 2_048, 30_720), (1, 2_048, 0)] {
@@ -217,7 +200,8 @@ fn extend(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
 
 /// Measures decode over shared prefixes, and over rows that share no tokens. Each case runs twice: with each row read
 /// separately, then with spans that the backend may read once.
-fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
+pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = (&Noise::new(gpu)?, &Fp8Noise::new(gpu)?);
     let plain = [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf())];
     let plain = plain.map(|(name, own)| (name, Forest::alone(own)));
     let forests = forests();
@@ -238,13 +222,13 @@ fn shared(gpu: &Gpu, noise: (&Noise, &Fp8Noise), report: &mut Report) -> Outcome
 }
 
 /// Stores rows of bf16 into each kind of pool.
-fn store(gpu: &Gpu, (noise, _): (&Noise, &Fp8Noise), report: &mut Report) -> Outcome<()> {
+pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    let noise = Noise::new(gpu)?;
     let (tokens, slots, sets) = (65_536_u32, 349_520, 3);
     for (page_size, (kind, name)) in [1, 16].into_iter().flat_map(|p| KINDS.map(|kind| (p, kind))) {
         let mut timer = Timer::new(gpu)?;
         let mut rng = Rng::new(3);
-        let options =
-            CudaOptions { stream: Some(timer.stream.clone()), scales: kind.scales(sets), ..CudaOptions::new(gpu) };
+        let options = CudaOptions { scales: kind.scales(sets), ..timer.options(gpu) };
         let pool = kind.pool(sets, page_size, slots);
         let bounds = StepBounds { steps: 2, tokens };
         let mut cuda = options.open(&pool, &table(page_size), bounds)?;

@@ -15,12 +15,12 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu, Prepare, Span
 use kvarena::testkit::quantised::scales;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend, PoolConfig, PoolLayout,
-    SharedSpans, StepEnd, StepId,
+    Attend, Backend, BatchPlan, KvDtype, KvShape, LayerId, Layout, OpenBackend, PoolConfig, SharedSpans, StepEnd,
+    StepId,
 };
 
 use crate::Outcome;
-use crate::batch::{Batch, Forest, Noise, pool_of, table};
+use crate::batch::{Batch, Forest, Noise, pool, table};
 use crate::fp8::Fp8Noise;
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
@@ -104,15 +104,14 @@ impl Bench {
         let mut timer = Timer::new(gpu)?;
         timer.together = sizes.together;
         let open = |all_spans| -> Outcome<Cuda> {
-            let stream = Some(timer.stream.clone());
             let scales = fp8.map(|_| scales(LAYERS, kv_heads, 1));
-            let options = CudaOptions { stream, all_spans, scales, ..CudaOptions::new(gpu) };
-            let shape = KvShape::heads(kv_heads, head_dim);
-            let layout = match fp8 {
-                Some(_) => fp8_pool_of(shape, sizes.slots),
-                None => pool_of(shape, LAYERS, PAGE, sizes.slots, Layout::LayerFirst),
+            let options = CudaOptions { all_spans, scales, ..timer.options(gpu) };
+            let config = PoolConfig {
+                shape: KvShape::heads(kv_heads, head_dim),
+                dtype: if fp8.is_some() { KvDtype::Fp8E4M3 } else { KvDtype::Bf16 },
+                ..pool(LAYERS, PAGE, sizes.slots, Layout::LayerFirst)
             };
-            let mut cuda = options.open(&layout, &table(PAGE), 2)?;
+            let mut cuda = options.open(&config.layout()?, &table(PAGE), 2)?;
             match fp8 {
                 Some(fp8) => fp8.fill(&cuda, noise)?,
                 None => noise.fill(cuda.pool())?,
@@ -181,19 +180,6 @@ impl Bench {
     }
 }
 
-fn fp8_pool_of(shape: KvShape, slots: u32) -> PoolLayout {
-    let config = PoolConfig {
-        layers: LAYERS,
-        shape,
-        dtype: KvDtype::Fp8E4M3,
-        page_size: PAGE,
-        capacity: Capacity::Pages(slots / PAGE),
-        layout: Layout::LayerFirst,
-        ..PoolConfig::default()
-    };
-    config.layout().expect("a valid pool")
-}
-
 /// Returns the tokens of a forest, each counted once.
 fn distinct(forest: &Forest) -> u64 {
     let spans = forest.spans.iter().map(|span| span.1);
@@ -214,10 +200,10 @@ fn grow(forest: &mut Forest, rng: &mut Rng, rows: Range<usize>, depth: u64, long
     }
     forest.spans.push((rows.clone(), spread(rng, 128, longest) / PAGE * PAGE));
     let pieces = rng.within(2, rows.len().min(8) as u64) as usize;
-    let of = rows.len().div_ceil(pieces);
-    for start in rows.clone().step_by(of) {
+    let len = rows.len().div_ceil(pieces);
+    for start in rows.clone().step_by(len) {
         if !rng.one_in(4) {
-            grow(forest, rng, start..rows.end.min(start + of), depth - 1, longest);
+            grow(forest, rng, start..rows.end.min(start + len), depth - 1, longest);
         }
     }
 }
@@ -241,9 +227,9 @@ fn random(rng: &mut Rng, sizes: &Sizes) -> Forest {
         let rows = spread(rng, 2, sizes.rows) as usize;
         let mut forest = Forest::alone((0..rows).map(|_| spread(rng, 16, sizes.own)));
         let (depth, trees) = (rng.within(1, 4), rng.pick(&[1, 1, 1, 2, 4]));
-        let of = rows.div_ceil(trees);
-        for start in (0..rows).step_by(of) {
-            grow(&mut forest, rng, start..rows.min(start + of), depth, sizes.shared);
+        let len = rows.div_ceil(trees);
+        for start in (0..rows).step_by(len) {
+            grow(&mut forest, rng, start..rows.min(start + len), depth, sizes.shared);
         }
         if !forest.spans.is_empty() && fits(&forest, sizes) {
             return forest;
@@ -251,15 +237,15 @@ fn random(rng: &mut Rng, sizes: &Sizes) -> Forest {
     }
 }
 
-/// Returns shapes whose time one part dominates: products, tails, bytes, or repeated reads.
+/// Returns shapes whose time one part dominates: products, suffixes, bytes, or repeated reads.
 fn simple(sizes: &Sizes) -> Vec<(String, Forest)> {
     let all = |rows: u32, len: u32, own: u32| {
         let own = vec![own; rows as usize];
         (format!("b{rows} {len}+{}", own[0]), Forest { spans: vec![(0..own.len(), len)], own })
     };
-    let groups = |rows: usize, of: usize, len: u32, own: u32| {
-        let spans = (0..rows).step_by(of).map(|start| (start..start + of, len)).collect();
-        (format!("b{rows} by {of} {len}+{own}"), Forest { spans, own: vec![own; rows] })
+    let groups = |rows: usize, group: usize, len: u32, own: u32| {
+        let spans = (0..rows).step_by(group).map(|start| (start..start + group, len)).collect();
+        (format!("b{rows} by {group} {len}+{own}"), Forest { spans, own: vec![own; rows] })
     };
     let mut shapes = Vec::new();
     for rows in [32, 64, 128, 256] {
@@ -275,17 +261,17 @@ fn simple(sizes: &Sizes) -> Vec<(String, Forest)> {
     shapes.into_iter().filter(|(_, forest)| fits(forest, sizes)).collect()
 }
 
-const NAMES: [&str; 9] = ["tile", "spans", "tails", "units", "memory", "flat", "own", "first", "again"];
+const NAMES: [&str; 9] = ["tile", "spans", "suffixes", "units", "memory", "flat", "own", "first", "again"];
 
 fn values(costs: &SpanCosts) -> [f64; 9] {
-    let SpanCosts { tile, spans, tails, units, memory, .. } = *costs;
+    let SpanCosts { tile, spans, suffixes, units, memory, .. } = *costs;
     let SpanCosts { flat, own, first, again, .. } = *costs;
-    [tile, spans, tails, units, memory, flat, own, first, again]
+    [tile, spans, suffixes, units, memory, flat, own, first, again]
 }
 
 fn costs(values: [f64; 9]) -> SpanCosts {
-    let [tile, spans, tails, units, memory, flat, own, first, again] = values;
-    SpanCosts { tile, spans, tails, units, memory, flat, own, first, again }
+    let [tile, spans, suffixes, units, memory, flat, own, first, again] = values;
+    SpanCosts { tile, spans, suffixes, units, memory, flat, own, first, again }
 }
 
 /// Returns the model's times divided by the measured ones: with separate reads, and with every span read once.
@@ -328,7 +314,7 @@ fn fit(code: &SpanCosts, all: &[&Timed]) -> SpanCosts {
 /// Returns the mean, the bias and the maximum distance of the model from the measured times, in percent, for separate
 /// reads and for spans read once.
 fn distances(costs: &SpanCosts, all: &[&Timed]) -> String {
-    let of = |which: usize| {
+    let distance = |which: usize| {
         let off: Vec<f64> = all.iter().map(|timed| 100.0 * (factors(costs, timed)[which] - 1.0)).collect();
         let count = off.len() as f64;
         let bias = off.iter().sum::<f64>() / count;
@@ -336,7 +322,7 @@ fn distances(costs: &SpanCosts, all: &[&Timed]) -> String {
         let worst = off.iter().fold(0_f64, |worst, &x| if x.abs() > worst.abs() { x } else { worst });
         format!("{mean:.1} % off ({bias:+.1} % on the mean, at worst {worst:+.1} %)")
     };
-    format!("flat {}, once {}", of(0), of(1))
+    format!("flat {}, once {}", distance(0), distance(1))
 }
 
 /// Prints how much longer a choice takes: on average than the faster variant, and at worst than separate reads.
@@ -351,11 +337,10 @@ fn verdict(what: &str, all: &[(String, Timed)], chosen: impl Fn(&Timed) -> f64) 
 
 fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, Timed)]) {
     // A step in which no span could be read once does not test the model.
-    let known = |all: &'_ [(String, Timed)]| -> Vec<usize> {
-        (0..all.len()).filter(|&i| all[i].1.work.work_tiles > 0.0).collect()
-    };
-    let of = |all| known(all).into_iter().map(|i: usize| &all[i].1).collect::<Vec<&Timed>>();
-    let (shapes, random) = (of(shapes), of(forests));
+    fn known(all: &[(String, Timed)]) -> Vec<&Timed> {
+        all.iter().map(|(_, timed)| timed).filter(|timed| timed.work.work_tiles > 0.0).collect()
+    }
+    let (shapes, random) = (known(shapes), known(forests));
     let all: Vec<&Timed> = shapes.iter().chain(&random).copied().collect();
     let fitted = fit(code, &all);
     println!("  constant      code    fitted");
@@ -380,10 +365,20 @@ fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, T
 
 fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Timed) {
     let Timed { flat, chosen, once, accepted, work } = timed;
-    let SpanWork { work_tiles, unit_bytes, tail_ctas, own_bytes, span_bytes, row_bytes, .. } = work;
+    let SpanWork { work_tiles, unit_bytes, suffix_ctas, own_bytes, span_bytes, row_bytes, .. } = work;
     let (rows, spans) = (forest.own.len(), forest.spans.len());
     let _ = write!(csv, "{heads},{case},{rows},{spans},{flat:.3},{chosen:.3},{once:.3},{accepted},");
-    let _ = writeln!(csv, "{work_tiles},{unit_bytes},{tail_ctas},{own_bytes},{span_bytes},{row_bytes}");
+    let _ = writeln!(csv, "{work_tiles},{unit_bytes},{suffix_ctas},{own_bytes},{span_bytes},{row_bytes}");
+}
+
+/// Runs small forms of all sections of spans.
+pub fn run_small(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    for heads in [&HEADS_128, &OTHER_HEADS] {
+        for over_fp8 in [false, true] {
+            run(gpu, Sizes::SMALL, (heads, over_fp8), report)?;
+        }
+    }
+    Ok(())
 }
 
 /// Runs the section. The report lists the simple shapes, and random forests with differing results. All forests are in
@@ -393,11 +388,11 @@ pub fn run(gpu: &Gpu, sizes: Sizes, (all, over_fp8): (&[Heads], bool), report: &
     let bytes = if over_fp8 { Some(Fp8Noise::new(gpu)?) } else { None };
     let of_fp8 = if over_fp8 { "fp8-" } else { "" };
     let mut csv = String::from("heads,case,rows,spans,flat,chosen,once,accepted,");
-    csv += "work_tiles,unit_bytes,tail_ctas,own_bytes,span_bytes,row_bytes\n";
-    for of in all {
-        let (q_heads, kv_heads, head_dim) = of;
+    csv += "work_tiles,unit_bytes,suffix_ctas,own_bytes,span_bytes,row_bytes\n";
+    for one in all {
+        let (q_heads, kv_heads, head_dim) = one;
         let heads = format!("{of_fp8}{q_heads}q/{kv_heads}kv d{head_dim}");
-        let mut bench = Bench::new(gpu, (&noise, bytes.as_ref()), of, &sizes)?;
+        let mut bench = Bench::new(gpu, (&noise, bytes.as_ref()), one, &sizes)?;
         let mut shapes = Vec::new();
         for (name, forest) in simple(&sizes) {
             let case = format!("{name} {heads}");
@@ -419,13 +414,13 @@ pub fn run(gpu: &Gpu, sizes: Sizes, (all, over_fp8): (&[Heads], bool), report: &
             forests.push((case, timed));
         }
         println!("spans, {heads}:");
-        let tails = usize::from(q_heads / kv_heads > 8);
+        let suffixes = usize::from(q_heads / kv_heads > 8);
         let hopper = gpu.capability() == 90 && *head_dim == 128 && !over_fp8;
         // These constants are per multiprocessor, but the model needs them per CTA. The conversion assumes two CTAs on
         // a multiprocessor.
-        let of = if over_fp8 { SpanCosts::over_fp8 } else { SpanCosts::general };
-        let general = of(*head_dim, tails).of_ctas(2);
-        summarize(if hopper { &SpanCosts::H200[tails] } else { &general }, &shapes, &forests);
+        let costs = if over_fp8 { SpanCosts::over_fp8 } else { SpanCosts::general };
+        let general = costs(*head_dim, suffixes).of_ctas(2);
+        summarize(if hopper { &SpanCosts::H200[suffixes] } else { &general }, &shapes, &forests);
     }
     let folder = std::env::var("OUT").unwrap_or_else(|_| ".".into());
     std::fs::write(format!("{folder}/spans-{of_fp8}d{}.csv", all[0].2), csv)?;

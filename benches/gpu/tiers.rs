@@ -7,12 +7,12 @@ use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, PinnedBuffer};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove, PoolConfig,
-    StepEnd, SwapMemory, SwapPageId,
+    Attend, Backend, Capacity, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove, PoolConfig, StepEnd, SwapMemory,
+    SwapPageId,
 };
 
 use crate::Outcome;
-use crate::batch::{Batch, Forest, Noise, distinct, table};
+use crate::batch::{Batch, Forest, Noise, distinct, pool, table};
 use crate::report::{Rate, Report};
 use crate::timer::Timer;
 
@@ -35,14 +35,7 @@ impl Sizes {
 }
 
 fn config(sizes: Sizes) -> PoolConfig {
-    PoolConfig {
-        layers: sizes.layers,
-        shape: KvShape::heads(8, 128),
-        dtype: KvDtype::Bf16,
-        page_size: 16,
-        swap_pages: 2 * sizes.pages,
-        ..PoolConfig::default()
-    }
+    PoolConfig { swap_pages: 2 * sizes.pages, ..pool(sizes.layers, 16, 1 << 14, Layout::PageFirst) }
 }
 
 fn open(gpu: &Gpu, config: &PoolConfig, stream: &CudaStream) -> Outcome<Cuda> {
@@ -115,9 +108,10 @@ fn blocks(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
             let moves = moves(&mut rng, cuda, count / 2).concat();
             cuda.synchronize()?;
             let start = Instant::now();
-            match save {
-                true => cuda.save_pages(ids.next(), &moves)?,
-                false => cuda.load_pages(ids.next(), &moves)?,
+            if save {
+                cuda.save_pages(ids.next(), &moves)?;
+            } else {
+                cuda.load_pages(ids.next(), &moves)?;
             }
             cuda.synchronize()?;
             Ok(start.elapsed().as_secs_f64() * 1e6)
@@ -148,9 +142,9 @@ impl Plain {
     fn submit(&mut self, way: usize, moves: &[PageMove]) {
         let stream = self.streams[way].raw() as usize as sys::CUstream;
         let bytes = self.page_bytes as usize;
-        for (of, place) in moves.iter().zip(0_u64..) {
+        for (page, place) in moves.iter().zip(0_u64..) {
             let device = self.device.address() + (2 * place + way as u64) * self.page_bytes;
-            let swap = self.pinned.address() + u64::from(of.swap.raw()) * self.page_bytes;
+            let swap = self.pinned.address() + u64::from(page.swap.raw()) * self.page_bytes;
             let swap = swap as usize as *mut std::ffi::c_void;
             // SAFETY: both ranges are inside their buffers, which live until the streams are done.
             let result = unsafe {
@@ -223,9 +217,9 @@ fn copies(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
 /// Returns whether a page has the same bytes after a save and a load to another page.
 fn comes_back(cuda: &mut Cuda, ids: &mut Ids) -> Outcome<bool> {
     let (swap, bytes) = (SwapPageId::new(0), cuda.layout().page_bytes());
-    let of = |page| PageMove { device: PageId::new(page), swap };
-    cuda.save_pages(ids.next(), &[of(3)])?;
-    cuda.load_pages(ids.next(), &[of(5)])?;
+    let move_of = |page| PageMove { device: PageId::new(page), swap };
+    cuda.save_pages(ids.next(), &[move_of(3)])?;
+    cuda.load_pages(ids.next(), &[move_of(5)])?;
     cuda.synchronize()?;
     let [saved, loaded]: [Vec<u8>; 2] =
         [3, 5].map(|page| cuda.pool().read(page * bytes, bytes as usize).expect("a page"));
@@ -265,7 +259,7 @@ fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     let moving: Vec<_> = (0..sizes.pages).map(|i| [pages + i, pages + sizes.pages + i].map(PageId::new)).collect();
     let batch = |way: usize| -> Vec<PageMove> {
         let swap = |i: u32| SwapPageId::new(way as u32 * sizes.pages + i);
-        moving.iter().zip(0..).map(|(of, i)| PageMove { device: of[way], swap: swap(i) }).collect()
+        moving.iter().zip(0..).map(|(pages, i)| PageMove { device: pages[way], swap: swap(i) }).collect()
     };
     let (mut ids, kinds) = (Ids(0), ["alone", "beside saves", "beside loads", "beside both"]);
     let (mut times, mut late) = (kinds.map(|_| Vec::new()), 0);

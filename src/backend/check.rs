@@ -27,11 +27,10 @@ pub(super) fn step_tokens(plan: &BatchPlan<'_>, max: u32) -> Result<(), PlanErro
 
 /// Checks that a step is open (B8). O(open steps).
 pub(super) fn is_open(steps: &OpenSteps, step: StepId) -> Result<(), PlanError> {
-    match steps.contains(step) {
-        true => Ok(()),
-        false if step <= steps.last() => Err(PlanError::Ended { step }),
-        false => Err(PlanError::NotBegun { step }),
+    if steps.contains(step) {
+        return Ok(());
     }
+    Err(if step <= steps.last() { PlanError::Ended { step } } else { PlanError::NotBegun { step } })
 }
 
 /// Checks a plan, except its step, its number of tokens, its spans and its table writes.
@@ -80,10 +79,7 @@ pub(super) fn reads(reach: Reach, attend: &Attend) -> bool {
 pub(super) fn reach(layer: LayerId, layout: &PoolLayout, attend: &Attend) -> Result<(), PlanError> {
     let group = layout.place(layer).group;
     let (reach, Attend { window, chunk, .. }) = (layout.groups().reach(group), *attend);
-    match reads(reach, attend) {
-        true => Ok(()),
-        false => Err(PlanError::Reach { layer, group, reach, window, chunk }),
-    }
+    if reads(reach, attend) { Ok(()) } else { Err(PlanError::Reach { layer, group, reach, window, chunk }) }
 }
 
 /// Checks that the layer of a sparse read is in group 0.
@@ -153,9 +149,10 @@ pub(super) fn table_writes(writes: &[TableWrite], layout: &PoolLayout, table: &T
         return Ok(());
     }
     let &TableWrite { index, value } = writes.iter().find(|write| off(write) != 0).expect("a write is wrong");
-    Err(match index >= words {
-        true => PlanError::TableIndex { index, words: table.words() },
-        false => PlanError::TableValue { index, value, count: count(index) },
+    Err(if index >= words {
+        PlanError::TableIndex { index, words: table.words() }
+    } else {
+        PlanError::TableValue { index, value, count: count(index) }
     })
 }
 

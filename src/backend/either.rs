@@ -69,20 +69,31 @@ impl<L: Error + 'static, R: Error + 'static> Error for EitherError<L, R> {
     }
 }
 
-impl<L, R> Either<L, R> {
-    fn left<E, F>(self, operand: Operand) -> Result<L, EitherError<E, F>> {
-        match self {
-            Self::Left(left) => Ok(left),
-            Self::Right(_) => Err(EitherError::Operand { operand }),
+/// Evaluates an expression for the value of an [`Either`]. In the expression, `take` unwraps an argument of the same
+/// variant, `same` wraps a result in this variant, and `failed` wraps an error.
+macro_rules! each {
+    ($either:expr, $value:ident => $result:expr) => {
+        match $either {
+            Either::Left($value) => {
+                #[allow(unused_imports)]
+                use {Either::Left as same, EitherError::Left as failed, left as take};
+                $result
+            }
+            Either::Right($value) => {
+                #[allow(unused_imports)]
+                use {Either::Right as same, EitherError::Right as failed, right as take};
+                $result
+            }
         }
-    }
+    };
+}
 
-    fn right<E, F>(self, operand: Operand) -> Result<R, EitherError<E, F>> {
-        match self {
-            Self::Left(_) => Err(EitherError::Operand { operand }),
-            Self::Right(right) => Ok(right),
-        }
-    }
+fn left<L, R, E, F>(argument: Either<L, R>, operand: Operand) -> Result<L, EitherError<E, F>> {
+    if let Either::Left(left) = argument { Ok(left) } else { Err(EitherError::Operand { operand }) }
+}
+
+fn right<L, R, E, F>(argument: Either<L, R>, operand: Operand) -> Result<R, EitherError<E, F>> {
+    if let Either::Right(right) = argument { Ok(right) } else { Err(EitherError::Operand { operand }) }
 }
 
 impl<L: OpenBackend, R: OpenBackend> OpenBackend for Either<L, R> {
@@ -94,33 +105,39 @@ impl<L: OpenBackend, R: OpenBackend> OpenBackend for Either<L, R> {
         table: &TableShape,
         bounds: impl Into<StepBounds>,
     ) -> Result<Self::Backend, <Self::Backend as Backend>::Error> {
-        match self {
-            Self::Left(options) => options.open(layout, table, bounds).map(Either::Left).map_err(EitherError::Left),
-            Self::Right(options) => options.open(layout, table, bounds).map(Either::Right).map_err(EitherError::Right),
-        }
+        each!(self, options => options.open(layout, table, bounds).map(same).map_err(failed))
     }
 }
 
 /// Unwraps query rows by `rows` and sinks by `sinks`.
 fn queries<Q, S, R, T, E>(
-    of: Queries<Q, S>,
+    given: Queries<Q, S>,
     rows: impl FnOnce(Q, Operand) -> Result<R, E>,
     sinks: impl FnOnce(S, Operand) -> Result<T, E>,
 ) -> Result<Queries<R, T>, E> {
-    let sinks = of.sinks.map(|given| sinks(given, Operand::Sinks)).transpose()?;
-    Ok(Queries { rows: rows(of.rows, Operand::Q)?, sinks })
+    let sinks = given.sinks.map(|sink| sinks(sink, Operand::Sinks)).transpose()?;
+    Ok(Queries { rows: rows(given.rows, Operand::Q)?, sinks })
 }
 
 /// Unwraps the weights of norms by `norm` and frequencies by `frequencies`.
 fn rope<W: Copy, F: Copy, R, T, E>(
-    of: &Rope<W, F>,
+    given: &Rope<W, F>,
     norm: impl Fn(W, Operand) -> Result<R, E>,
     frequencies: impl FnOnce(F, Operand) -> Result<T, E>,
 ) -> Result<Rope<R, T>, E> {
-    let Rope { q_heads, eps, .. } = *of;
-    let norm = |given: Option<W>| given.map(|given| norm(given, Operand::Norm)).transpose();
-    let frequencies = frequencies(of.frequencies, Operand::Frequencies)?;
-    Ok(Rope { q_heads, q_norm: norm(of.q_norm)?, k_norm: norm(of.k_norm)?, eps, frequencies })
+    let Rope { q_heads, eps, .. } = *given;
+    let norm = |weights: Option<W>| weights.map(|weights| norm(weights, Operand::Norm)).transpose();
+    let frequencies = frequencies(given.frequencies, Operand::Frequencies)?;
+    Ok(Rope { q_heads, q_norm: norm(given.q_norm)?, k_norm: norm(given.k_norm)?, eps, frequencies })
+}
+
+/// Forwards calls without operands.
+macro_rules! forward {
+    ($($call:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        fn $call(&mut self, $($argument: $type),*) -> Result<$result, Self::Error> {
+            each!(self, backend => backend.$call($($argument),*).map_err(failed))
+        }
+    )*};
 }
 
 impl<L: Backend, R: Backend> Backend for Either<L, R> {
@@ -130,18 +147,22 @@ impl<L: Backend, R: Backend> Backend for Either<L, R> {
     type Sinks<'a> = Either<L::Sinks<'a>, R::Sinks<'a>>;
     type Lse<'a> = Either<L::Lse<'a>, R::Lse<'a>>;
 
-    fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => backend.begin(plan).map_err(EitherError::Left),
-            Self::Right(backend) => backend.begin(plan).map_err(EitherError::Right),
-        }
+    forward! {
+        begin(plan: &BatchPlan<'_>) -> ();
+        copy_pages(copies: &[PageCopy]) -> ();
+        compact(compactions: &[Compaction]) -> ();
+        save_pages(id: MoveId, moves: &[PageMove]) -> ();
+        load_pages(id: MoveId, moves: &[PageMove]) -> ();
+        moved() -> Moved;
+        synchronize() -> ();
     }
 
     fn end(&mut self, end: StepEnd) {
-        match self {
-            Self::Left(backend) => backend.end(end),
-            Self::Right(backend) => backend.end(end),
-        }
+        each!(self, backend => backend.end(end));
+    }
+
+    fn swap_pages(&self) -> u32 {
+        each!(self, backend => backend.swap_pages())
     }
 
     fn store_cache(
@@ -151,35 +172,23 @@ impl<L: Backend, R: Backend> Backend for Either<L, R> {
         k: Self::Rows<'_>,
         v: Self::Rows<'_>,
     ) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => {
-                let (k, v) = (k.left(Operand::K)?, v.left(Operand::V)?);
-                backend.store_cache(plan, layer, k, v).map_err(EitherError::Left)
-            }
-            Self::Right(backend) => {
-                let (k, v) = (k.right(Operand::K)?, v.right(Operand::V)?);
-                backend.store_cache(plan, layer, k, v).map_err(EitherError::Right)
-            }
-        }
+        each!(self, backend => {
+            let (k, v) = (take(k, Operand::K)?, take(v, Operand::V)?);
+            backend.store_cache(plan, layer, k, v).map_err(failed)
+        })
     }
 
     fn rope_store(
         &mut self,
         plan: &BatchPlan<'_>,
         layer: LayerId,
-        of: &Rope<Self::Rows<'_>, Self::Sinks<'_>>,
+        given: &Rope<Self::Rows<'_>, Self::Sinks<'_>>,
         qkv: Self::RowsMut<'_>,
     ) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => {
-                let (of, qkv) = (rope(of, Either::left, Either::left)?, qkv.left(Operand::Qkv)?);
-                backend.rope_store(plan, layer, &of, qkv).map_err(EitherError::Left)
-            }
-            Self::Right(backend) => {
-                let (of, qkv) = (rope(of, Either::right, Either::right)?, qkv.right(Operand::Qkv)?);
-                backend.rope_store(plan, layer, &of, qkv).map_err(EitherError::Right)
-            }
-        }
+        each!(self, backend => {
+            let (rope, qkv) = (rope(given, take, take)?, take(qkv, Operand::Qkv)?);
+            backend.rope_store(plan, layer, &rope, qkv).map_err(failed)
+        })
     }
 
     fn attend_queries(
@@ -191,85 +200,23 @@ impl<L: Backend, R: Backend> Backend for Either<L, R> {
         out: Self::RowsMut<'_>,
         lse: Option<Self::Lse<'_>>,
     ) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => {
-                let (q, out) = (queries(q, Either::left, Either::left)?, out.left(Operand::Out)?);
-                let lse = lse.map(|lse| lse.left(Operand::Lse)).transpose()?;
-                backend.attend_queries(plan, layer, attend, q, out, lse).map_err(EitherError::Left)
-            }
-            Self::Right(backend) => {
-                let (q, out) = (queries(q, Either::right, Either::right)?, out.right(Operand::Out)?);
-                let lse = lse.map(|lse| lse.right(Operand::Lse)).transpose()?;
-                backend.attend_queries(plan, layer, attend, q, out, lse).map_err(EitherError::Right)
-            }
-        }
-    }
-
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => backend.copy_pages(copies).map_err(EitherError::Left),
-            Self::Right(backend) => backend.copy_pages(copies).map_err(EitherError::Right),
-        }
-    }
-
-    fn compact(&mut self, compactions: &[Compaction]) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => backend.compact(compactions).map_err(EitherError::Left),
-            Self::Right(backend) => backend.compact(compactions).map_err(EitherError::Right),
-        }
-    }
-
-    fn swap_pages(&self) -> u32 {
-        match self {
-            Self::Left(backend) => backend.swap_pages(),
-            Self::Right(backend) => backend.swap_pages(),
-        }
-    }
-
-    fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => backend.save_pages(id, moves).map_err(EitherError::Left),
-            Self::Right(backend) => backend.save_pages(id, moves).map_err(EitherError::Right),
-        }
-    }
-
-    fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => backend.load_pages(id, moves).map_err(EitherError::Left),
-            Self::Right(backend) => backend.load_pages(id, moves).map_err(EitherError::Right),
-        }
-    }
-
-    fn moved(&mut self) -> Result<Moved, Self::Error> {
-        match self {
-            Self::Left(backend) => backend.moved().map_err(EitherError::Left),
-            Self::Right(backend) => backend.moved().map_err(EitherError::Right),
-        }
-    }
-
-    fn synchronize(&mut self) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => backend.synchronize().map_err(EitherError::Left),
-            Self::Right(backend) => backend.synchronize().map_err(EitherError::Right),
-        }
+        each!(self, backend => {
+            let (q, out) = (queries(q, take, take)?, take(out, Operand::Out)?);
+            let lse = lse.map(|lse| take(lse, Operand::Lse)).transpose()?;
+            backend.attend_queries(plan, layer, attend, q, out, lse).map_err(failed)
+        })
     }
 }
 
 impl<L: AsRef<[u8]>, R: AsRef<[u8]>> AsRef<[u8]> for Either<L, R> {
     fn as_ref(&self) -> &[u8] {
-        match self {
-            Self::Left(bytes) => bytes.as_ref(),
-            Self::Right(bytes) => bytes.as_ref(),
-        }
+        each!(self, bytes => bytes.as_ref())
     }
 }
 
 impl<L: AsMut<[u8]>, R: AsMut<[u8]>> AsMut<[u8]> for Either<L, R> {
     fn as_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::Left(bytes) => bytes.as_mut(),
-            Self::Right(bytes) => bytes.as_mut(),
-        }
+        each!(self, bytes => bytes.as_mut())
     }
 }
 
@@ -278,17 +225,11 @@ impl<L: SwapMemory, R: SwapMemory> SwapMemory for Either<L, R> {
     type Write = Either<L::Write, R::Write>;
 
     fn lease(&mut self, page: SwapPageId) -> Self::Read {
-        match self {
-            Self::Left(backend) => Either::Left(backend.lease(page)),
-            Self::Right(backend) => Either::Right(backend.lease(page)),
-        }
+        each!(self, backend => same(backend.lease(page)))
     }
 
     fn lease_mut(&mut self, page: SwapPageId) -> Self::Write {
-        match self {
-            Self::Left(backend) => Either::Left(backend.lease_mut(page)),
-            Self::Right(backend) => Either::Right(backend.lease_mut(page)),
-        }
+        each!(self, backend => same(backend.lease_mut(page)))
     }
 }
 
@@ -304,16 +245,10 @@ impl<L: SparseBackend, R: SparseBackend> SparseBackend for Either<L, R> {
         q: Self::Rows<'_>,
         positions: Self::PositionsMut<'_>,
     ) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => {
-                let (q, lists) = (q.left(Operand::Q)?, positions.left(Operand::Selection)?);
-                backend.select(plan, layer, select, q, lists).map_err(EitherError::Left)
-            }
-            Self::Right(backend) => {
-                let (q, lists) = (q.right(Operand::Q)?, positions.right(Operand::Selection)?);
-                backend.select(plan, layer, select, q, lists).map_err(EitherError::Right)
-            }
-        }
+        each!(self, backend => {
+            let (q, lists) = (take(q, Operand::Q)?, take(positions, Operand::Selection)?);
+            backend.select(plan, layer, select, q, lists).map_err(failed)
+        })
     }
 
     fn attend_selected(
@@ -326,21 +261,11 @@ impl<L: SparseBackend, R: SparseBackend> SparseBackend for Either<L, R> {
         out: Self::RowsMut<'_>,
         lse: Option<Self::Lse<'_>>,
     ) -> Result<(), Self::Error> {
-        match self {
-            Self::Left(backend) => {
-                let selection = Selection { positions: positions.left(Operand::Selection)?, top };
-                let (q, out) = (queries(q, Either::left, Either::left)?, out.left(Operand::Out)?);
-                let lse = lse.map(|lse| lse.left(Operand::Lse)).transpose()?;
-                let done = backend.attend_selected(plan, layer, attend, selection, q, out, lse);
-                done.map_err(EitherError::Left)
-            }
-            Self::Right(backend) => {
-                let selection = Selection { positions: positions.right(Operand::Selection)?, top };
-                let (q, out) = (queries(q, Either::right, Either::right)?, out.right(Operand::Out)?);
-                let lse = lse.map(|lse| lse.right(Operand::Lse)).transpose()?;
-                let done = backend.attend_selected(plan, layer, attend, selection, q, out, lse);
-                done.map_err(EitherError::Right)
-            }
-        }
+        each!(self, backend => {
+            let selection = Selection { positions: take(positions, Operand::Selection)?, top };
+            let (q, out) = (queries(q, take, take)?, take(out, Operand::Out)?);
+            let lse = lse.map(|lse| take(lse, Operand::Lse)).transpose()?;
+            backend.attend_selected(plan, layer, attend, selection, q, out, lse).map_err(failed)
+        })
     }
 }

@@ -1,12 +1,11 @@
 //! The byte form of an [`EngineShape`], from which other ranks open their backends.
 
 use std::error::Error;
-use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{EngineConfig, EngineShape, PrefixMode};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, displayed};
 use crate::hash::Hashing;
 use crate::layout::{
     Capacity, GROUPS_MAX, GroupShape, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig, Scaling,
@@ -22,41 +21,24 @@ const LAYOUTS: [Layout; 2] = [Layout::LayerFirst, Layout::PageFirst];
 const PREFIXES: [PrefixMode; 2] = [PrefixMode::Radix, PrefixMode::None];
 const BOOLS: [bool; 2] = [false, true];
 
-/// The reason why bytes are not the byte form of an [`EngineShape`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum ShapeBytesError {
-    /// The first bytes are not the magic number of this version.
-    Magic,
-    /// The length is not [`EngineShape::BYTES`].
-    Length {
-        /// Bytes given.
-        actual: usize,
-    },
-    /// The field has an invalid number.
-    Field {
-        /// The field.
-        name: &'static str,
-        /// The number.
-        value: u64,
-    },
-    /// The numbers form an invalid config.
-    Config(ConfigError),
-    /// Each number is valid, but no config has this combination.
-    Mixed,
-}
-
-impl fmt::Display for ShapeBytesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Magic => write!(f, "the bytes do not begin with this version's magic number"),
-            Self::Length { actual } => {
-                write!(f, "{actual} bytes are not the {} of an engine's shape", EngineShape::BYTES)
-            }
-            Self::Field { name, value } => write!(f, "{name} cannot be {value}"),
-            Self::Config(_) => write!(f, "no engine has this shape"),
-            Self::Mixed => write!(f, "no engine has this combination of numbers"),
-        }
+displayed! {
+    /// The reason why bytes are not the byte form of an [`EngineShape`].
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub enum ShapeBytesError {
+        /// The first bytes are not the magic number of this version.
+        Magic => "the bytes do not begin with this version's magic number";
+        /// The length is not [`EngineShape::BYTES`].
+        Length {
+            /// Bytes given.
+            actual: usize,
+        } => "{actual} bytes are not the {} of an engine's shape", EngineShape::BYTES;
+        /// The field has an invalid number.
+        Field { name: &'static str, value: u64 } => "{name} cannot be {value}";
+        /// The numbers form an invalid config.
+        Config(error: ConfigError) => "no engine has this shape";
+        /// Each number is valid, but no config has this combination.
+        Mixed => "no engine has this combination of numbers";
     }
 }
 

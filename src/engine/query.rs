@@ -26,6 +26,15 @@ impl<B: Backend> Engine<B> {
         self.sequence(seq).map(|sequence| sequence.planned_len)
     }
 
+    /// Returns whether the sequence's last plan covers its last known token, so that the plan's row has a sample. A
+    /// chunk that does not end its prompt has none.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn has_sample(&self, seq: SeqKey) -> Result<bool, Error> {
+        self.sequence(seq).map(|sequence| sequence.planned_len >= sequence.token_len)
+    }
+
     /// Returns the maximum number of tokens that the next plan can give a sequence.
     ///
     /// These are the known tokens that no plan covers. If there are none, the maximum is 1 while an unfinished step

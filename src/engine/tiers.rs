@@ -114,12 +114,12 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Ends a batch of saves. It uses a new buffer, because a load may be using the world's buffers. Only a failed
-    /// batch fills the new buffer.
+    /// Ends a batch of saves.
     fn end_saves(&mut self, failed: bool) {
-        let mut freed = Vec::new();
-        self.world.prefixes.end_saves(failed, &mut freed);
-        self.world.pages.free_cached(&freed);
+        let World { prefixes, pages, buffers, .. } = &mut self.world;
+        buffers.freed.clear();
+        prefixes.end_saves(failed, &mut buffers.freed);
+        pages.free_cached(&buffers.freed);
     }
 }
 

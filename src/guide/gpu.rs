@@ -6,6 +6,11 @@
 //! the stream alive, and device addresses with the type and the number of elements. With cudarc, `stream.cu_stream()`
 //! is the handle, an `Arc<cudarc::driver::CudaStream>` keeps it alive, and `device_ptr` returns the addresses.
 //!
+//! The crate contains its kernels as compressed PTX of ISA 8.0. The driver compiles a kernel when it is first used. If
+//! the GPU or the driver is missing or too old, the host receives a typed error and can fall back to `Cpu`.
+//! `ptx/README.md` describes the kernels and lists which kernel serves which GPU. `ptx/NOTES.md`, in the repository,
+//! compares their times with FlashInfer's; `cargo bench --features cuda --bench gpu` measures the kernels again.
+//!
 //! ```
 //! # #[cfg(feature = "cuda")]
 //! use std::sync::Arc;
@@ -87,8 +92,28 @@
 //! `Cuda::prepare` with the attention of its layers and the kinds of its steps, before it reports ready. Then
 //! `Cuda::modules_after_prepare` stays 0.
 //!
-//! If one stream orders all work on the pool, the host may complete a step as soon as it has launched it. A graph can
-//! capture a decode step. `Cuda::stage` documents the order of calls and returns the key of the graphs that the host
-//! may replay.
+//! If one stream orders all work on the pool, the host may complete a step as soon as it has launched it.
+//!
+//! # Conditions
+//!
+//! The crate cannot check four conditions, which the host guarantees through `unsafe` calls. The stream is alive and
+//! all addresses point to rows. The memory of a launched graph still exists, and a plan of its key is staged. Two
+//! streams are ordered. A launch fits the host's own kernel. The crate ensures all other conditions.
+//!
+//! # Graphs
+//!
+//! A decode step can be captured once in a CUDA graph and replayed with padded plans
+//! ([`plan_padded`](crate::Engine::plan_padded)). `Cuda::stage` documents the order of calls and returns the key of the
+//! graphs that a plan may replay. From compute capability 9.0 and drivers of CUDA 12.3 on, kernels start while their
+//! predecessor ends (programmatic dependent launch), also in graphs. A host that reads back the edges of such a graph
+//! needs the driver calls with edge data. If a host launches its own kernel this way, that kernel must wait for its
+//! predecessor before it ends.
+//!
+//! # Linking
+//!
+//! A program does not link the driver: it opens `libcuda.so.1` at the first call, and starts on any machine. On systems
+//! other than Linux on x86-64 or AArch64 the program links the driver. The build script of `cust` needs a CUDA toolkit,
+//! or a folder with an empty library (README). A host that keeps that folder in its repository sets the variable in
+//! `.cargo/config.toml` instead: under `[env]`, `CUDA_LIBRARY_PATH = { value = "cuda", relative = true }`.
 //!
 //! [`ranks`](super::ranks) describes several devices.

@@ -236,4 +236,14 @@
 //! # }
 //! ```
 //!
+//! # Swap memory
+//!
+//! With [`PoolConfig::swap_pages`](crate::PoolConfig::swap_pages), evicted pages move to swap memory. `admit` uses
+//! cached pages in both memories. [`load`](crate::Engine::load), the next plan or a fork copies swap pages to the
+//! device; [`is_loading`](crate::Engine::is_loading) returns whether the device is still copying.
+//! [`save_ahead`](crate::Engine::save_ahead) keeps the oldest pages saved, so evicting them needs no copy.
+//! [`puts`](crate::Engine::puts) and [`fetch`](crate::Engine::fetch) exchange swap pages with a store of the host, by
+//! page hashes. With groups of layers, the cached pages of a window or a chunk move to swap memory and back as well;
+//! stores do not support groups.
+//!
 //! [`tenants`](super::tenants) describes how to limit the shares of tenants.

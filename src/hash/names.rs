@@ -14,7 +14,7 @@ use ahash::RandomState;
 use super::{Hashing, PageHash};
 use crate::error::Error;
 use crate::id::Namespace;
-use crate::memory::OutOfMemory;
+use crate::memory::{Memory, OutOfMemory};
 
 /// The names of a namespace in the hashes of its pages. The default namespace has none.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -64,9 +64,9 @@ pub(crate) struct Names {
 
 impl Names {
     /// Creates the table, in which only the default namespace has an entry.
-    pub fn new(hashing: Option<Hashing>) -> Result<Self, OutOfMemory> {
+    pub fn new(hashing: Option<Hashing>, memory: &Memory) -> Result<Self, OutOfMemory> {
         let mut names = Self { hashing, named: HashMap::default(), owners: HashMap::default() };
-        if hashing.is_none() {
+        if hashing.is_none() || !memory.allocates() {
             return Ok(names);
         }
         let bytes = size_of::<Entry>() as u64;

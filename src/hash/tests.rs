@@ -10,6 +10,7 @@
 use super::*;
 use crate::error::{ConfigError, Error};
 use crate::id::Namespace;
+use crate::memory::Memory;
 
 const TOKENS: [u32; 12] = [100, 101, 102, 103, 7, 70_000, (1 << 31) + 5, u32::MAX - 1, 9, 10, 11, 12];
 
@@ -222,7 +223,7 @@ fn long_pages_are_hashed_in_blocks() {
 fn names_are_given_once_and_to_one_namespace() {
     let [red, blue] = [1, 2].map(Namespace::new);
     for &hashing in Hashing::ALL {
-        let mut table = Names::new(Some(hashing)).expect("the table is small");
+        let mut table = Names::new(Some(hashing), &Memory::new(false)).expect("the table is small");
         let nameless = matches!(hashing, Hashing::NanoVllm | Hashing::MinivLlm);
         let default = Namespace::default();
         let taken = |by| Err(Error::NamesTaken { namespace: red, by });

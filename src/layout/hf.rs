@@ -13,51 +13,37 @@ use super::config::PoolConfig;
 use super::dtype::KvDtype;
 use super::groups::{GROUPED_LAYERS_MAX, Groups, Reach};
 use super::shape::KvShape;
+use crate::error::displayed;
 
-/// The reason why a `config.json` does not describe a pool.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum HfError {
-    /// The text is not JSON, or not an object.
-    Json {
-        /// Message of the parser with line and column, or `not an object`.
-        message: Box<str>,
-    },
-    /// A required field is missing or null.
-    Missing {
-        /// Name of the field, such as `text_config.head_dim`.
-        field: Box<str>,
-    },
-    /// A field has an invalid value.
-    Unfit {
-        /// The field.
-        field: Box<str>,
-        /// Value of the field, as JSON.
-        value: Box<str>,
-        /// The valid values.
-        wanted: &'static str,
-    },
-    /// A field describes layers with another layout, or of an unknown kind.
-    Unsupported {
-        /// The field.
-        field: Box<str>,
-        /// Value of the field, as JSON.
-        value: Box<str>,
-    },
-}
-
-impl fmt::Display for HfError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Json { message } => write!(f, "config.json: {message}"),
-            Self::Missing { field } => write!(f, "config.json: {field} is missing"),
-            Self::Unfit { field, value, wanted } => {
-                write!(f, "config.json: {field} is {value}, not {wanted}")
-            }
-            Self::Unsupported { field, value } => {
-                write!(f, "config.json: {field} is {value}, which is not supported")
-            }
-        }
+displayed! {
+    /// The reason why a `config.json` does not describe a pool.
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub enum HfError {
+        /// The text is not JSON, or not an object.
+        Json {
+            /// Message of the parser with line and column, or `not an object`.
+            message: Box<str>,
+        } => "config.json: {message}";
+        /// A required field is missing or null.
+        Missing {
+            /// Name of the field, such as `text_config.head_dim`.
+            field: Box<str>,
+        } => "config.json: {field} is missing";
+        /// A field has an invalid value.
+        Unfit {
+            field: Box<str>,
+            /// Value of the field, as JSON.
+            value: Box<str>,
+            /// The valid values.
+            wanted: &'static str,
+        } => "config.json: {field} is {value}, not {wanted}";
+        /// A field describes layers with another layout, or of an unknown kind.
+        Unsupported {
+            field: Box<str>,
+            /// Value of the field, as JSON.
+            value: Box<str>,
+        } => "config.json: {field} is {value}, which is not supported";
     }
 }
 

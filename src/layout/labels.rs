@@ -3,12 +3,10 @@
 //! Double Sparsity (Yang et al. 2024, arXiv:2408.07092) selects offline, for each head, the few channels that
 //! contribute most to the logits. `planes.rs` places the labels, and `backend/` computes the scores.
 
-use std::fmt;
-
 use super::config::PoolConfig;
 use super::plane::PlaneName;
 use super::pool::PoolLayout;
-use crate::error::{ConfigError, Count};
+use crate::error::{ConfigError, Count, displayed};
 use crate::id::LayerId;
 
 /// The label channels of each head, `[layers, kv_heads, channels]`, strictly ascending. [`LabelChannels::local`] and
@@ -162,90 +160,51 @@ impl PoolLayout {
     }
 }
 
-/// The reason why channels are invalid.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum LabelError {
-    /// The number of values does not match the layers, heads and channels.
-    Count {
-        /// Values given.
-        actual: usize,
-        /// Number of values that the layers, heads and channels need.
-        wanted: u64,
-    },
-    /// A channel is not above the one before it.
-    Order {
-        /// The layer.
-        layer: LayerId,
-        /// The head.
-        kv_head: u32,
-        /// The channel.
-        channel: u32,
-    },
-    /// A channel is not below the number of a head's elements.
-    Channel {
-        /// The layer.
-        layer: LayerId,
-        /// The head.
-        kv_head: u32,
-        /// The channel.
-        channel: u32,
-        /// Elements of a head.
-        head_dim: u32,
-    },
-    /// The pool has another number of layers, heads or channels. Both fields are `[layers, kv_heads, channels]`.
-    Size {
-        /// The numbers of the channels.
-        given: [u32; 3],
-        /// The numbers of the pool: those of the model for [`LabelChannels::local`], those of the rank for a backend.
-        pool: [u32; 3],
-    },
-    /// The pool has labels, but no channels are given.
-    Missing {
-        /// Channels of each head.
-        channels: u32,
-    },
-    /// Channels are given, but the pool has no labels.
-    NoLabels,
-    /// The pool's config is invalid.
-    Config(ConfigError),
+displayed! {
+    /// The reason why channels are invalid.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub enum LabelError {
+        /// The number of values does not match the layers, heads and channels.
+        Count {
+            /// Values given.
+            actual: usize,
+            /// Number of values that the layers, heads and channels need.
+            wanted: u64,
+        } => "{}, expected {wanted}", Count(actual, "channel");
+        /// A channel is not above the one before it.
+        Order { layer: LayerId, kv_head: u32, channel: u32 } =>
+            "channel {channel} of {layer:?}, head {kv_head}, is not above the channel before it";
+        /// A channel is not below the number of a head's elements.
+        Channel { layer: LayerId, kv_head: u32, channel: u32, head_dim: u32 } =>
+            "channel {channel} of {layer:?}, head {kv_head}, is past a head of {}", Count(head_dim, "element");
+        /// The pool has another number of layers, heads or channels. Both fields are `[layers, kv_heads, channels]`.
+        Size {
+            /// The numbers of the channels.
+            given: [u32; 3],
+            /// The numbers of the pool: those of the model for [`LabelChannels::local`], those of the rank for a
+            /// backend.
+            pool: [u32; 3],
+        } => "labels of {} for a pool of {}", size(given), size(pool);
+        /// The pool has labels, but no channels are given.
+        Missing {
+            /// Channels of each head.
+            channels: u32,
+        } => "the pool has {} for each head, but no channels are given", Count(channels, "label channel");
+        /// Channels are given, but the pool has no labels.
+        NoLabels => "channels are given, but the pool has no labels";
+        /// The pool's config is invalid.
+        Config(error: ConfigError) => "{error}";
+    }
+}
+
+fn size([layers, heads, channels]: [u32; 3]) -> String {
+    format!("{}, {}, {}", Count(layers, "layer"), Count(heads, "kv head"), Count(channels, "channel"))
 }
 
 impl From<ConfigError> for LabelError {
     fn from(error: ConfigError) -> Self {
         Self::Config(error)
-    }
-}
-
-impl fmt::Display for LabelError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Count { actual, wanted } => {
-                write!(f, "{}, expected {wanted}", Count(actual as u64, "channel"))
-            }
-            Self::Order { layer, kv_head, channel } => {
-                write!(f, "channel {channel} of {layer:?}, head {kv_head}, ")?;
-                f.write_str("is not above the channel before it")
-            }
-            Self::Channel { layer, kv_head, channel, head_dim } => {
-                write!(f, "channel {channel} of {layer:?}, head {kv_head}, ")?;
-                write!(f, "is past a head of {}", Count(head_dim.into(), "element"))
-            }
-            Self::Size { given, pool } => {
-                let size = |[layers, heads, channels]: [u32; 3]| {
-                    let layers = Count(layers.into(), "layer");
-                    let heads = Count(heads.into(), "kv head");
-                    format!("{layers}, {heads}, {}", Count(channels.into(), "channel"))
-                };
-                write!(f, "labels of {} for a pool of {}", size(given), size(pool))
-            }
-            Self::Missing { channels } => {
-                let channels = Count(channels.into(), "label channel");
-                write!(f, "the pool has {channels} for each head, but no channels are given")
-            }
-            Self::NoLabels => write!(f, "channels are given, but the pool has no labels"),
-            Self::Config(error) => error.fmt(f),
-        }
     }
 }
 

@@ -1,13 +1,11 @@
 //! Static scales of a quantised pool, which the host gives. A quantised number is the value of a byte times a scale.
 
-use std::fmt;
-
 use super::config::PoolConfig;
 use super::dtype::Scaling;
 use super::labels::head_of;
 use super::plane::PlaneName;
 use super::pool::PoolLayout;
-use crate::error::{ConfigError, Count};
+use crate::error::{ConfigError, Count, displayed};
 use crate::id::LayerId;
 
 /// Static scales, `[layers, kv_heads, K and V]`: finite and above 0.
@@ -144,71 +142,43 @@ impl KvScales {
     }
 }
 
-/// The reason why scales are invalid.
-#[derive(Clone, Copy, PartialEq, Debug)]
-#[non_exhaustive]
-pub enum ScaleError {
-    /// The number of values does not match the layers and heads.
-    Count {
-        /// Values given.
-        actual: usize,
-        /// Number of values that the layers and heads need.
-        wanted: u64,
-    },
-    /// A scale is not finite, or not above 0.
-    Value {
-        /// The layer.
-        layer: LayerId,
-        /// The head.
-        head: u32,
-        /// K or V.
-        plane: PlaneName,
-        /// The scale.
-        scale: f32,
-    },
-    /// The pool has another number of layers or heads.
-    Size {
-        /// Layers of the scales.
-        layers: u32,
-        /// Heads of the scales.
-        kv_heads: u32,
-        /// Layers of the pool.
-        pool_layers: u32,
-        /// Maximum number of kv heads of the pool's layers: of the model for [`KvScales::local`], of the rank for a
-        /// backend.
-        pool_kv_heads: u32,
-    },
-    /// The pool computes its scales, or has none.
-    NotStatic,
-    /// The pool's config is invalid.
-    Config(ConfigError),
+displayed! {
+    /// The reason why scales are invalid.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    #[non_exhaustive]
+    pub enum ScaleError {
+        /// The number of values does not match the layers and heads.
+        Count {
+            /// Values given.
+            actual: usize,
+            /// Number of values that the layers and heads need.
+            wanted: u64,
+        } => "{}, expected {wanted}", Count(actual, "scale");
+        /// A scale is not finite, or not above 0.
+        Value { layer: LayerId, head: u32, plane: PlaneName, scale: f32 } =>
+            "scale {scale} of {plane:?}, {layer:?}, head {head}, is not above 0 and finite";
+        /// The pool has another number of layers or heads.
+        Size {
+            /// Layers of the scales.
+            layers: u32,
+            /// Heads of the scales.
+            kv_heads: u32,
+            pool_layers: u32,
+            /// Maximum number of kv heads of the pool's layers: of the model for [`KvScales::local`], of the rank for a
+            /// backend.
+            pool_kv_heads: u32,
+        } => "scales of {} and {} for a pool of {} and {}", Count(layers, "layer"), Count(kv_heads, "kv head"),
+            Count(pool_layers, "layer"), Count(pool_kv_heads, "kv head");
+        /// The pool computes its scales, or has none.
+        NotStatic => "the pool takes no static scales";
+        /// The pool's config is invalid.
+        Config(error: ConfigError) => "{error}";
+    }
 }
 
 impl From<ConfigError> for ScaleError {
     fn from(error: ConfigError) -> Self {
         Self::Config(error)
-    }
-}
-
-impl fmt::Display for ScaleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Count { actual, wanted } => {
-                write!(f, "{}, expected {wanted}", Count(actual as u64, "scale"))
-            }
-            Self::Value { layer, head, plane, scale } => {
-                write!(f, "scale {scale} of {plane:?}, {layer:?}, head {head}, ")?;
-                f.write_str("is not above 0 and finite")
-            }
-            Self::Size { layers, kv_heads, pool_layers, pool_kv_heads } => {
-                let size = |layers: u32, heads: u32| (Count(layers.into(), "layer"), Count(heads.into(), "kv head"));
-                let (layers, heads) = size(layers, kv_heads);
-                let (pool_layers, pool_heads) = size(pool_layers, pool_kv_heads);
-                write!(f, "scales of {layers} and {heads} for a pool of {pool_layers} and {pool_heads}")
-            }
-            Self::NotStatic => write!(f, "the pool takes no static scales"),
-            Self::Config(error) => error.fmt(f),
-        }
     }
 }
 

@@ -16,7 +16,7 @@
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word};
 use crate::id::PageId;
-use crate::memory::OutOfMemory;
+use crate::memory::{Memory, OutOfMemory};
 
 /// The state of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -46,17 +46,16 @@ impl PagePool {
     /// # Errors
     /// The allocation that failed.
     pub fn new(page_count: u32) -> Result<Self, OutOfMemory> {
-        Ok(Self {
-            page_count,
-            free: Bitmap::new(page_count, true)?,
-            cached: Bitmap::new(page_count, false)?,
-            fenced: Bitmap::new(page_count, false)?,
-        })
+        Self::new_in(page_count, &mut Memory::new(false))
     }
 
-    /// Returns the bytes of a pool.
-    pub fn bytes(page_count: u32) -> u64 {
-        3 * Bitmap::bytes(page_count)
+    pub(crate) fn new_in(page_count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            page_count,
+            free: Bitmap::new(page_count, true, memory)?,
+            cached: Bitmap::new(page_count, false, memory)?,
+            fenced: Bitmap::new(page_count, false, memory)?,
+        })
     }
 
     /// Returns the number of pages.

@@ -1,10 +1,9 @@
 //! The byte form of a plan: [`OwnedPlan`], one buffer that other threads and processes can read.
 
-use std::fmt;
-
 use bytemuck::{Pod, Zeroable};
 
 use super::{BatchPlan, BatchRow, SharedSpan, SharedSpans, SlotMapping, SpanCheck, check_masks};
+use crate::error::displayed;
 use crate::id::StepId;
 
 /// Magic number and version of the byte form.
@@ -40,72 +39,51 @@ impl Header {
     }
 }
 
-/// The reason why bytes are not a plan or another record for ranks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum PlanBytesError {
-    /// The first bytes are not the magic number of this record and version.
-    Magic,
-    /// The length does not match the header.
-    Length {
-        /// Bytes given.
-        actual: usize,
-    },
-    /// A slot is neither 4 nor 8 bytes.
-    SlotBytes {
-        /// Bytes of a slot according to the header.
-        slot_bytes: u64,
-    },
-    /// The sequences' query rows are not consecutive or do not add up to the tokens, or a sequence has fewer tokens
-    /// than query rows.
-    Rows {
-        /// The first wrong sequence; the number of sequences if the sum is wrong.
-        row: usize,
-    },
-    /// A shared span is empty, is not nested correctly, has fewer than two members or covers tokens of this step. Or
-    /// the list of members is wrong: it contains a missing row, a row twice, or a row in no span.
-    Span {
-        /// The first wrong span; the number of spans if the list of members is wrong.
-        span: usize,
-    },
-    /// The number of masks differs from the number of tokens, or a mask of a draft tree is wrong. Such a mask lacks its
-    /// token's own bit, or has bits of missing or later slots. Or the tree has more than 64 new tokens.
-    Mask {
-        /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
-        token: usize,
-    },
-    /// The kind of a [`StepEnd`](super::StepEnd) is neither completion nor abort.
-    StepEnd {
-        /// The unknown kind of end.
-        kind: u64,
-    },
-    /// A [`Compaction`](super::Compaction) has places beyond 32 bits.
-    Compaction {
-        /// The compaction's index in the list.
-        index: usize,
-    },
-}
-
-impl fmt::Display for PlanBytesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Magic => write!(f, "the bytes do not begin with this version's magic number"),
-            Self::Length { actual } => write!(f, "{actual} bytes do not match the header"),
-            Self::SlotBytes { slot_bytes } => {
-                write!(f, "a slot has {slot_bytes} bytes, neither 4 nor 8")
-            }
-            Self::Rows { row } => {
-                write!(f, "the query rows of sequence {row} or their total are wrong")
-            }
-            Self::Span { span } => write!(f, "shared span {span} or its members are wrong"),
-            Self::Mask { token } => {
-                write!(f, "the mask of token {token} or the number of masks is wrong")
-            }
-            Self::StepEnd { kind } => {
-                write!(f, "an end of steps of kind {kind} neither completes nor aborts")
-            }
-            Self::Compaction { index } => write!(f, "compaction {index} ends past 2^32 places"),
-        }
+displayed! {
+    /// The reason why bytes are not a plan or another record for ranks.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub enum PlanBytesError {
+        /// The first bytes are not the magic number of this record and version.
+        Magic => "the bytes do not begin with this version's magic number";
+        /// The length does not match the header.
+        Length {
+            /// Bytes given.
+            actual: usize,
+        } => "{actual} bytes do not match the header";
+        /// A slot is neither 4 nor 8 bytes.
+        SlotBytes {
+            /// Bytes of a slot according to the header.
+            slot_bytes: u64,
+        } => "a slot has {slot_bytes} bytes, neither 4 nor 8";
+        /// The sequences' query rows are not consecutive or do not add up to the tokens, or a sequence has fewer tokens
+        /// than query rows.
+        Rows {
+            /// The first wrong sequence; the number of sequences if the sum is wrong.
+            row: usize,
+        } => "the query rows of sequence {row} or their total are wrong";
+        /// A shared span is empty, is not nested correctly, has fewer than two members or covers tokens of this step.
+        /// Or the list of members is wrong: it contains a missing row, a row twice, or a row in no span.
+        Span {
+            /// The first wrong span; the number of spans if the list of members is wrong.
+            span: usize,
+        } => "shared span {span} or its members are wrong";
+        /// The number of masks differs from the number of tokens, or a mask of a draft tree is wrong. Such a mask lacks
+        /// its token's own bit, or has bits of missing or later slots. Or the tree has more than 64 new tokens.
+        Mask {
+            /// The first token with a wrong mask; the number of tokens if the number of masks is wrong.
+            token: usize,
+        } => "the mask of token {token} or the number of masks is wrong";
+        /// The kind of a [`StepEnd`](super::StepEnd) is neither completion nor abort.
+        StepEnd {
+            /// The unknown kind of end.
+            kind: u64,
+        } => "an end of steps of kind {kind} neither completes nor aborts";
+        /// A [`Compaction`](super::Compaction) has places beyond 32 bits.
+        Compaction {
+            /// The compaction's index in the list.
+            index: usize,
+        } => "compaction {index} ends past 2^32 places";
     }
 }
 

@@ -6,7 +6,7 @@
 //! Not here: the lists of idle nodes (`order.rs`) and cells (`cells.rs`), which are sorted by age.
 
 use crate::id::NodeKey;
-use crate::memory::OutOfMemory;
+use crate::memory::{Memory, OutOfMemory};
 
 use super::column::RareColumn;
 use super::cursors::{Cursors, Seek};
@@ -19,16 +19,8 @@ pub(super) struct Ages {
 }
 
 impl Ages {
-    pub fn new(node_count: u32) -> Result<Self, OutOfMemory> {
-        Ok(Self { clock: 1, of_node: RareColumn::new(node_count)?, cursors: Cursors::START })
-    }
-
-    pub fn bytes(node_count: u32) -> u64 {
-        u64::from(node_count) * size_of::<u64>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        self.of_node.prefault();
+    pub fn new(node_count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+        Ok(Self { clock: 1, of_node: RareColumn::new(node_count, memory)?, cursors: Cursors::START })
     }
 
     /// Returns the first of the next `count` ages.

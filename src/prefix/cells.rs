@@ -32,8 +32,8 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::fence::Fence;
 use crate::id::{CellId, NodeKey, PageId, StepId, SwapPageId};
-use crate::layout::{HeldGroup, Limits};
-use crate::memory::{OutOfMemory, reserved, reserved_queue, touch, touch_reserved, zeroed};
+use crate::layout::Limits;
+use crate::memory::{Memory, OutOfMemory};
 use crate::plan::PageMove;
 
 use super::ages::Ages;
@@ -123,7 +123,7 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
-    pub(super) fn new(shape: &TreeShape) -> Result<Self, OutOfMemory> {
+    pub(super) fn new(shape: &TreeShape, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let &TreeShape { limits, swap_pages, max_steps, .. } = shape;
         let page_count = shape.nodes();
         let saving = if swap_pages > 0 { shape.page_count } else { 0 };
@@ -140,43 +140,19 @@ impl Cells {
         Ok(Self {
             groups,
             entry_count,
-            of_entry: zeroed((entry_count * limits.count() as usize) as u64)?,
-            cells: zeroed(base.into())?,
-            pages: zeroed(page_base as u64)?,
-            swap_pages: zeroed(if swap_pages > 0 { page_base as u64 } else { 0 })?,
+            of_entry: memory.zeroed((entry_count * limits.count() as usize) as u64)?,
+            cells: memory.zeroed(base.into())?,
+            pages: memory.zeroed(page_base as u64)?,
+            swap_pages: memory.zeroed(if swap_pages > 0 { page_base as u64 } else { 0 })?,
             idle: Ends::default(),
             cursors: Cursors::START,
-            saving: reserved(saving.into())?,
-            deferred: reserved_queue(u64::from(max_steps) + 1)?,
+            saving: memory.reserved(saving.into())?,
+            deferred: memory.queue(u64::from(max_steps) + 1)?,
             count: 0,
             evicted: 0,
             size: SizeInfo::default(),
             limits,
         })
-    }
-
-    pub(super) fn bytes(shape: &TreeShape) -> u64 {
-        let &TreeShape { limits, swap_pages, max_steps, .. } = shape;
-        let (page_count, entry_count) = (shape.nodes(), SpanStore::entry_count(shape.nodes()));
-        let page = size_of::<PageId>() * if swap_pages > 0 { 2 } else { 1 };
-        let saving = if swap_pages > 0 { shape.page_count } else { 0 };
-        let group = |held: HeldGroup| {
-            let most = held.cells_in(page_count.into());
-            most * size_of::<Cell>() as u64
-                + most * u64::from(held.tracks) * page as u64
-                + u64::from(entry_count) * size_of::<CellId>() as u64
-        };
-        limits.held_groups(0).map(group).sum::<u64>()
-            + (u64::from(max_steps) + 1) * size_of::<(StepId, Ends)>() as u64
-            + u64::from(saving) * size_of::<CellId>() as u64
-    }
-
-    pub(super) fn prefault(&mut self) {
-        touch(&mut self.of_entry);
-        touch(&mut self.cells);
-        touch(&mut self.pages);
-        touch(&mut self.swap_pages);
-        touch_reserved(&mut self.saving, CellId::NONE);
     }
 
     /// Returns the cell of a group at an entry.

@@ -18,7 +18,7 @@ use std::ops::Range;
 use crate::event::{Event, Medium};
 use crate::hash::{Hashing, Named, PageHash};
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
-use crate::memory::OutOfMemory;
+use crate::memory::{Memory, OutOfMemory};
 
 use super::child_table::ChildTable;
 use super::column::RareColumn;
@@ -43,36 +43,14 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// Creates the columns for `node_count` nodes and as many pages. `event_pages`: maximum number of pages in the
-    /// buffer of events; 0 for no events.
-    pub fn new(
-        node_count: u32,
-        page_size: u32,
-        hash_bits: u32,
-        hashing: Hashing,
-        event_pages: u32,
-    ) -> Result<Self, OutOfMemory> {
-        let events = (event_pages > 0).then(|| EventBuffer::new(node_count, page_size, hashing, event_pages));
+    /// Creates the columns for `node_count` nodes and as many pages.
+    pub fn new(node_count: u32, hash_bits: u32, hashing: Hashing, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
-            hashes: Hashes::new(node_count, hashing)?,
-            firsts: ChildTable::new(node_count, hash_bits)?,
-            listed: RareColumn::new(node_count)?,
-            events: events.transpose()?,
+            hashes: Hashes::new(node_count, hashing, memory)?,
+            firsts: ChildTable::new(node_count, hash_bits, memory)?,
+            listed: RareColumn::new(node_count, memory)?,
+            events: None,
         })
-    }
-
-    /// Returns the bytes of the hashes.
-    pub fn bytes(node_count: u32, hashing: Hashing) -> u64 {
-        u64::from(SpanStore::entry_count(node_count)) * hashing.width() as u64
-            + ChildTable::bytes(node_count)
-            + u64::from(node_count) * size_of::<u32>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        self.hashes.prefault();
-        self.firsts.prefault();
-        self.listed.prefault();
-        self.events.iter_mut().for_each(|events| events.prefault());
     }
 
     /// Returns the hash of an entry's page.

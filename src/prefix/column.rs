@@ -9,7 +9,7 @@ use bytemuck::Zeroable;
 use slotmap::Key;
 
 use crate::id::NodeKey;
-use crate::memory::{OutOfMemory, advise_huge_pages, prefetch, touch, zeroed};
+use crate::memory::{Memory, OutOfMemory, advise_huge_pages, prefetch, slot_size};
 
 /// A column of values, all zeros at first. A node without a value has zeros, or the value of an earlier node in its
 /// slot.
@@ -22,13 +22,9 @@ pub(super) struct RareColumn<T> {
 
 impl<T: Zeroable + Default> RareColumn<T> {
     /// Creates a column for at most `node_count` nodes. Zeroed memory is not touched before it is used.
-    pub fn new(node_count: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(node_count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         // No node uses the first slot of a slotmap.
-        Ok(Self { slots: zeroed(u64::from(node_count) + 1)? })
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.slots);
+        Ok(Self { slots: memory.zeroed(u64::from(node_count) + 1)? })
     }
 
     /// Returns all values, including those of vacant slots, for audits.
@@ -69,11 +65,6 @@ pub(super) fn prefetch_slot<T>(slot: &T, node: NodeKey, wanted: NodeKey) {
 fn slot_address<T>(slot: &T, node: NodeKey, wanted: NodeKey) -> usize {
     let apart = slot_index(wanted).wrapping_sub(slot_index(node)).wrapping_mul(slot_size::<T>());
     std::ptr::from_ref(slot).addr().wrapping_add(apart)
-}
-
-/// Returns the bytes of a slot: a value and its version of 4 bytes, rounded up to the value's alignment.
-pub(super) const fn slot_size<T>() -> usize {
-    (size_of::<T>() + 4).next_multiple_of(align_of::<T>())
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use slotmap::{Key, KeyData};
 use crate::event::{Event, Medium, Stored};
 use crate::hash::{Hashing, Named, Names, NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, NodeKey, StepId, TokenId};
-use crate::memory::{OutOfMemory, reserved, touch_reserved};
+use crate::memory::{Memory, OutOfMemory};
 
 use super::column::RareColumn;
 use super::hashes::{Hashes, named};
@@ -107,37 +107,27 @@ struct Walked {
 
 impl EventBuffer {
     /// Creates a buffer of at most `capacity` pages for a tree of at most `node_count` nodes.
-    pub(super) fn new(node_count: u32, page_size: u32, hashing: Hashing, capacity: u32) -> Result<Self, OutOfMemory> {
+    pub(super) fn new(
+        node_count: u32,
+        page_size: u32,
+        hashing: Hashing,
+        capacity: u32,
+        memory: &mut Memory,
+    ) -> Result<Self, OutOfMemory> {
         let (pages, width) = (u64::from(capacity), hashing.width());
         Ok(Self {
             capacity,
             pages: 0,
-            records: reserved(pages)?,
-            hashes: reserved(pages * width as u64)?,
-            tokens: reserved(pages * u64::from(page_size))?,
+            records: memory.reserved(pages)?,
+            hashes: memory.reserved(pages * width as u64)?,
+            tokens: memory.reserved(pages * u64::from(page_size))?,
             cleared: false,
             overflowed: false,
             step: StepId::default(),
             last_step: StepId::default(),
-            walked: RareColumn::new(node_count)?,
+            walked: RareColumn::new(node_count, memory)?,
             walks: 0,
         })
-    }
-
-    /// Returns the bytes of a buffer; 0 if `capacity` is 0.
-    pub(super) fn bytes(node_count: u32, page_size: u32, hashing: Hashing, capacity: u32) -> u64 {
-        if capacity == 0 {
-            return 0;
-        }
-        let page = size_of::<Record>() + hashing.width() + 4 * page_size as usize;
-        u64::from(capacity) * page as u64 + u64::from(node_count) * size_of::<Walked>() as u64
-    }
-
-    pub(super) fn prefault(&mut self) {
-        touch_reserved(&mut self.records, Record { count: 0, medium: Medium::Device, stored: None });
-        touch_reserved(&mut self.hashes, 0);
-        touch_reserved(&mut self.tokens, TokenId::default());
-        self.walked.prefault();
     }
 
     fn empty(&mut self) {

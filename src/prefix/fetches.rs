@@ -14,12 +14,12 @@ use crate::event::Medium;
 use crate::fence::Fence;
 use crate::id::{MoveId, Namespace, PageId, PrefixLock, SwapPageId, TokenId};
 use crate::layout::saturated;
-use crate::memory::{OutOfMemory, reserved, touch_reserved};
+use crate::memory::{Memory, OutOfMemory};
 use crate::moves::{Fetch, FetchId};
 
 use super::cursors::Seek;
 use super::evict::Oldest;
-use super::nodes::{Cursor, Link, NO_PAGE, NO_SWAP_PAGE, Sides};
+use super::nodes::{Cursor, Link, NO_PAGE, Sides};
 use super::span::Span;
 use super::{PrefixMatch, PrefixTree};
 
@@ -44,21 +44,13 @@ pub(super) struct Fetches {
 
 impl Fetches {
     /// Creates the records of fetches; with 0 pages, nothing is fetched.
-    pub fn new(swap_pages: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(swap_pages: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
-            open: reserved(if swap_pages > 0 { FETCHES_MAX as u64 } else { 0 })?,
-            pages: reserved(swap_pages.into())?,
+            open: memory.reserved(if swap_pages > 0 { FETCHES_MAX as u64 } else { 0 })?,
+            pages: memory.reserved(swap_pages.into())?,
             last: 0,
             fetched: 0,
         })
-    }
-
-    pub fn bytes(swap_pages: u32) -> u64 {
-        (FETCHES_MAX * size_of::<OpenFetch>()) as u64 + u64::from(swap_pages) * size_of::<SwapPageId>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        touch_reserved(&mut self.pages, NO_SWAP_PAGE);
     }
 
     /// Returns the locks of fetches, for audits.

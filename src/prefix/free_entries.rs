@@ -9,7 +9,7 @@
 //! Not here: the contents and the owner of an entry (`span.rs`).
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
-use crate::memory::OutOfMemory;
+use crate::memory::{Memory, OutOfMemory};
 
 /// Maximum number of words that a search for a gap reads.
 const GAP_WORDS: usize = 8;
@@ -30,19 +30,15 @@ pub(super) struct FreeEntries {
 
 impl FreeEntries {
     /// Creates a set of `count` free entries.
-    pub fn new(count: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let words = count.div_ceil(WORD as u32);
-        let mut whole = Bitmap::new(words, true)?;
-        if !(count as usize).is_multiple_of(WORD) {
+        let mut whole = Bitmap::new(words, true, memory)?;
+        if !(count as usize).is_multiple_of(WORD) && memory.allocates() {
             // The last word is short, so it is never wholly free.
             let last = words as usize - 1;
             whole.remove(Bits::one(last));
         }
-        Ok(Self { free: Bitmap::new(count, true)?, whole, open: usize::MAX, cursor: 0 })
-    }
-
-    pub fn bytes(count: u32) -> u64 {
-        Bitmap::bytes(count) + Bitmap::bytes(count.div_ceil(WORD as u32))
+        Ok(Self { free: Bitmap::new(count, true, memory)?, whole, open: usize::MAX, cursor: 0 })
     }
 
     pub fn free_count(&self) -> u32 {
@@ -194,10 +190,11 @@ fn longest_run(word: u64) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::{FreeEntries, longest_run};
+    use crate::memory::Memory;
 
     #[test]
     fn a_large_run_ends_before_the_next_taken_entry() {
-        let mut entries = FreeEntries::new(256).expect("it is small");
+        let mut entries = FreeEntries::new(256, &mut Memory::new(false)).expect("it is small");
         assert_eq!(entries.take_run(128, false), (0, 128));
         entries.release(0, 64);
         assert_eq!(entries.take_run(96, false), (0, 64));

@@ -4,7 +4,7 @@
 
 use crate::hash::{Hashing, Named, Names, PageHash, PageHashes};
 use crate::id::Namespace;
-use crate::memory::{OutOfMemory, touch, zeroed};
+use crate::memory::{Memory, OutOfMemory};
 
 use super::span::SpanStore;
 
@@ -17,14 +17,10 @@ pub(super) struct Hashes {
 
 impl Hashes {
     /// Creates the column for at most `page_count` pages.
-    pub fn new(page_count: u32, hashing: Hashing) -> Result<Self, OutOfMemory> {
+    pub fn new(page_count: u32, hashing: Hashing, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let width = hashing.width();
         let bytes = u64::from(SpanStore::entry_count(page_count)) * width as u64;
-        Ok(Self { hashing, width, bytes: zeroed(bytes)? })
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.bytes);
+        Ok(Self { hashing, width, bytes: memory.zeroed(bytes)? })
     }
 
     /// Returns the hash of an entry's page.

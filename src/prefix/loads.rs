@@ -6,11 +6,9 @@
 //!
 //! Not here: which pages a load gets (`system/load.rs`), moves to swap memory (`evict.rs`, `saves.rs`).
 
-use bytemuck::Zeroable;
-
 use crate::event::Medium;
 use crate::id::{CellId, MoveId, NodeKey, PageId, PrefixLock, SeqKey};
-use crate::memory::{OutOfMemory, reserved, touch_reserved};
+use crate::memory::{Memory, OutOfMemory};
 use crate::plan::PageMove;
 
 use super::PrefixTree;
@@ -39,20 +37,9 @@ impl LoadBatch {
     ///
     /// # Errors
     /// The allocation that failed.
-    pub fn new(page_count: u32, rows: u32) -> Result<Self, OutOfMemory> {
-        let (parts, moves) = (reserved(page_count.into())?, reserved(page_count.into())?);
-        Ok(Self { number: 0, seqs: reserved(rows.into())?, parts, moves })
-    }
-
-    pub fn bytes(page_count: u32, rows: u32) -> u64 {
-        let page = size_of::<Part>() + size_of::<PageMove>();
-        u64::from(page_count) * page as u64 + u64::from(rows) * size_of::<(SeqKey, u32)>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        touch_reserved(&mut self.seqs, (SeqKey::default(), 0));
-        touch_reserved(&mut self.parts, Part::Cell(CellId::NONE));
-        touch_reserved(&mut self.moves, PageMove::zeroed());
+    pub fn new(page_count: u32, rows: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+        let (parts, moves) = (memory.reserved(page_count.into())?, memory.reserved(page_count.into())?);
+        Ok(Self { number: 0, seqs: memory.reserved(rows.into())?, parts, moves })
     }
 
     /// Removes everything, and sets the number of the next load.

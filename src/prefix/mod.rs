@@ -60,18 +60,18 @@ mod swap;
 mod tails;
 mod walk;
 
-use slotmap::{SecondaryMap, SlotMap};
+use slotmap::SecondaryMap;
 
 use crate::hash::{Hashing, Names};
 use crate::id::{NodeKey, Scope};
 use crate::layout::Limits;
-use crate::memory::{OutOfMemory, reserved};
+use crate::memory::{Memory, OutOfMemory, reserved, secondary_map, slot_map, slot_size};
 use crate::stats::Stats;
 use ages::Ages;
 use cells::Cells;
 use chain::Chain;
 use child_table::ChildTable;
-use column::{RareColumn, advise_column, slot_size};
+use column::{RareColumn, advise_column};
 use deferred::Deferred;
 use events::EventBuffer;
 use nodes::{Link, Nodes};
@@ -129,6 +129,7 @@ pub(crate) struct TreeShape {
 }
 
 /// The bytes that a tree allocates.
+#[derive(Default)]
 pub(crate) struct TreeBytes {
     pub tree: u64,
     pub swap: u64,
@@ -152,22 +153,6 @@ impl TreeShape {
     /// Returns whether stores put and fetch pages, which needs swap memory, hashes and one group.
     fn has_stores(&self) -> bool {
         self.swap_pages > 0 && self.hashing.is_some() && self.limits.is_none()
-    }
-
-    /// Returns the bytes of the tree.
-    pub fn bytes(&self) -> TreeBytes {
-        let (nodes, has_cells) = (self.nodes(), !self.limits.is_none());
-        let ages = if has_cells && self.swap_pages == 0 { Ages::bytes(nodes) } else { 0 };
-        let tree = u64::from(nodes) * PrefixTree::COLUMN_BYTES
-            + ChildTable::bytes(nodes)
-            + SpanStore::bytes(nodes, self.page_size);
-        let events = |hashing| EventBuffer::bytes(nodes, self.page_size, hashing, self.event_pages);
-        TreeBytes {
-            tree: tree + ages + if has_cells { Cells::bytes(self) } else { 0 },
-            swap: if self.swap_pages > 0 { Swap::bytes(self) } else { 0 },
-            hashes: self.hashing.map_or(0, |hashing| Chain::bytes(nodes, hashing)),
-            events: self.hashing.map_or(0, events),
-        }
     }
 }
 
@@ -226,41 +211,45 @@ impl PrefixTree {
     /// # Errors
     /// The allocation that failed.
     pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
-        Self::of_shape(&TreeShape::new(page_count, page_size, hash_bits))
+        let shape = TreeShape::new(page_count, page_size, hash_bits);
+        Self::of_shape(&shape, &mut Memory::new(false)).map(|(tree, _)| tree)
     }
 
-    /// Creates an empty tree.
+    /// Creates an empty tree as [`PrefixTree::new`] does, and touches its memory.
     ///
     /// # Errors
     /// The allocation that failed.
-    pub(crate) fn of_shape(shape: &TreeShape) -> Result<Self, OutOfMemory> {
-        let &TreeShape { page_size, hash_bits, hashing, event_pages, limits, .. } = shape;
+    pub fn prefaulted(page_count: u32, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
+        let shape = TreeShape::new(page_count, page_size, hash_bits);
+        Self::of_shape(&shape, &mut Memory::new(true)).map(|(tree, _)| tree)
+    }
+
+    /// Creates an empty tree. Also returns its bytes.
+    ///
+    /// # Errors
+    /// The allocation that failed.
+    pub(crate) fn of_shape(shape: &TreeShape, memory: &mut Memory) -> Result<(Self, TreeBytes), OutOfMemory> {
+        let &TreeShape { page_size, hash_bits, event_pages, .. } = shape;
         let nodes = shape.nodes();
-        let refused = |_| OutOfMemory { bytes: u64::from(nodes) * Self::COLUMN_BYTES };
-        let (mut link, mut usage) = (SlotMap::with_key(), SecondaryMap::new());
-        link.try_reserve(nodes as usize).map_err(refused)?;
-        usage.try_set_capacity(nodes as usize).map_err(refused)?;
-        let (has_cells, has_swap) = (!limits.is_none(), shape.swap_pages > 0);
-        let chain = hashing.map(|hashing| Chain::new(nodes, page_size, hash_bits, hashing, event_pages));
-        Ok(Self {
+        let mut tree = Self {
             nodes: Nodes {
                 page_size,
-                link,
-                scope: RareColumn::new(nodes)?,
-                spans: SpanStore::new(nodes, page_size)?,
-                children: ChildTable::new(nodes, hash_bits)?,
-                sides: has_swap.then(|| RareColumn::new(nodes)).transpose()?,
+                link: slot_map(nodes, memory)?,
+                scope: RareColumn::new(nodes, memory)?,
+                spans: SpanStore::new(nodes, page_size, memory)?,
+                children: ChildTable::new(nodes, hash_bits, memory)?,
+                sides: None,
             },
-            usage,
-            deferred: RareColumn::new(nodes)?,
+            usage: secondary_map(nodes, memory)?,
+            deferred: RareColumn::new(nodes, memory)?,
             deferred_nodes: 0,
-            passed: RareColumn::new(nodes)?,
+            passed: RareColumn::new(nodes, memory)?,
             order: Order::default(),
-            ages: (has_cells || has_swap).then(|| Ages::new(nodes).map(Box::new)).transpose()?,
-            names: Names::new(hashing)?,
-            chain: chain.transpose()?,
-            cells: has_cells.then(|| Cells::new(shape).map(Box::new)).transpose()?,
-            swap: has_swap.then(|| Swap::new(shape).map(Box::new)).transpose()?,
+            ages: None,
+            names: Names::new(shape.hashing, memory)?,
+            chain: None,
+            cells: None,
+            swap: None,
             size: SizeInfo::default(),
             generation: 0,
             generation_count: 1,
@@ -270,7 +259,34 @@ impl PrefixTree {
             branches: 1,
             #[cfg(test)]
             log: None,
-        })
+        };
+        if memory.prefaults() {
+            tree.prefault()?;
+        }
+        let mut bytes = TreeBytes { tree: memory.take_bytes(), ..TreeBytes::default() };
+        if shape.swap_pages > 0 {
+            tree.swap = Some(Box::new(Swap::new(shape, memory)?));
+            tree.nodes.sides = Some(RareColumn::new(nodes, memory)?);
+            tree.ages = Some(Box::new(Ages::new(nodes, memory)?));
+            bytes.swap = memory.take_bytes();
+        }
+        if !shape.limits.is_none() {
+            tree.cells = Some(Box::new(Cells::new(shape, memory)?));
+            if tree.ages.is_none() {
+                tree.ages = Some(Box::new(Ages::new(nodes, memory)?));
+            }
+            bytes.tree += memory.take_bytes();
+        }
+        if let Some(hashing) = shape.hashing {
+            let mut chain = Chain::new(nodes, hash_bits, hashing, memory)?;
+            bytes.hashes = memory.take_bytes();
+            if event_pages > 0 {
+                chain.events = Some(EventBuffer::new(nodes, page_size, hashing, event_pages, memory)?);
+                bytes.events = memory.take_bytes();
+            }
+            tree.chain = Some(chain);
+        }
+        Ok((tree, bytes))
     }
 
     /// Bytes of one node's columns.
@@ -323,23 +339,12 @@ impl PrefixTree {
         self.nodes.page_size
     }
 
-    /// Touches the memory of nodes, spans, hashes, cells, events and records of swap pages, so that later calls cause
-    /// hardly any page faults. The tree must be empty.
+    /// Touches the memory of nodes, so that later calls cause hardly any page faults. The tree must be empty.
     ///
     /// # Errors
     /// The allocation of a temporary list of all nodes, 8 bytes for each node, if it failed.
-    pub fn prefault(&mut self) -> Result<(), OutOfMemory> {
-        let Nodes { link: links, spans, children, scope, sides, .. } = &mut self.nodes;
-        spans.prefault();
-        children.prefault();
-        scope.prefault();
-        sides.iter_mut().for_each(|sides| sides.prefault());
-        self.chain.iter_mut().for_each(|chain| chain.prefault());
-        self.ages.iter_mut().for_each(|ages| ages.prefault());
-        self.cells.iter_mut().for_each(|cells| cells.prefault());
-        self.swap.iter_mut().for_each(|swap| swap.prefault());
-        self.deferred.prefault();
-        self.passed.prefault();
+    fn prefault(&mut self) -> Result<(), OutOfMemory> {
+        let links = &mut self.nodes.link;
         // The nodes are removed in reverse order, so that the arena later returns keys in ascending order.
         let link = Link { parent: None, span: Span::EMPTY };
         let capacity = links.capacity();

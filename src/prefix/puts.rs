@@ -16,7 +16,7 @@ use std::collections::{HashSet, VecDeque};
 use crate::bitmap::{Bitmap, Bits};
 use crate::hash::PageHash;
 use crate::id::{MoveId, NodeKey, SwapPageId};
-use crate::memory::{OutOfMemory, reserved, reserved_queue, touch, touch_deque, zeroed};
+use crate::memory::{Memory, OutOfMemory};
 use crate::moves::{Put, PutId};
 use crate::plan::PageMove;
 use crate::swap::SwapPool;
@@ -80,34 +80,20 @@ pub(super) struct Puts {
 
 impl Puts {
     /// Creates the records of puts; with 0 entries, nothing is put.
-    pub fn new(entries: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(entries: u32, stage_pages: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
-            stored: Bitmap::new(entries, false)?,
-            versions: zeroed(entries.into())?,
-            before: zeroed(entries.into())?,
-            queue: reserved_queue(entries.into())?,
+            stored: Bitmap::new(entries, false, memory)?,
+            versions: memory.zeroed(entries.into())?,
+            before: memory.zeroed(entries.into())?,
+            queue: memory.queue(entries.into())?,
             round: 0,
-            open: reserved_queue(if entries > 0 { PUTS_MAX as u64 } else { 0 })?,
+            open: memory.queue(if entries > 0 { PUTS_MAX as u64 } else { 0 })?,
             last: 0,
-            stage: reserved(stage_pages.into())?,
+            stage: memory.reserved(stage_pages.into())?,
             stage_pages,
-            staged: reserved(stage_pages.into())?,
+            staged: memory.reserved(stage_pages.into())?,
             done: 0,
         })
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.versions);
-        touch(&mut self.before);
-        touch_deque(&mut self.queue, Version { entry: 0, count: 0 });
-    }
-
-    pub fn bytes(entries: u32, stage_pages: u32) -> u64 {
-        let stage = size_of::<SwapPageId>() + size_of::<PageMove>();
-        Bitmap::bytes(entries)
-            + u64::from(entries) * (8 + size_of::<Version>() as u64)
-            + PUTS_MAX as u64 * size_of::<OpenPut>() as u64
-            + u64::from(stage_pages) * stage as u64
     }
 
     /// Makes the stage usable. Its first page is `first`.

@@ -3,11 +3,9 @@
 //!
 //! Not here: which pages are saved (`evict.rs`), the cells of the batch (`cells.rs`).
 
-use bytemuck::Zeroable;
-
 use crate::event::Medium;
 use crate::id::{MoveId, NodeKey, PageId, SwapPageId};
-use crate::memory::{OutOfMemory, reserved, touch_reserved};
+use crate::memory::{Memory, OutOfMemory};
 use crate::plan::PageMove;
 
 use super::PrefixTree;
@@ -29,24 +27,14 @@ pub(super) struct SaveBatch {
 }
 
 impl SaveBatch {
-    pub fn new(page_count: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(page_count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
-            moves: reserved(page_count.into())?,
+            moves: memory.reserved(page_count.into())?,
             live: 0,
             first: 0,
-            nodes: reserved(page_count.into())?,
+            nodes: memory.reserved(page_count.into())?,
             is_ahead: false,
         })
-    }
-
-    pub fn bytes(page_count: u32) -> u64 {
-        let page = size_of::<PageMove>() + size_of::<(NodeKey, u32)>();
-        u64::from(page_count) * page as u64
-    }
-
-    pub fn prefault(&mut self) {
-        touch_reserved(&mut self.moves, PageMove::zeroed());
-        touch_reserved(&mut self.nodes, (NodeKey::default(), 0));
     }
 
     pub fn is_empty(&self) -> bool {

@@ -10,7 +10,7 @@
 //! Not here: which sequence holds which lock.
 
 use crate::id::{NodeKey, PrefixLock, SeqKey};
-use crate::memory::{OutOfMemory, reserved, touch_reserved};
+use crate::memory::{Memory, OutOfMemory};
 use crate::plan::{SharedSpan, SharedSpans};
 
 use super::PrefixTree;
@@ -57,35 +57,17 @@ pub struct SharedPrefixFinder {
 
 impl SharedPrefixFinder {
     /// Reserves memory for batches of at most `rows` rows. Larger batches share nothing.
-    pub(crate) fn new(rows: u32) -> Result<Self, OutOfMemory> {
+    pub(crate) fn new(rows: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let of = u64::from(rows);
         Ok(Self {
             most_rows: rows,
-            nodes: reserved(of * u64::from(NODES_PER_ROW))?,
-            leaves: reserved(of)?,
-            spans: reserved(of)?,
-            members: reserved(of)?,
-            batch: reserved(of)?,
+            nodes: memory.reserved(of * u64::from(NODES_PER_ROW))?,
+            leaves: memory.reserved(of)?,
+            spans: memory.reserved(of)?,
+            members: memory.reserved(of)?,
+            batch: memory.reserved(of)?,
             branches: 0,
         })
-    }
-
-    /// Touches the reserved memory.
-    pub(crate) fn prefault(&mut self) {
-        let none =
-            Passed { node: NodeKey::default(), parent: NONE, begin: 0, end: 0, rows: 0, place: NONE, span: NONE };
-        touch_reserved(&mut self.nodes, none);
-        touch_reserved(&mut self.leaves, NONE);
-        touch_reserved(&mut self.spans, bytemuck::Zeroable::zeroed());
-        touch_reserved(&mut self.members, NONE);
-        touch_reserved(&mut self.batch, SeqKey::default());
-    }
-
-    /// Returns the bytes that a finder of `rows` rows reserves.
-    pub(crate) fn bytes(rows: u32) -> u64 {
-        let nodes = NODES_PER_ROW as usize * size_of::<Passed>();
-        let row = nodes + 2 * size_of::<u32>() + size_of::<SharedSpan>() + size_of::<SeqKey>();
-        u64::from(rows) * row as u64
     }
 
     /// Returns the spans of the last batch.

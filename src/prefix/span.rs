@@ -19,7 +19,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::bitmap::WORD;
 use crate::id::{PageId, TokenId};
-use crate::memory::{OutOfMemory, prefetch_items, reserved, touch, touch_reserved, zeroed};
+use crate::memory::{Memory, OutOfMemory, prefetch_items};
 
 use super::free_entries::FreeEntries;
 
@@ -80,31 +80,18 @@ impl SpanStore {
         page_count.saturating_add(page_count / 8)
     }
 
-    pub fn new(page_count: u32, page_size: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(page_count: u32, page_size: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let entries = Self::entry_count(page_count);
         Ok(Self {
             page_size: page_size as usize,
             // Zeroed memory is not touched before it is used.
-            tokens: zeroed(u64::from(entries) * u64::from(page_size))?,
-            pages: zeroed(entries.into())?,
-            free: FreeEntries::new(entries)?,
-            extents: reserved(page_count.into())?,
+            tokens: memory.zeroed(u64::from(entries) * u64::from(page_size))?,
+            pages: memory.zeroed(entries.into())?,
+            free: FreeEntries::new(entries, memory)?,
+            extents: memory.reserved(page_count.into())?,
             vacant: NONE,
             extent_count: 0,
         })
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.tokens);
-        touch(&mut self.pages);
-        touch_reserved(&mut self.extents, Extent::zeroed());
-    }
-
-    pub fn bytes(page_count: u32, page_size: u32) -> u64 {
-        let entries = Self::entry_count(page_count);
-        u64::from(entries) * (u64::from(page_size) * 4 + 4)
-            + u64::from(page_count) * size_of::<Extent>() as u64
-            + FreeEntries::bytes(entries)
     }
 
     pub fn live_bytes(&self) -> u64 {
@@ -464,6 +451,7 @@ impl SpanStore {
 mod tests {
     use super::SpanStore;
     use crate::id::{PageId, TokenId};
+    use crate::memory::Memory;
 
     impl SpanStore {
         /// Counts an extent that does not exist, for tests of the audit.
@@ -474,7 +462,7 @@ mod tests {
 
     #[test]
     fn live_bytes_are_those_of_taken_entries_and_extents() {
-        let mut store = SpanStore::new(64, 2).expect("it is small");
+        let mut store = SpanStore::new(64, 2, &mut Memory::new(false)).expect("it is small");
         assert_eq!(store.live_bytes(), 0);
         // The entry after the first span is taken, so the first span's next page takes an extent.
         let mut spans = [0, 1].map(|_| store.create(&[TokenId::new(7); 6], &[PageId::new(0); 3]));
@@ -489,7 +477,7 @@ mod tests {
     #[test]
     fn large_spans_follow_one_another() {
         let (count, len) = (10, 96);
-        let mut store = SpanStore::new(count * len, 1).expect("it is small");
+        let mut store = SpanStore::new(count * len, 1, &mut Memory::new(false)).expect("it is small");
         let tokens = vec![TokenId::new(7); len as usize];
         let pages: Vec<PageId> = (0..len).map(PageId::new).collect();
         for i in 0..count {

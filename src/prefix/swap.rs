@@ -20,14 +20,13 @@
 mod check;
 
 use crate::id::{MoveId, NodeKey, PageId, PrefixLock, SwapPageId};
-use crate::memory::{OutOfMemory, filled, reserved, touch, touch_reserved, zeroed};
+use crate::memory::{Memory, OutOfMemory};
 use crate::moves::PutId;
 use crate::plan::PageMove;
 use crate::stats::Stats;
 use crate::swap::SwapPool;
 
 use super::TreeShape;
-use super::ages::Ages;
 use super::fetches::Fetches;
 use super::loads::LoadBatch;
 use super::nodes::{NO_PAGE, NO_SWAP_PAGE, Nodes, Sides};
@@ -87,51 +86,26 @@ pub(crate) struct Swap {
 
 impl Swap {
     /// Creates the columns. Stores need hashes and one group.
-    pub(super) fn new(shape: &TreeShape) -> Result<Self, OutOfMemory> {
+    pub(super) fn new(shape: &TreeShape, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let &TreeShape { page_count, swap_pages, stage_pages, .. } = shape;
         let entries = SpanStore::entry_count(shape.nodes());
         let stores = u32::from(shape.has_stores());
         Ok(Self {
-            pool: SwapPool::new(swap_pages)?,
-            of_entry: filled(entries.into(), NO_SWAP_PAGE)?,
+            pool: SwapPool::new(swap_pages, memory)?,
+            of_entry: memory.filled(entries.into(), NO_SWAP_PAGE)?,
             clean: 0,
-            saves: SaveBatch::new(page_count)?,
-            loaded_nodes: reserved(page_count.into())?,
+            saves: SaveBatch::new(page_count, memory)?,
+            loaded_nodes: memory.reserved(page_count.into())?,
             last_move: MoveId::default(),
-            loads: zeroed(page_count.into())?,
+            loads: memory.zeroed(page_count.into())?,
             last_load: MoveId::default(),
             done_load: MoveId::default(),
-            puts: Puts::new(stores * entries, stores * stage_pages)?,
-            fetches: Fetches::new(stores * swap_pages)?,
+            puts: Puts::new(stores * entries, stores * stage_pages, memory)?,
+            fetches: Fetches::new(stores * swap_pages, memory)?,
             swap_pages,
             stage_pages,
             counts: SwapCounts::default(),
         })
-    }
-
-    /// Returns the bytes of swap memory's metadata, with those of [`Ages`] and of the column of [`Sides`].
-    pub(super) fn bytes(shape: &TreeShape) -> u64 {
-        let &TreeShape { page_count, swap_pages, stage_pages, .. } = shape;
-        let (nodes, entries) = (shape.nodes(), SpanStore::entry_count(shape.nodes()));
-        let page = size_of::<(NodeKey, u32)>() + size_of::<MoveId>();
-        let stores =
-            if shape.has_stores() { Puts::bytes(entries, stage_pages) + Fetches::bytes(swap_pages) } else { 0 };
-        SwapPool::bytes(swap_pages)
-            + u64::from(entries) * size_of::<SwapPageId>() as u64
-            + u64::from(nodes) * size_of::<Sides>() as u64
-            + SaveBatch::bytes(page_count)
-            + u64::from(page_count) * page as u64
-            + Ages::bytes(nodes)
-            + stores
-    }
-
-    pub(super) fn prefault(&mut self) {
-        self.pool.prefault();
-        touch(&mut self.loads);
-        self.saves.prefault();
-        touch_reserved(&mut self.loaded_nodes, (NodeKey::default(), 0));
-        self.puts.prefault();
-        self.fetches.prefault();
     }
 
     /// Makes the swap pages below `ready` usable, and the stage once all its pages are ready.
@@ -233,7 +207,8 @@ impl Swap {
     }
 
     /// Frees the swap pages of the last `count` entries of a node, which are about to be removed, and removes those
-    /// without device pages. Evicted entries are lost, unless a store has their pages. Returns the number of the others.
+    /// without device pages. Evicted entries are lost, unless a store has their pages. Returns the number of the
+    /// others.
     pub(super) fn detach(&mut self, nodes: &mut Nodes, node: NodeKey, count: u32, is_evicted: bool) -> u32 {
         let Sides { device, swap_start } = nodes.sides_of(node);
         let entries = nodes.entries(node);

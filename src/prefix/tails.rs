@@ -50,8 +50,8 @@ impl PrefixTree {
         found
     }
 
-    /// Returns the cells of the tails of a path that ends at a position, with `pages` pages before it. The groups are in
-    /// order; in each group, the last place comes first. O(tails).
+    /// Returns the cells of the tails of a path that ends at a position, with `pages` pages before it. The groups are
+    /// in order; in each group, the last place comes first. O(tails).
     pub(crate) fn tails(&self, end: Cursor, pages: u32) -> impl Iterator<Item = CellId> {
         self.cells.iter().flat_map(move |cells| {
             let tails = self.nodes.tails(cells.limits(), end, pages);

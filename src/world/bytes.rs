@@ -1,16 +1,14 @@
 //! The memory of an engine, and the size of its largest plan.
 
-use crate::bitmap::Bitmap;
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
-use crate::fence::Fence;
-use crate::id::{PageId, SeqKey, TokenId};
+use crate::id::{PageId, TokenId};
 use crate::layout::Limits;
-use crate::page::PagePool;
-use crate::plan::{Admitted, BatchRow, Compaction, PageCopy, STEP_TOKENS_MAX, SharedSpan, TableWrite};
-use crate::prefix::{LoadBatch, SharedPrefixFinder, TreeShape};
-use crate::sequence::SequenceTable;
-use crate::step::StepLog;
+use crate::memory::Memory;
+use crate::plan::{BatchRow, STEP_TOKENS_MAX, SharedSpan, TableWrite};
+use crate::prefix::TreeShape;
+
+use super::World;
 
 /// The bytes that an engine allocates when it is created. Does not include K and V in swap memory, which backends
 /// allocate: [`PoolLayout::swap_region_pages`](crate::PoolLayout::swap_region_pages) times
@@ -41,6 +39,12 @@ pub struct EngineBytes {
 }
 
 impl EngineBytes {
+    /// Returns the bytes of an engine without tables.
+    pub(super) fn of_backend(shape: &EngineShape) -> Self {
+        let (kv, kv_tables) = (shape.layout.total_bytes(), 4 * shape.table.words() as u64);
+        Self { kv, kv_tables, pages: 0, prefixes: 0, swap: 0, hashes: 0, events: 0, sequences: 0, steps: 0 }
+    }
+
     /// Returns the bytes on the host, without those of the backend.
     pub fn host(&self) -> u64 {
         self.pages + self.prefixes + self.swap + self.hashes + self.events + self.sequences + self.steps
@@ -62,32 +66,7 @@ impl EngineConfig {
 impl EngineShape {
     /// Returns [`EngineConfig::bytes`] of a checked config. No number overflows.
     pub fn bytes(&self) -> EngineBytes {
-        let (page_count, page_size) = (self.layout.page_count(), self.layout.page_size());
-        let rows = size_of::<SeqKey>() + size_of::<Compaction>() + size_of::<Admitted>();
-        let buffers = 4 * (u64::from(page_count) + row_pages_all(self))
-            + copy_count(self) * size_of::<PageCopy>() as u64
-            + 4 * u64::from(self.max_sequence_len)
-            + u64::from(self.table.rows) * rows as u64
-            + Bitmap::bytes(page_count);
-        let tree = tree_shape(self, u32::BITS);
-        let tree_bytes = tree.bytes();
-        let has_groups = !tree.limits.is_none();
-        let of_groups = if has_groups { SequenceTable::group_bytes(&self.table, &tree.limits) } else { 0 };
-        let of_loads = LoadBatch::bytes(page_count, self.table.rows) + SequenceTable::load_bytes(&self.table);
-        EngineBytes {
-            kv: self.layout.total_bytes(),
-            kv_tables: 4 * self.table.words() as u64,
-            pages: PagePool::bytes(page_count),
-            prefixes: tree_bytes.tree,
-            swap: tree_bytes.swap + if tree.swap_pages > 0 { of_loads } else { 0 },
-            hashes: tree_bytes.hashes,
-            events: tree_bytes.events,
-            sequences: SequenceTable::bytes(&self.table, page_size) + of_groups,
-            steps: StepLog::bytes(self.max_steps, self.table.rows)
-                + Fence::bytes(page_count, self.max_steps, lock_count(self))
-                + SharedPrefixFinder::bytes(self.table.rows)
-                + buffers,
-        }
+        World::new_in(self, u32::BITS, &mut Memory::counting()).expect("nothing is allocated").1
     }
 
     /// Returns the bytes of the largest plan of at most `rows` sequences and `tokens` new tokens. O(1).

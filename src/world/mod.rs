@@ -9,14 +9,12 @@
 mod audit;
 mod bytes;
 
-use bytemuck::Zeroable;
-
 use crate::bitmap::Bitmap;
 use crate::config::EngineShape;
 use crate::error::ConfigError;
 use crate::fence::Fence;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
-use crate::memory::{self, OutOfMemory, touch_reserved};
+use crate::memory::{self, Memory, OutOfMemory};
 use crate::page::PagePool;
 use crate::plan::{Admitted, Compaction, PageCopy};
 use crate::prefix::{LoadBatch, PrefixTree, SharedPrefixFinder};
@@ -78,59 +76,55 @@ impl World {
     /// # Errors
     /// [`ConfigError::OutOfMemory`] with the bytes of all tables, if the host cannot allocate some of them.
     pub fn new(shape: &EngineShape, hash_bits: u32) -> Result<Self, ConfigError> {
-        let refused = |_| ConfigError::OutOfMemory { bytes: shape.bytes().host() };
-        Self::try_new(shape, hash_bits).map_err(refused)
+        let bytes = shape.bytes().host();
+        let checked = if shape.prefault { memory::check(bytes) } else { Ok(()) };
+        let made = checked.and_then(|()| Self::new_in(shape, hash_bits, &mut Memory::new(shape.prefault)));
+        made.map(|(world, _)| world).map_err(|_| ConfigError::OutOfMemory { bytes })
     }
 
-    fn try_new(shape: &EngineShape, hash_bits: u32) -> Result<Self, OutOfMemory> {
-        let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
-        if shape.prefault {
-            memory::check(shape.bytes().host())?;
+    /// Creates the tables in `memory`. Also returns their bytes.
+    fn new_in(shape: &EngineShape, hash_bits: u32, memory: &mut Memory) -> Result<(Self, EngineBytes), OutOfMemory> {
+        let EngineShape { layout, table, max_steps, .. } = shape;
+        let (page_count, rows, tree) = (layout.page_count(), table.rows, tree_shape(shape, hash_bits));
+        let mut bytes = EngineBytes::of_backend(shape);
+        let pages = PagePool::new_in(page_count, memory)?;
+        bytes.pages = memory.take_bytes();
+        let (prefixes, of_tree) = PrefixTree::of_shape(&tree, memory)?;
+        (bytes.prefixes, bytes.hashes, bytes.events) = (of_tree.tree, of_tree.hashes, of_tree.events);
+        let mut sequences = SequenceTable::new(table, layout.page_size(), hash_bits, memory)?;
+        if !tree.limits.is_none() {
+            sequences.set_limits(tree.limits, memory)?;
         }
-        let tree = tree_shape(shape, hash_bits);
-        let has_swap = tree.swap_pages > 0;
-        let mut world = Self {
+        bytes.sequences = memory.take_bytes();
+        let mut load = LoadBatch::new(0, 0, memory)?;
+        if tree.swap_pages > 0 {
+            sequences.keep_loads(memory)?;
+            load = LoadBatch::new(page_count, rows, memory)?;
+            bytes.swap = of_tree.swap + memory.take_bytes();
+        }
+        let world = Self {
             shape: *shape,
-            pages: PagePool::new(page_count)?,
-            prefixes: PrefixTree::of_shape(&tree)?,
-            sequences: SequenceTable::new(&shape.table, page_size, hash_bits)?,
-            steps: StepLog::new(shape.max_steps, shape.table.rows)?,
-            fence: Fence::new(page_count, shape.max_steps, lock_count(shape))?,
-            finder: SharedPrefixFinder::new(shape.table.rows)?,
+            pages,
+            prefixes,
+            sequences,
+            steps: StepLog::new(*max_steps, rows, memory)?,
+            fence: Fence::new_in(page_count, *max_steps, lock_count(shape), memory)?,
+            finder: SharedPrefixFinder::new(rows, memory)?,
             counters: Stats::default(),
-            load: if has_swap { LoadBatch::new(page_count, shape.table.rows) } else { LoadBatch::new(0, 0) }?,
+            load,
             buffers: Buffers {
-                freed: memory::reserved(page_count.into())?,
-                pages: memory::reserved(row_pages_all(shape))?,
-                tokens: memory::reserved(shape.max_sequence_len.into())?,
-                children: memory::reserved(shape.table.rows.into())?,
-                copies: memory::reserved(copy_count(shape))?,
-                compactions: memory::reserved(shape.table.rows.into())?,
-                admitted: memory::reserved(shape.table.rows.into())?,
-                counted: Bitmap::new(page_count, false)?,
+                freed: memory.reserved(page_count.into())?,
+                pages: memory.reserved(row_pages_all(shape))?,
+                tokens: memory.reserved(shape.max_sequence_len.into())?,
+                children: memory.reserved(rows.into())?,
+                copies: memory.reserved(copy_count(shape))?,
+                compactions: memory.reserved(rows.into())?,
+                admitted: memory.reserved(rows.into())?,
+                counted: Bitmap::new(page_count, false, memory)?,
             },
         };
-        if !tree.limits.is_none() {
-            world.sequences.set_limits(tree.limits)?;
-        }
-        if has_swap {
-            world.sequences.keep_loads()?;
-        }
-        if shape.prefault {
-            world.fence.prefault();
-            world.prefixes.prefault()?;
-            world.sequences.prefault();
-            world.finder.prefault();
-            world.load.prefault();
-            touch_reserved(&mut world.buffers.freed, PageId::default());
-            touch_reserved(&mut world.buffers.pages, PageId::default());
-            touch_reserved(&mut world.buffers.tokens, TokenId::default());
-            touch_reserved(&mut world.buffers.children, SeqKey::default());
-            touch_reserved(&mut world.buffers.copies, PageCopy::zeroed());
-            touch_reserved(&mut world.buffers.compactions, Compaction::default());
-            touch_reserved(&mut world.buffers.admitted, Admitted::default());
-        }
-        Ok(world)
+        bytes.steps = memory.take_bytes();
+        Ok((world, bytes))
     }
 
     fn reclaimable(&self) -> u32 {

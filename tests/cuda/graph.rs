@@ -18,7 +18,7 @@ use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 use crate::drive::{Drive, LayerInputs, Shape};
 use crate::gpu;
-use crate::on_gpu::{OnGpu, OnGpuOptions};
+use crate::on_gpu::OnGpu;
 use crate::plans::{first_token, plan_of};
 
 /// Buffers of q, k, v, out and lse for each layer, at fixed addresses, for steps of up to `tokens` tokens.
@@ -90,19 +90,8 @@ impl Buffers {
 }
 
 fn shape(layout: Layout, page_size: u32) -> Shape {
-    Shape {
-        layers: 2,
-        kv_heads: 2,
-        group: 4,
-        head_dim: 128,
-        dtype: Dtype::Bf16,
-        fp8: None,
-        page_size,
-        layout,
-        capacity: Capacity::Pages(12_000 / page_size),
-        sequences: 12,
-        max_len: 900,
-    }
+    let capacity = Capacity::Pages(12_000 / page_size);
+    Shape { layers: 2, page_size, layout, capacity, sequences: 12, max_len: 900, ..Shape::SMALL }
 }
 
 /// Replays steps of `rows` rows and `tokens` tokens, each row extending by up to `len`.
@@ -113,7 +102,7 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
 /// Like [`replay`], but with `trees`, about every other step has rows that are trees or have random masks.
 fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64), trees: bool) {
     let mut drive = Drive::new(shape, 11);
-    let mut backend = OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = shape.open(gpu, 4);
     let attend = shape.attend();
     let mut buffers = Buffers::new(gpu, &shape, tokens.max(700));
     let mut scratch = StepScratch::new();
@@ -228,7 +217,7 @@ fn a_capture_refuses_an_unstaged_plan() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
     let mut drive = Drive::new(shape, 3);
-    let mut backend = OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = shape.open(&gpu, 4);
     let mut buffers = Buffers::new(&gpu, &shape, 4);
     let items = [Item::Extend { sequence: drive.admit(), len: 1 }];
     let first = drive.planner.plan(&items);
@@ -249,10 +238,10 @@ fn a_capture_refuses_an_unstaged_plan() {
     backend.begin(&third.plan()).expect("a valid plan");
 }
 
-/// For rows of every type, in pools of every dtype, with heads or latent rows, `prepare` loads all kernels of a step's
-/// launches. Without `prepare`, a capture fails with a named error.
+/// For rows of every type, in pools of every dtype, with heads or latent rows, `prepare` compiles all kernels of a
+/// step's launches. Without `prepare`, a capture fails with a named error.
 #[test]
-fn a_capture_loads_nothing_after_prepare() {
+fn a_capture_compiles_nothing_after_prepare() {
     let latent = KvShape::Latent { rank: 512, rope: 64 };
     let kinds = [
         (KvDtype::F32, None),
@@ -264,7 +253,7 @@ fn a_capture_loads_nothing_after_prepare() {
     ];
     let shapes = [KvShape::heads(2, 64), latent];
     for (shape, (dtype, rows)) in shapes.iter().flat_map(|&shape| kinds.map(|kind| (shape, kind))) {
-        // A new handle of the device has no loaded kernels, so each case begins without them.
+        // A new handle of the device has no compiled kernels, so each case begins without them.
         let Some(gpu) = gpu() else { return };
         let config = PoolConfig {
             layers: 1,
@@ -314,7 +303,7 @@ fn a_capture_ends_where_its_body_panics() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
     let mut drive = Drive::new(shape, 3);
-    let mut backend = OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = shape.open(&gpu, 4);
     let stream = backend.stream.clone();
     let panics = || -> Result<(), CudaError> { panic!("on purpose") };
     assert!(catch_unwind(AssertUnwindSafe(|| stream.capture(panics))).is_err());
@@ -342,7 +331,7 @@ fn a_hosts_kernel_that_waits_is_captured_by_every_driver() {
     let frame = compress_to_vec(TEXT.as_bytes(), CompressionLevel::Uncompressed);
     let archive = Box::leak(Box::new(Archive::new("waits", frame.leak())));
     let kernel = Box::leak(Box::new(Kernel::new("waits", archive, 32, 0).pdl()));
-    let kernel = gpu.load(kernel).expect("valid PTX");
+    let kernel = gpu.compile(kernel).expect("valid PTX");
     let stream = CudaStream::new(&gpu).expect("a stream");
     let launch = Launch { grid: (1, 1), block: 32, shared: 0, cluster: 1 };
     // SAFETY: the kernel takes one u32 and accesses no memory.
@@ -355,7 +344,7 @@ fn a_hosts_kernel_that_waits_is_captured_by_every_driver() {
 fn steps_of_other_kernels_have_other_keys() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
-    let mut backend = OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = shape.open(&gpu, 4);
     backend.cuda.prepare(&Prepare::new(&[shape.attend()])).expect("a served shape");
     let mut keys = Vec::new();
     for (step, lens) in [[1, 1, 1, 1], [4, 0, 0, 0], [1, 1, 1, 1]].into_iter().enumerate() {

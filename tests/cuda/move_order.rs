@@ -58,7 +58,7 @@ impl World {
             world.cuda.lease_mut(SwapPageId::new(page)).as_mut().fill(byte);
         }
         world.load(0, 0);
-        // Loads the kernels of later calls.
+        // Compiles the kernels of later calls.
         let copy = PageCopy { source: PageId::new(2), target: PageId::new(3) };
         world.cuda.copy_pages(&[copy]).expect("pages of the pool");
         world.begin(1, 2);

@@ -28,7 +28,7 @@ const PIECES_MAX: usize = 64;
 pub struct OnGpu {
     pub cuda: Cuda,
     pub stream: CudaStream,
-    /// Whether `prepare` has loaded all kernels, so that no later call may load any.
+    /// Whether `prepare` has compiled all kernels, so that no later call may compile any.
     pub is_prepared: bool,
 }
 
@@ -36,7 +36,7 @@ impl Drop for OnGpu {
     fn drop(&mut self) {
         let late = if self.is_prepared { self.cuda.modules_after_prepare() } else { 0 };
         if !std::thread::panicking() {
-            assert_eq!(late, 0, "loaded after `prepare`: {:?}", self.cuda.gpu().kernels());
+            assert_eq!(late, 0, "compiled after `prepare`: {:?}", self.cuda.gpu().kernels());
         }
     }
 }

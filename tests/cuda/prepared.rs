@@ -1,4 +1,4 @@
-//! The kernels that are loaded before the first step: all that a host uses, and no others.
+//! The kernels that are compiled before the first step: all that a host uses, and no others.
 
 use kvarena::backend::Backend;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
@@ -13,8 +13,8 @@ use crate::on_gpu::{OnGpu, OnGpuOptions};
 use crate::plans::{FIRST, plan_of};
 use crate::{device, gpu, seeds};
 
-/// Options of a backend on its own device handle. `open` prepares it for all calls of a random program, so it may load
-/// no kernel later.
+/// Options of a backend on its own device handle. `open` prepares it for all calls of a random program, so it may
+/// compile no kernel later.
 struct Prepared {
     options: OnGpuOptions,
     attend: Attend,
@@ -45,7 +45,7 @@ impl OpenBackend for Prepared {
 
 /// Random programs over every kind of pool.
 #[test]
-fn nothing_is_loaded_after_prepare() {
+fn nothing_is_compiled_after_prepare() {
     let Some(_gpu) = gpu() else { return };
     let options = |case: &Case| Prepared::new(case, false);
     let few = seeds(10);
@@ -87,7 +87,7 @@ fn open(gpu: &Gpu, dtype: KvDtype, shape: KvShape, labels: u32) -> Cuda {
 }
 
 /// Returns the names of the loaded kernels, without `attend_` and `bf16_`. Omits the kernels that load a plan or store.
-fn loaded(dtype: KvDtype, shape: KvShape, work: &Prepare<'_>) -> Vec<String> {
+fn compiled(dtype: KvDtype, shape: KvShape, work: &Prepare<'_>) -> Vec<String> {
     let gpu = device(0).expect("the device exists");
     let labels = if work.lists.is_empty() { 0 } else { 2 };
     open(&gpu, dtype, shape, labels).prepare(work).expect("a served shape");
@@ -106,7 +106,7 @@ fn only_kernels_of_the_prepared_work_are_loaded() {
     let (bf16, fp8, heads) = (KvDtype::Bf16, KvDtype::Fp8E4M3, KvShape::heads(2, 128));
     let attend = [Attend::new(16, 128)];
     let least = Prepare { extend: false, spans: false, copies: false, ..Prepare::new(&attend) };
-    let of = |work: &Prepare<'_>| loaded(bf16, heads, work);
+    let of = |work: &Prepare<'_>| compiled(bf16, heads, work);
     assert_eq!(of(&least), ["decode_d128_r8"]);
     assert_eq!(of(&Prepare { copies: true, ..least }), ["copy_pages", "decode_d128_r8"]);
     assert_eq!(of(&Prepare { compactions: true, ..least }), ["compact_slots", "decode_d128_r8"]);
@@ -120,19 +120,19 @@ fn only_kernels_of_the_prepared_work_are_loaded() {
         both.sort_unstable();
         assert_eq!(of(&work), both);
     }
-    let trees = loaded(fp8, heads, &Prepare { trees: true, ..least });
+    let trees = compiled(fp8, heads, &Prepare { trees: true, ..least });
     let own = ["decode_fp8_d128_r8", "extend_fp8_d128", "extend_fp8_token_d128_sm90a"];
     assert_eq!(trees, if hopper { &own[..] } else { &own[..2] });
-    // If all layers read lists, decode over whole rows is not loaded.
+    // If all layers read lists, decode over whole rows is not compiled.
     let lists = [(attend[0], 16)];
     let sparse = of(&Prepare { lists: &lists, attend: &[], ..least });
     assert_eq!(sparse, ["resolve_selection", "score_labels_bf16", "select_top", "selected_d128_r8"]);
     let latent = KvShape::Latent { rank: 512, rope: 64 };
-    let all = loaded(bf16, latent, &Prepare { attend: &[Attend::latent(16, 0.1)], ..least });
+    let all = compiled(bf16, latent, &Prepare { attend: &[Attend::latent(16, 0.1)], ..least });
     assert!(all.iter().all(|name| name.starts_with("latent_")), "{all:?}");
 }
 
-/// Modules that a step loads, or another backend on the same device handle, are counted until the next `prepare`.
+/// Modules that a step compiles, or another backend on the same device handle, are counted until the next `prepare`.
 #[test]
 fn unprepared_kernels_are_counted() {
     let Some(gpu) = gpu() else { return };
@@ -195,7 +195,7 @@ fn engine_of_spans(gpu: &Gpu, work: &Prepare<'_>) -> (Engine<Cuda>, Vec<SeqKey>)
     (engine, admitted)
 }
 
-/// Padding that is too long for the tail of a span goes to the extend kernel, so `prepare` loads it.
+/// Padding that is too long for the suffix of a span goes to the extend kernel, so `prepare` compiles it.
 #[test]
 fn padding_beside_spans_is_written_by_a_kernel_loaded_for_it() {
     let Some(_gpu) = gpu() else { return };
@@ -242,7 +242,7 @@ fn padded_steps_of_several_tokens_need_nothing_more() {
     engine.backend_mut().stage(&plan).expect("it fits");
     assert_eq!(engine.backend().uploaded_bytes(), sent);
     assert_eq!(engine.backend().modules_after_prepare(), 0);
-    // A capture loads no kernel.
+    // A capture compiles no kernel.
     let stream = engine.backend().stream().clone();
     let all = Prepare { compactions: true, ..work };
     let captured = stream.capture(|| engine.backend_mut().prepare(&all));

@@ -2,7 +2,7 @@
 //! calls.
 
 use half::bf16;
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Limit, Prepare};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, Backend, BatchPlan, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Extend, KvDtype, KvShape,
@@ -372,7 +372,7 @@ fn sparse_attention_without_a_kernel_is_refused() {
     let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 1 }]).expect("room");
     let mut buffers = Buffers::new(&gpu, 1, &mut Rng::new(1));
     let refused = buffers.launch(engine.backend_mut(), &plan);
-    assert_eq!(refused, Err(CudaError::SelectTokens { tokens: 1280, max: 1024 }));
+    assert_eq!(refused, Err(CudaError::Limit { what: Limit::SelectTokens, value: 1280, max: 1024 }));
 
     let cuda = engine.backend_mut();
     let mut prepare = |q_heads, top| {

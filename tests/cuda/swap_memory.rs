@@ -119,7 +119,7 @@ fn captures_take_no_moves() {
     let mut cuda = opened(&gpu, 4);
     let stream = cuda.stream().clone();
     let copy = [PageCopy { source: PageId::new(1), target: PageId::new(2) }];
-    cuda.copy_pages(&copy).expect("the kernel is loaded");
+    cuda.copy_pages(&copy).expect("the kernel is compiled");
     let captured = stream.capture(|| cuda.save_pages(MoveId::new(1), &[of(0, 0)]));
     assert_eq!(captured.err(), Some(CudaError::NotPrepared));
     cuda.save_pages(MoveId::new(1), &[of(1, 0)]).expect("pages of the pool");
@@ -135,7 +135,7 @@ fn captures_take_steps_without_loads() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = opened(&gpu, 4);
     let stream = cuda.stream().clone();
-    cuda.prepare(&Prepare::new(&[])).expect("the kernels are loaded");
+    cuda.prepare(&Prepare::new(&[])).expect("the kernels are compiled");
     cuda.load_pages(MoveId::new(1), &[of(7, 0)]).expect("pages of the pool");
     let plan = first_token(1);
     cuda.begin(&plan).expect("a valid plan");

@@ -5,24 +5,20 @@ use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Layout, Storage, Tensor};
 use half::{bf16, f16};
-use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceRows, DeviceRowsMut, Gpu};
-use kvarena::backend::{Either, EitherError, Operand};
-use kvarena::{Dtype, EngineError};
+use kvarena::Dtype;
+use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceRows, DeviceRowsMut, Gpu};
+use kvarena::backend::{Either, Operand};
 
 use crate::Error;
 use crate::operation::{Operation, elements, row_stride};
 
-fn failed(error: CudaError) -> Error {
-    EngineError::Backend(EitherError::Right(error)).into()
-}
-
 /// Returns options for a backend on candle's stream. The backend keeps the stream alive.
 pub(crate) fn options(device: &CudaDevice) -> Result<CudaOptions, Error> {
     let stream = device.cuda_stream();
-    let gpu = Gpu::new(stream.context().ordinal() as u32).map_err(failed)?;
+    let gpu = Gpu::new(stream.context().ordinal() as u32)?;
     let raw = stream.cu_stream() as usize as u64;
     // SAFETY: candle's context is the device's primary one, and the stream lives as long as its `Arc`.
-    let stream = unsafe { CudaStream::from_raw(&gpu, raw, stream) }.map_err(failed)?;
+    let stream = unsafe { CudaStream::from_raw(&gpu, raw, stream) }?;
     Ok(CudaOptions { stream: Some(stream), ..CudaOptions::new(&gpu) })
 }
 

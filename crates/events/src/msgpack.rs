@@ -6,25 +6,17 @@ use std::fmt;
 /// MessagePack value. Arrays and maps contain their length; their items follow as values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Value<'a> {
-    /// Nil.
     Nil,
-    /// Boolean.
     Bool(bool),
-    /// Integer >= 0.
     Unsigned(u64),
-    /// Negative integer.
     Negative(i64),
-    /// Floating-point number.
     Float(f64),
-    /// UTF-8 text.
     Text(&'a str),
-    /// Bytes.
     Bytes(&'a [u8]),
     /// Array of this many values.
     Array(usize),
     /// Map of this many pairs of values.
     Map(usize),
-    /// Extension type.
     Extension,
 }
 

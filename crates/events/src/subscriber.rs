@@ -15,7 +15,6 @@ use crate::publisher::{DUMP, END};
 /// Received item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Received {
-    /// The next payload.
     Payload(Bytes),
     /// Messages are lost for good, so the known contents are unreliable. The engine will publish its whole cache.
     Lost {
@@ -31,7 +30,6 @@ pub enum Received {
 /// Error of a subscriber.
 #[derive(Debug)]
 pub enum ReceiveError {
-    /// Error of the socket.
     Socket(ZmqError),
     /// The message's frames are not a topic, a number and a payload.
     Frames {

@@ -19,7 +19,6 @@ pub struct Frame {
     pub is_command: bool,
     /// Whether more frames of the same message follow.
     pub has_more: bool,
-    /// The contents.
     pub body: Vec<u8>,
 }
 

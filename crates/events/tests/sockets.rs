@@ -1,16 +1,21 @@
 //! Engines, subscribers and a router over real sockets. The router finds a cached prompt, also after a lost message,
 //! after a gap too large to replay, and after a restart.
 
+#[path = "../examples/fleet/host.rs"]
+mod host;
+#[path = "../examples/fleet/router.rs"]
+mod router;
+
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
+use host::{Host, HostConfig};
 use kvarena::{Hashing, Namespace, NamespaceNames, TokenId};
 use kvarena_events::encode::Batch;
-use kvarena_events::host::{Host, HostConfig};
 use kvarena_events::publisher::{Publisher, PublisherConfig};
-use kvarena_events::router::Router;
 use kvarena_events::subscriber::{Received, Subscriber};
+use router::Router;
 use tokio::task::JoinHandle;
 
 const CONFIG: HostConfig = HostConfig { page_size: 4, pages: 64, hashing: Some(Hashing::Dynamo), event_pages: 64 };
@@ -117,8 +122,8 @@ async fn the_router_finds_the_engine_that_caches_a_prompt() {
         let payload = engine.serve(&text(1000 * number));
         engine.publisher.send(payload);
         let mut subscriber = engine.subscriber().await;
-        let of = (u64::from(number), &mut engine, &mut subscriber);
-        until(&mut router, of, &[&text(1000 * number)], 5).await;
+        let peer = (u64::from(number), &mut engine, &mut subscriber);
+        until(&mut router, peer, &[&text(1000 * number)], 5).await;
         engines.push((engine, subscriber));
     }
     // Both engines publish the same prompt while the subscribers are connected.

@@ -5,117 +5,53 @@
 use std::fs;
 use std::path::Path;
 
-use kvarena::{BatchPlan, Cpu, Extend, KvScales, LayerId, PlanSize, PlaneName};
+use kvarena::KvScales;
 use serde_json::{Value, json};
 
-use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::fields::read_json;
-use crate::runner::{Runner, Work};
+use crate::files::read_json;
 
-/// Forwards steps to another runner, and measures all K and V that they store.
-pub struct Calibrating<R> {
-    inner: R,
-    /// `[layers, kv_heads, K and V]`: the largest absolute values so far.
-    largest: Vec<f32>,
+/// The largest absolute values of K and V, for a model whose layers have one shape.
+#[derive(Debug)]
+pub struct Largest {
+    layers: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    /// `[layers, kv_heads, K and V]`
+    values: Vec<f32>,
 }
 
-impl<R: Runner<Backend = Cpu>> Calibrating<R> {
-    /// Starts an empty measurement of a model whose layers have one shape.
-    pub fn new(inner: R) -> Self {
-        let config = inner.config();
-        let largest = vec![0.0; 2 * config.layers * config.kv_heads];
-        Self { inner, largest }
+impl Largest {
+    /// Starts an empty measurement.
+    pub fn new(config: &ModelConfig) -> Self {
+        let ModelConfig { layers, kv_heads, head_dim, .. } = *config;
+        Self { layers, kv_heads, head_dim, values: vec![0.0; 2 * layers * kv_heads] }
     }
 
-    /// Returns the measured scales. A scale is 1 if all its values were 0.
+    /// Measures rows of a layer's K and V, `[tokens, kv_heads, head_dim]`.
+    pub fn measure(&mut self, layer: usize, k: &[f32], v: &[f32]) {
+        let values = &mut self.values[2 * layer * self.kv_heads..];
+        for (side, rows) in [k, v].into_iter().enumerate() {
+            for (at, head) in rows.chunks_exact(self.head_dim).enumerate() {
+                let seen = &mut values[2 * (at % self.kv_heads) + side];
+                *seen = head.iter().fold(*seen, |most, x| larger(most, x.abs()));
+            }
+        }
+    }
+
+    /// Returns the scales of the measured values. A scale is 1 if all its values were 0.
     ///
     /// # Errors
     /// A measured value is infinite or NaN.
     pub fn scales(&self) -> Result<KvScales> {
-        let config = self.inner.config();
         let scale = |&largest: &f32| match largest {
             0.0 => 1.0,
             // Unlike `max`, `clamp` keeps NaN.
             largest => (largest / 448.0).clamp(f32::MIN_POSITIVE, f32::INFINITY),
         };
-        let values = self.largest.iter().map(scale).collect();
-        KvScales::new(config.layers as u32, config.kv_heads as u32, values)
-            .map_err(|error| Error::run(error.to_string()))
-    }
-
-    fn measure(&mut self, backend: &Cpu, plan: &BatchPlan<'_>) -> Result<()> {
-        let (layers, head_dim) = (self.inner.config().layers, self.inner.config().head_dim);
-        let kv_heads = self.inner.config().kv_heads;
-        for layer in 0..layers {
-            let track = backend.layout().place(LayerId::new(layer as u32)).track;
-            let slots = plan.slots_of(track);
-            for slot in (0..plan.token_count()).filter_map(|i| slots.get(i)) {
-                for (side, plane) in [PlaneName::K, PlaneName::V].into_iter().enumerate() {
-                    let row = backend
-                        .read_slot(plane, LayerId::new(layer as u32), slot)
-                        .map_err(|error| Error::run(error.to_string()))?;
-                    for (head, numbers) in row.chunks_exact(head_dim).enumerate() {
-                        let seen = &mut self.largest[2 * (layer * kv_heads + head) + side];
-                        *seen = numbers.iter().fold(*seen, |most, x| larger(most, x.abs()));
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<R: Runner<Backend = Cpu>> Runner for Calibrating<R> {
-    type Backend = Cpu;
-
-    fn config(&self) -> &ModelConfig {
-        self.inner.config()
-    }
-
-    fn step_size(&self, items: &[Extend]) -> Option<PlanSize> {
-        self.inner.step_size(items)
-    }
-
-    fn before_plan(&mut self) -> Result<()> {
-        self.inner.before_plan()
-    }
-
-    fn launch(&mut self, backend: &mut Cpu, work: &Work, clock: &mut Clock) -> Result<()> {
-        self.inner.launch(backend, work, clock)
-    }
-
-    fn collect(
-        &mut self,
-        backend: &mut Cpu,
-        work: &Work,
-        fail: bool,
-        tokens: &mut Vec<u32>,
-        clock: &mut Clock,
-    ) -> Result<()> {
-        self.inner.collect(backend, work, fail, tokens, clock)?;
-        self.measure(backend, &work.plan.plan())
-    }
-
-    fn settle(&mut self, backend: &mut Cpu) -> Result<()> {
-        self.inner.settle(backend)
-    }
-
-    fn draws_max(&self) -> usize {
-        self.inner.draws_max()
-    }
-
-    fn edits_max(&self) -> usize {
-        self.inner.edits_max()
-    }
-
-    fn keeps_logits(&self) -> bool {
-        self.inner.keeps_logits()
-    }
-
-    fn logits(&self, draw: usize) -> &[f32] {
-        self.inner.logits(draw)
+        let values = self.values.iter().map(scale).collect();
+        KvScales::new(self.layers as u32, self.kv_heads as u32, values).map_err(|error| Error::run(error.to_string()))
     }
 }
 
@@ -180,5 +116,24 @@ impl<'a> Table<'a> {
         let values = self.file["values"].as_array().map_or(&[][..], Vec::as_slice);
         let convert = |value| convert(value).ok_or_else(|| self.invalid(format!("{value} is not a valid value")));
         values.iter().map(convert).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Largest;
+
+    #[test]
+    fn scales_are_those_of_the_largest_values() {
+        let mut largest = Largest { layers: 2, kv_heads: 2, head_dim: 2, values: vec![0.0; 8] };
+        let k = [1.0, -448.0, 3.0, 4.0, 896.0, 0.0, 0.0, -5.0];
+        largest.measure(1, &k, &[0.0; 8]);
+        let scales = largest.scales().expect("finite");
+        assert_eq!(scales.values(), [1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 5.0 / 448.0, 1.0]);
+        for wrong in [f32::NAN, f32::INFINITY] {
+            largest.measure(0, &[wrong; 4], &[0.0; 4]);
+            largest.measure(0, &[1.0; 4], &[0.0; 4]);
+            assert!(largest.scales().is_err(), "{wrong}");
+        }
     }
 }

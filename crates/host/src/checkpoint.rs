@@ -13,7 +13,8 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::error::{Error, Result};
-use crate::fields::{Fields, check_content, read_json};
+use crate::fields::Fields;
+use crate::files::{check_content, read_json};
 use crate::gguf::Gguf;
 use crate::matrix::Numbers;
 use crate::quantised::{self, FP8_BLOCK, MXFP4_BLOCK};
@@ -167,12 +168,11 @@ impl Checkpoint {
 
     fn check_shape(&self, name: &str, tensor: &Tensor, expected: &[usize]) -> Result<()> {
         let (actual, path) = (&tensor.info.shape[..], self.files[tensor.file].0.display());
-        match actual == expected {
-            true => Ok(()),
-            false => Err(Error::model(format!(
-                "{path}: tensor {name} has shape {actual:?}, but config.json implies {expected:?}"
-            ))),
+        if actual == expected {
+            return Ok(());
         }
+        let what = format!("tensor {name} has shape {actual:?}, but config.json implies {expected:?}");
+        Err(Error::model(format!("{path}: {what}")))
     }
 
     fn unsupported_dtype(&self, name: &str, tensor: &Tensor) -> Error {
@@ -188,10 +188,7 @@ impl Checkpoint {
 /// # Errors
 /// The errors of [`Checkpoint::open`] or [`Gguf::open`].
 pub fn open(dir: &Path) -> Result<Box<dyn Source>> {
-    match dir.is_file() {
-        true => Ok(Box::new(Gguf::open(dir)?)),
-        false => Ok(Box::new(Checkpoint::open(dir)?)),
-    }
+    if dir.is_file() { Ok(Box::new(Gguf::open(dir)?)) } else { Ok(Box::new(Checkpoint::open(dir)?)) }
 }
 
 impl Source for Checkpoint {

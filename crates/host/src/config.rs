@@ -13,7 +13,8 @@ use serde_json::Value;
 use crate::error::Result;
 use crate::experts::ExpertsConfig;
 use crate::family::Family;
-use crate::fields::{Fields, read_json};
+use crate::fields::Fields;
+use crate::files::read_json;
 use crate::gemma::{self, WindowHeads};
 use crate::gguf::Gguf;
 use crate::latent::LatentConfig;
@@ -21,9 +22,6 @@ use crate::linear::Activation;
 use crate::nope::NopeConfig;
 use crate::quantised;
 use crate::rope::Rope;
-
-/// The field for an output projection that is the embedding.
-const TIED: &str = "tie_word_embeddings";
 
 /// The shape of a model.
 #[derive(Clone, PartialEq, Debug)]
@@ -127,18 +125,10 @@ impl ModelConfig {
             gemma::check(fields, family)?;
         }
         let hidden = fields.size("hidden_size")?;
-        let q_heads = match gemma {
-            true => fields.size_or("num_attention_heads", gemma::Q_HEADS)?,
-            false => fields.size("num_attention_heads")?,
-        };
-        let latent = match family {
-            Family::DeepseekV3 => Some(LatentConfig::parse(fields)?),
-            _ => None,
-        };
-        let nope = match family {
-            Family::Llama4 => Some(NopeConfig::parse(fields)?),
-            _ => None,
-        };
+        let q_heads = "num_attention_heads";
+        let q_heads = if gemma { fields.size_or(q_heads, gemma::Q_HEADS) } else { fields.size(q_heads) }?;
+        let latent = (family == Family::DeepseekV3).then(|| LatentConfig::parse(fields)).transpose()?;
+        let nope = (family == Family::Llama4).then(|| NopeConfig::parse(fields)).transpose()?;
         let (kv_heads, head_dim, window_heads, k_is_v) = heads(fields, family, (hidden, q_heads), latent)?;
         let rotated = latent.map_or(head_dim, |latent| latent.rope);
         if !rotated.is_multiple_of(2) {
@@ -185,10 +175,7 @@ impl ModelConfig {
             embedding_scale: if gemma { (hidden as f32).sqrt() } else { 1.0 },
             logit_cap: gemma::logit_cap(fields, family)?,
             activation,
-            tied: match [fields, &whole].into_iter().find(|part| part.get(TIED).is_some()) {
-                None => gemma,
-                Some(part) => part.flag(TIED)?,
-            },
+            tied: fields.flag_or("tie_word_embeddings", whole.flag_or("tie_word_embeddings", gemma)?)?,
             attention_bias,
             mlp_bias: fields.flag("mlp_bias")?,
             windows: windows(fields, family, layers)?,
@@ -299,9 +286,9 @@ fn heads(
 ) -> Result<(usize, usize, Option<WindowHeads>, bool)> {
     let default = if family.norms_outputs() { gemma::KV_HEADS } else { q_heads };
     let kv_heads = fields.size_or("num_key_value_heads", default)?;
-    let may_share = |kv_heads: usize| match q_heads.is_multiple_of(kv_heads) {
-        true => Ok(()),
-        false => Err(fields.wrong(&format!("{q_heads} query heads cannot share {kv_heads} key and value heads"))),
+    let may_share = |kv_heads: usize| {
+        let wrong = || fields.wrong(&format!("{q_heads} query heads cannot share {kv_heads} key and value heads"));
+        q_heads.is_multiple_of(kv_heads).then_some(()).ok_or_else(wrong)
     };
     may_share(kv_heads)?;
     if let Some(latent) = latent {
@@ -336,23 +323,18 @@ fn ropes(
 
 /// Returns whether q, k, v and o have a bias, which latent rows do not support. Only gpt-oss has it by default.
 fn attention_bias(fields: &Fields<'_>, family: Family) -> Result<bool> {
-    match fields.get("attention_bias") {
-        None => Ok(family == Family::GptOss),
-        Some(_) => match fields.flag("attention_bias")? {
-            true if family == Family::DeepseekV3 => {
-                Err(fields.wrong("attention_bias is not implemented over latent rows"))
-            }
-            has_bias => Ok(has_bias),
-        },
+    let has_bias = fields.flag_or("attention_bias", family == Family::GptOss)?;
+    if has_bias && family == Family::DeepseekV3 {
+        return Err(fields.wrong("attention_bias is not implemented over latent rows"));
     }
+    Ok(has_bias)
 }
 
 fn default_head_dim(fields: &Fields<'_>, family: Family, hidden: usize, q_heads: usize) -> Result<usize> {
     match family {
-        Family::Qwen3 => return Ok(128),
+        Family::Qwen3 | Family::Llama4 => return Ok(128),
         Family::GptOss => return Ok(64),
         Family::Gemma3 | Family::Gemma4 => return Ok(256),
-        Family::Llama4 => return Ok(128),
         Family::Llama | Family::DeepseekV3 => {}
     }
     if fields.get("head_dim").is_none() && !hidden.is_multiple_of(q_heads) {

@@ -3,6 +3,7 @@
 use kvarena::backend::CpuError;
 use kvarena::{Attend, Backend, BatchPlan, Cpu, LayerId, Queries};
 
+use crate::calibrate::Largest;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -26,6 +27,7 @@ pub struct CpuRunner<'m> {
     /// Logits of a draw with edits.
     edited: Vec<f32>,
     measured: Option<Measured>,
+    largest: Option<Largest>,
     reader: Option<Reader>,
 }
 
@@ -41,6 +43,7 @@ impl<'m> CpuRunner<'m> {
             last_tokens: Vec::new(),
             edited: Vec::new(),
             measured: None,
+            largest: None,
             reader: None,
         }
     }
@@ -53,6 +56,16 @@ impl<'m> CpuRunner<'m> {
     /// Returns the measurement, if there was one.
     pub fn measured(&self) -> Option<&Measured> {
         self.measured.as_ref()
+    }
+
+    /// Measures the largest values of K and V from now on, for static scales.
+    pub fn calibrate(self) -> Self {
+        Self { largest: Some(Largest::new(&self.model.config)), ..self }
+    }
+
+    /// Returns the largest values, if they were measured.
+    pub fn largest(&self) -> Option<&Largest> {
+        self.largest.as_ref()
     }
 
     /// From now on, rows of one new token read only the positions that labels select. The backend's pool must store
@@ -116,8 +129,8 @@ impl Runner for CpuRunner<'_> {
         let plain = Attend::new(config.q_heads as u32, config.head_dim as u32);
         let attend = Attend { scale: config.scale, ..plain };
         let fail_at = fail.then_some(config.layers / 2);
-        let (measured, reader) = (self.measured.as_mut(), self.reader.as_mut());
-        let mut attention = Paged { backend, plan, attend, fail_at, measured, reader };
+        let Self { measured, largest, reader, .. } = self;
+        let mut attention = Paged { backend, plan, attend, fail_at, measured, largest, reader };
         let pass = Pass { tokens: &self.tokens, positions: plan.positions, wanted: &self.wanted };
         self.model
             .forward(pass, &mut attention, &mut self.work, clock)
@@ -183,8 +196,9 @@ struct Paged<'a> {
     attend: Attend,
     /// The layer after whose attention the step fails, if a failure was requested.
     fail_at: Option<usize>,
-    measured: Option<&'a mut Measured>,
-    reader: Option<&'a mut Reader>,
+    measured: &'a mut Option<Measured>,
+    largest: &'a mut Option<Largest>,
+    reader: &'a mut Option<Reader>,
 }
 
 impl Attention for Paged<'_> {
@@ -198,12 +212,15 @@ impl Attention for Paged<'_> {
     ) -> std::result::Result<(), StepError> {
         let attend = Attend { window, chunk, ..self.attend };
         let id = LayerId::new(layer as u32);
-        if let Some(measured) = &mut self.measured {
+        if let Some(measured) = self.measured {
             measured.measure(layer, q, k);
+        }
+        if let Some(largest) = self.largest {
+            largest.measure(layer, k, v);
         }
         let stored = self.backend.store_cache(&self.plan, id, k.into(), v.into());
         stored
-            .and_then(|()| match &mut self.reader {
+            .and_then(|()| match self.reader {
                 Some(reader) => reader.attend(self.backend, (&self.plan, id), &attend, (q, sinks), out),
                 None => {
                     let queries = Queries { rows: q.into(), sinks };

@@ -153,10 +153,6 @@ impl ExpertsConfig {
             return Err(fields.wrong(&what));
         }
         let intermediate = fields.size("moe_intermediate_size")?;
-        let normalised = match fields.get("norm_topk_prob") {
-            Some(_) => fields.flag("norm_topk_prob")?,
-            None => true,
-        };
         Ok(Self {
             first_layer: fields.count_or("first_k_dense_replace", 0)?,
             step: 1,
@@ -167,7 +163,7 @@ impl ExpertsConfig {
             routing: Routing::Grouped {
                 groups,
                 kept,
-                normalised,
+                normalised: fields.flag_or("norm_topk_prob", true)?,
                 scaling: fields.number_or("routed_scaling_factor", 1.0)? as f32,
             },
         })

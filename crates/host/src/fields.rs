@@ -1,56 +1,14 @@
-//! Files of a model directory, and typed look-ups in JSON.
+//! Typed look-ups in the JSON of a model directory.
 
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
+pub use crate::files::{parse_json, read_json};
 
 /// Maximum of a size. Real models have no larger sizes, so a larger one shows that the config is damaged.
 const SIZE_MAX: usize = 1 << 24;
-
-/// Reads a JSON file.
-///
-/// # Errors
-/// The file cannot be read or is not JSON.
-pub fn read_json(path: &Path) -> Result<Value> {
-    parse_json(path, &read_file(path)?)
-}
-
-/// Reads the content of a JSON file; `path` is for messages.
-///
-/// # Errors
-/// The content is not JSON.
-pub fn parse_json(path: &Path, content: &[u8]) -> Result<Value> {
-    serde_json::from_slice(content).map_err(|e| Error::model(format!("{}: not valid JSON: {e}", path.display())))
-}
-
-/// Reads a file of a model.
-///
-/// # Errors
-/// The file cannot be read, or see [`check_content`].
-pub fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let cannot = |e| Error::model(format!("cannot read {}: {e}", path.display()));
-    let content = std::fs::read(path).map_err(cannot)?;
-    check_content(path, &content)?;
-    Ok(content)
-}
-
-/// Rejects a Git LFS pointer. A clone without Git LFS has such a pointer in place of each large file.
-///
-/// # Errors
-/// The content is a pointer.
-pub fn check_content(path: &Path, content: &[u8]) -> Result<()> {
-    if !content.starts_with(b"version https://git-lfs.github.com/spec/") {
-        return Ok(());
-    }
-    let dir = path.parent().unwrap_or(Path::new("."));
-    Err(Error::model(format!(
-        "{} is a Git LFS pointer instead of the file: install Git LFS, then run `git lfs pull` in {}",
-        path.display(),
-        dir.display()
-    )))
-}
 
 /// Typed look-ups in a JSON object. Null counts as absent, as in Transformers.
 pub struct Fields<'a> {
@@ -97,10 +55,8 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// The value is not a text.
     pub fn text(&self, name: &str) -> Result<Option<&'a str>> {
-        match self.get(name) {
-            None => Ok(None),
-            Some(value) => value.as_str().map(Some).ok_or_else(|| self.unfit(name, value, "a text")),
-        }
+        let Some(value) = self.get(name) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.unfit(name, value, "a text"))
     }
 
     /// Returns a size from 1 to 2^24.
@@ -149,15 +105,21 @@ impl<'a> Fields<'a> {
         if self.get(name).is_some() { self.number(name) } else { Ok(default) }
     }
 
-    /// Returns a flag; false if absent.
+    /// Returns a flag, or a default.
     ///
     /// # Errors
     /// The value is neither true nor false.
+    pub fn flag_or(&self, name: &str, default: bool) -> Result<bool> {
+        let Some(value) = self.get(name) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| self.unfit(name, value, "true or false"))
+    }
+
+    /// Returns a flag; false if absent.
+    ///
+    /// # Errors
+    /// As [`Fields::flag_or`].
     pub fn flag(&self, name: &str) -> Result<bool> {
-        match self.get(name) {
-            None => Ok(false),
-            Some(value) => value.as_bool().ok_or_else(|| self.unfit(name, value, "true or false")),
-        }
+        self.flag_or(name, false)
     }
 
     /// Returns the ids of a field that contains one token id or a list of them. Returns no ids if it is absent.

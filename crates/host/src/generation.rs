@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use crate::error::Result;
-use crate::fields::{Fields, read_json};
+use crate::fields::Fields;
+use crate::files::read_json;
 
 /// The sampling parameters that vLLM reads from the file, except `max_new_tokens`; `None` for those that the file does
 /// not set.

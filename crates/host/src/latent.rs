@@ -41,17 +41,13 @@ impl LatentConfig {
         if !rope.is_multiple_of(2) {
             return Err(fields.wrong(&format!("qk_rope_head_dim {rope} is odd")));
         }
-        let interleaved = match fields.get("rope_interleave") {
-            Some(_) => fields.flag("rope_interleave")?,
-            None => true,
-        };
         Ok(Self {
             q_rank: fields.get("q_lora_rank").map(|_| fields.size("q_lora_rank")).transpose()?,
             rank: fields.size("kv_lora_rank")?,
             rope,
             nope: fields.size("qk_nope_head_dim")?,
             value: fields.size("v_head_dim")?,
-            interleaved,
+            interleaved: fields.flag_or("rope_interleave", true)?,
         })
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! error, clock, histogram           errors; times of a run
-//! fields, family                    typed look-ups in a model's config.json; the model's family
+//! files, fields, family             a model's files; typed look-ups in config.json; the model's family
 //! config, gemma, rope               the model's shape; fields of Gemma; rotary embedding
 //! generation                        sampling parameters of generation_config.json
 //! source, checkpoint, gguf          a model's tensors: random, from safetensors or from GGUF
@@ -37,6 +37,7 @@ pub mod error;
 pub mod experts;
 pub mod family;
 pub mod fields;
+pub mod files;
 pub mod gemma;
 pub mod generation;
 pub mod gguf;

@@ -58,26 +58,34 @@ impl Angles {
             }
         }
     }
+
+    /// Rotates the pairs of elements of a head of token `t`; see [`rotate_ends`].
+    fn rotate(&self, t: usize, head: &mut [f32], interleaved: bool) {
+        let half = head.len() / 2;
+        let at = t * half..(t + 1) * half;
+        let angles = self.cos[at.clone()].iter().zip(&self.sin[at]);
+        let turn = |a: &mut f32, b: &mut f32, (cos, sin): (&f32, &f32)| {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        };
+        if interleaved {
+            head.as_chunks_mut().0.iter_mut().zip(angles).for_each(|([a, b], angle)| turn(a, b, angle));
+        } else {
+            let (low, high) = head.split_at_mut(half);
+            low.iter_mut().zip(high).zip(angles).for_each(|((a, b), angle)| turn(a, b, angle));
+        }
+    }
 }
 
-/// Rotates each head. If `norm` is given, each head first gets an RMS norm with its weight and epsilon. `x` is
-/// `[tokens, heads, head_dim]`.
+/// Rotates all elements of each head. If `norm` is given, each head first gets an RMS norm with its weight and epsilon.
+/// `x` is `[tokens, heads, head_dim]`.
 pub fn norm_and_rotate(x: &mut [f32], heads: usize, head_dim: usize, norm: Option<(&[f32], f32)>, angles: &Angles) {
-    let half = head_dim / 2;
     for_rows(x, heads * head_dim, |t, row| {
-        let at = t * half..(t + 1) * half;
-        let (cos, sin) = (&angles.cos[at.clone()], &angles.sin[at]);
         for head in row.chunks_exact_mut(head_dim) {
             if let Some((weight, eps)) = norm {
                 let scale = rms_scale(head, eps);
                 head.iter_mut().zip(weight).for_each(|(x, w)| *x *= scale * w);
             }
-            let (low, high) = head.split_at_mut(half);
-            for i in 0..half {
-                let (a, b) = (low[i], high[i]);
-                low[i] = a * cos[i] - b * sin[i];
-                high[i] = b * cos[i] + a * sin[i];
-            }
+            angles.rotate(t, head, false);
         }
     });
 }
@@ -93,57 +101,38 @@ pub fn norm_heads(x: &mut [f32], head_dim: usize, eps: f32) {
 /// Rotates the last `rope` elements of each head. `x` is `[tokens, heads, head]`, with sizes `(heads, head)`. If
 /// `interleaved`, the elements of a pair are adjacent; otherwise they are `rope / 2` elements apart.
 pub fn rotate_ends(x: &mut [f32], (heads, head): (usize, usize), rope: usize, interleaved: bool, angles: &Angles) {
-    let half = rope / 2;
-    let place = |i: usize| if interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) };
     for_rows(x, heads * head, |t, row| {
-        let at = t * half..(t + 1) * half;
-        let (cos, sin) = (&angles.cos[at.clone()], &angles.sin[at]);
-        for head in row.chunks_exact_mut(head) {
-            let (_, end) = head.split_at_mut(head.len() - rope);
-            for i in 0..half {
-                let (low, high) = place(i);
-                let (a, b) = (end[low], end[high]);
-                end[low] = a * cos[i] - b * sin[i];
-                end[high] = b * cos[i] + a * sin[i];
-            }
-        }
+        row.chunks_exact_mut(head).for_each(|x| angles.rotate(t, &mut x[head - rope..], interleaved));
     });
 }
 
 /// Clamping limit of gpt-oss.
 pub const SWIGLU_LIMIT: f32 = 7.0;
 
+/// Computes `gate = f(gate, up)` for each element.
+fn activate(gate: &mut [f32], up: &[f32], width: usize, f: impl Fn(f32, f32) -> f32 + Send + Sync) {
+    for_rows(gate, width, |i, gate| {
+        gate.iter_mut().zip(&up[i * width..]).for_each(|(gate, up)| *gate = f(*gate, *up));
+    });
+}
+
 /// Clamps gate from above and up from both sides, and then computes `gate = gate * sigmoid(1.702 gate) * (up + 1)`.
 pub fn clamped_swiglu(gate: &mut [f32], up: &[f32], width: usize) {
-    for_rows(gate, width, |i, gate| {
-        let up = &up[i * width..(i + 1) * width];
-        for (gate, up) in gate.iter_mut().zip(up) {
-            let (x, y) = (gate.min(SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT));
-            *gate = x / (1.0 + (-1.702 * x).exp()) * (y + 1.0);
-        }
+    activate(gate, up, width, |gate, up| {
+        let (x, y) = (gate.min(SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT));
+        x / (1.0 + (-1.702 * x).exp()) * (y + 1.0)
     });
 }
 
 /// Computes `gate = silu(gate) * up`.
 pub fn silu_times(gate: &mut [f32], up: &[f32], width: usize) {
-    for_rows(gate, width, |i, gate| {
-        let up = &up[i * width..(i + 1) * width];
-        for (gate, up) in gate.iter_mut().zip(up) {
-            *gate = *gate / (1.0 + (-*gate).exp()) * up;
-        }
-    });
+    activate(gate, up, width, |gate, up| gate / (1.0 + (-gate).exp()) * up);
 }
 
 /// Computes `gate = gelu(gate) * up`, with GeLU in its tanh approximation.
 pub fn gelu_times(gate: &mut [f32], up: &[f32], width: usize) {
     const FACTOR: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2;
-    for_rows(gate, width, |i, gate| {
-        let up = &up[i * width..(i + 1) * width];
-        for (gate, up) in gate.iter_mut().zip(up) {
-            let x = *gate;
-            *gate = 0.5 * x * (1.0 + (FACTOR * (x + 0.044715 * x * x * x)).tanh()) * up;
-        }
-    });
+    activate(gate, up, width, |x, up| 0.5 * x * (1.0 + (FACTOR * (x + 0.044715 * x * x * x)).tanh()) * up);
 }
 
 /// Computes `x += y`.

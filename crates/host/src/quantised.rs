@@ -1,4 +1,4 @@
-//! Published formats of 8 and 4 bits, dequantised to bf16 at load: fp8 in blocks (DeepSeek V3), and MXFP4 (gpt-oss).
+//! Published formats of 8 and 4 bits, dequantised to bf16 as they are read: fp8 in blocks (DeepSeek V3), and MXFP4 (gpt-oss).
 
 use half::bf16;
 use rayon::prelude::*;
@@ -23,9 +23,6 @@ const FP4: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 /// `quantization_config` names another format than fp8 in blocks of 128 x 128 and, for gpt-oss, MXFP4.
 pub fn check(fields: &Fields<'_>, family: Family) -> Result<()> {
     let name = "quantization_config";
-    if fields.get(name).is_none() {
-        return Ok(());
-    }
     let Some(config) = fields.object(name)? else { return Ok(()) };
     let block = json!([FP8_BLOCK, FP8_BLOCK]);
     let has_blocks =

@@ -4,7 +4,7 @@
 
 use std::f64::consts::TAU;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fields::Fields;
 
 /// Frequencies of a head's rotating pairs. Of `n` rotating elements, pair `i` is elements `i` and `i + n / 2`, or
@@ -27,7 +27,7 @@ impl Rope {
     pub fn parse(fields: &Fields<'_>, head_dim: usize) -> Result<Self> {
         let parameters = fields.object("rope_parameters")?;
         let old_theta = fields.number_or("rope_theta", 10_000.0)?;
-        Self::of(fields, parameters, (old_theta, fields.object("rope_scaling")?), head_dim)
+        Self::new(fields, parameters, (old_theta, fields.object("rope_scaling")?), head_dim)
     }
 
     /// Reads the two ropes of Gemma 3 and 4: first that of layers that read all tokens, then that of layers with a
@@ -42,33 +42,24 @@ impl Rope {
         let theta = fields.number_or("rope_theta", 1_000_000.0)?;
         let local_theta = fields.number_or("rope_local_base_freq", 10_000.0)?;
         let scaling = fields.object("rope_scaling")?;
-        let all = Self::of(fields, of_kind("full_attention")?, (theta, scaling), head_dim)?;
+        let all = Self::new(fields, of_kind("full_attention")?, (theta, scaling), head_dim)?;
         let window = of_kind("sliding_attention")?;
-        Ok((all, Self::of(fields, window, (local_theta, None), window_dim)?))
+        Ok((all, Self::new(fields, window, (local_theta, None), window_dim)?))
     }
 
     /// Reads a rope from `parameters` in the new style, or from `old_theta` and `scaling` in the old style.
-    fn of(
+    fn new(
         fields: &Fields<'_>,
         parameters: Option<Fields<'_>>,
         (old_theta, scaling): (f64, Option<Fields<'_>>),
         head_dim: usize,
     ) -> Result<Self> {
-        let theta = match &parameters {
-            Some(new) => new.number_or("rope_theta", old_theta)?,
-            None => old_theta,
-        };
+        let theta = parameters.as_ref().map_or(Ok(old_theta), |new| new.number_or("rope_theta", old_theta))?;
         if theta <= 0.0 {
             return Err(fields.wrong(&format!("rope_theta {theta} is not above 0")));
         }
-        let rotary_part = match &parameters {
-            Some(new) => new.number_or("partial_rotary_factor", 1.0)?,
-            None => fields.number_or("partial_rotary_factor", 1.0)?,
-        };
-        let is_proportional = match &parameters {
-            Some(rope) => kind(rope)? == "proportional",
-            None => false,
-        };
+        let rotary_part = parameters.as_ref().unwrap_or(fields).number_or("partial_rotary_factor", 1.0)?;
+        let is_proportional = parameters.as_ref().map(kind).transpose()? == Some("proportional");
         if rotary_part != 1.0 && !is_proportional {
             let what = format!("partial_rotary_factor {rotary_part} is not implemented, only 1");
             return Err(fields.wrong(&what));
@@ -81,20 +72,19 @@ impl Rope {
             frequencies.iter_mut().skip(turning).for_each(|f| *f = 0.0);
         }
         let (mut amplitude, mut logit_factor) = (1.0, 1.0);
-        if let Some(rope) = parameters.as_ref().or(scaling.as_ref())
-            && kind(rope)? == "yarn"
-        {
-            (amplitude, logit_factor) = scale_yarn(rope, theta, &mut frequencies)?;
-        } else if let Some(rope) = parameters.as_ref().or(scaling.as_ref()) {
-            scale(fields, rope, &mut frequencies)?;
+        if let Some(rope) = parameters.as_ref().or(scaling.as_ref()) {
+            match kind(rope)? {
+                "yarn" => (amplitude, logit_factor) = scale_yarn(rope, theta, &mut frequencies)?,
+                kind => scale(fields, rope, kind, &mut frequencies)?,
+            }
         }
         let frequencies = frequencies.into_iter().map(|f| f as f32).collect();
         Ok(Self { frequencies, amplitude: amplitude as f32, logit_factor: logit_factor as f32 })
     }
 }
 
-fn scale(config: &Fields<'_>, rope: &Fields<'_>, frequencies: &mut [f64]) -> Result<()> {
-    match kind(rope)? {
+fn scale(config: &Fields<'_>, rope: &Fields<'_>, kind: &str, frequencies: &mut [f64]) -> Result<()> {
+    match kind {
         "default" | "proportional" => Ok(()),
         "linear" => {
             let factor = at_least_one(rope, "factor")?;
@@ -110,10 +100,7 @@ fn scale(config: &Fields<'_>, rope: &Fields<'_>, frequencies: &mut [f64]) -> Res
 }
 
 fn kind<'a>(rope: &Fields<'a>) -> Result<&'a str> {
-    match rope.text("rope_type")? {
-        Some(kind) => Ok(kind),
-        None => Ok(rope.text("type")?.unwrap_or("default")),
-    }
+    Ok(rope.text("rope_type")?.or(rope.text("type")?).unwrap_or("default"))
 }
 
 /// Scales frequencies by YaRN (arXiv:2309.00071). Pairs with many turns over the training length keep their frequency.
@@ -132,7 +119,7 @@ fn scale_yarn(rope: &Fields<'_>, theta: f64, frequencies: &mut [f64]) -> Result<
     // Index of the pair that makes this many turns over the training length.
     let place = |turns: f64| dim * (trained_len / (turns * TAU)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (place(fast), place(slow));
-    if rope.get("truncate").is_none() || rope.flag("truncate")? {
+    if rope.flag_or("truncate", true)? {
         (low, high) = (low.floor(), high.ceil());
     }
     (low, high) = (low.max(0.0), high.min(dim - 1.0));
@@ -169,16 +156,13 @@ fn scale_llama3(rope: &Fields<'_>, frequencies: &mut [f64]) -> Result<()> {
     for f in frequencies {
         let turns = trained_len * *f / TAU; // full turns over the training length
         // Llama 4 has equal factors, and so nothing between them.
-        let kept = match turns >= high {
-            true => 1.0,
-            false => ((turns - low) / (high - low)).max(0.0),
-        };
+        let kept = if turns >= high { 1.0 } else { ((turns - low) / (high - low)).max(0.0) };
         *f = (1.0 - kept) * *f / factor + kept * *f;
     }
     Ok(())
 }
 
-fn at_least_one(rope: &Fields<'_>, name: &str) -> std::result::Result<f64, Error> {
+fn at_least_one(rope: &Fields<'_>, name: &str) -> Result<f64> {
     let value = rope.number(name)?;
     if value >= 1.0 { Ok(value) } else { Err(rope.wrong(&format!("rope {name} {value} is below 1"))) }
 }

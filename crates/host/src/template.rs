@@ -10,7 +10,7 @@ use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
-use crate::fields::{read_file, read_json};
+use crate::files::{read_file, read_json};
 use crate::gguf::Gguf;
 
 type Rendering<T> = std::result::Result<T, minijinja::Error>;

@@ -1,8 +1,9 @@
 //! Converts between text and tokens by the model's tokenizer and its chat template.
 //!
-//! A model without `tokenizer.json` takes prompts as token ids, and its answers are token ids.
+//! A model without a tokenizer takes prompts as token ids, and its answers are token ids.
 
 use std::borrow::Cow;
+use std::panic::catch_unwind;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -10,7 +11,7 @@ use tokenizers::Tokenizer;
 
 use crate::coding::{Coding, Contents};
 use crate::error::{Error, Result};
-use crate::fields::read_file;
+use crate::files::read_file;
 use crate::gguf::Gguf;
 use crate::template::Template;
 
@@ -42,18 +43,15 @@ impl Text {
     /// # Errors
     /// An existing file is unreadable or damaged, or see [`Text::parse`].
     pub fn read(dir: &Path, vocab: usize, template: Option<Template>) -> Result<Self> {
-        let template = match template {
-            Some(template) => Some(template),
-            None => Template::read(dir)?,
-        };
         if dir.is_file() {
             return Gguf::open(dir)?.text(vocab, template);
         }
+        let template = template.map_or_else(|| Template::read(dir), |template| Ok(Some(template)))?;
         let path = dir.join("tokenizer.json");
-        match path.exists() {
-            true => Self::parse(&path, &read_file(&path)?, vocab, template),
-            false => Ok(Self::without_tokenizer(template)),
+        if path.exists() {
+            return Self::parse(&path, &read_file(&path)?, vocab, template);
         }
+        Ok(Self::without_tokenizer(template))
     }
 
     /// Reads the content of a `tokenizer.json`; `path` is for messages. Ignores the sections `truncation` and
@@ -64,7 +62,10 @@ impl Text {
     /// have added tokens beyond it, for images; [`Limits::check`](crate::server::Limits::check) rejects their use.
     pub fn parse(path: &Path, content: &[u8], vocab: usize, template: Option<Template>) -> Result<Self> {
         let wrong = |what: String| Error::model(format!("{}: {what}", path.display()));
-        let mut tokenizer = Tokenizer::from_bytes(content).map_err(|e| wrong(e.to_string()))?;
+        // The crate panics on merges that are longer than every token.
+        let tokenizer = catch_unwind(|| Tokenizer::from_bytes(content));
+        let tokenizer = tokenizer.unwrap_or_else(|_| Err("model.merges do not form tokens".into()));
+        let mut tokenizer = tokenizer.map_err(|e| wrong(e.to_string()))?;
         tokenizer.with_padding(None).with_truncation(None).map_err(|e| wrong(e.to_string()))?;
         let longest = tokenizer.get_vocab(true).keys().map(String::len).max().unwrap_or(1);
         let added = tokenizer.get_added_tokens_decoder();
@@ -236,8 +237,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 
 fn parse_ids(text: &str) -> Result<Vec<u32>> {
     let id = |word: &str| {
-        word.parse()
-            .map_err(|_| Error::request(format!("the model has no tokenizer.json, and {word:?} is not a token id")))
+        word.parse().map_err(|_| Error::request(format!("the model has no tokenizer, and {word:?} is not a token id")))
     };
     words(text).map(id).collect()
 }
@@ -269,6 +269,17 @@ mod tests {
         tokenizer["model"]["vocab"]["other"] = json!(257);
         let error = parse(&tokenizer).err().expect("another token is past the vocabulary");
         assert!(error.message.contains("\"other\" has id 257"), "{error}");
+    }
+
+    /// The crate panics on this merge, which is longer than every token.
+    #[test]
+    fn merges_that_form_no_token_are_refused() {
+        let mut tokenizer = byte_tokenizer(256);
+        tokenizer["model"]["continuing_subword_prefix"] = json!("##");
+        tokenizer["model"]["merges"] = json!([["<0x41>", "<0x42>"]]);
+        let content = tokenizer.to_string();
+        let error = Text::parse(Path::new("t.json"), content.as_bytes(), 256, None).err().expect("a damaged file");
+        assert_eq!(error.message, "t.json: model.merges do not form tokens");
     }
 
     /// Both sections are left from training, and the reference ignores them.

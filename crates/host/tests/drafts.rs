@@ -37,7 +37,7 @@ fn rules(name: &str) -> Vec<Drafting> {
 /// Reads a model and its golden prompts. Every other request has two predictions with different mistakes, because the
 /// models' outputs rarely repeat.
 fn read(name: &str) -> (Model, Vec<Request>) {
-    let model = Model::read(&common::dir(name)).expect("the golden model loads");
+    let model = common::model(name);
     let cases = common::cases(name);
     let mut requests = requests(&cases);
     for (request, case) in requests.iter_mut().zip(&cases).step_by(2) {

@@ -7,9 +7,8 @@ mod common;
 
 use common::serving::{Ran, SCHEDULES, Schedule, Setting, requests, serve, serve_by};
 use kvarena::{KvDtype, KvScales, Layout, PrefixMode, Scaling, Stats};
-use kvarena_host::calibrate::{self, Calibrating};
+use kvarena_host::calibrate;
 use kvarena_host::cpu::CpuRunner;
-use kvarena_host::model::Model;
 
 const PAGE_SIZES: [u32; 3] = [1, 16, 64];
 const PREFIXES: [PrefixMode; 2] = [PrefixMode::Radix, PrefixMode::None];
@@ -70,7 +69,7 @@ fn settings(dtype: KvDtype, overlap: bool, has_one_shape: bool) -> Vec<Setting> 
 }
 
 fn all_settings(name: &str, dtype: KvDtype, overlap: bool) {
-    let model = Model::read(&common::dir(name)).expect("the golden model loads");
+    let model = common::model(name);
     let cases = common::cases(name);
     let requests = requests(&cases);
     let has_one_shape = model.config.window_heads.is_none();
@@ -120,7 +119,7 @@ golden! {
 #[test]
 fn changes_by_rounded_pools_are_reported() {
     for name in common::MIXTURES {
-        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let model = common::model(name);
         let cases = common::cases(name);
         let mut changed = Vec::new();
         for (number, case) in cases.iter().enumerate() {
@@ -167,7 +166,7 @@ fn changes_by_rounded_pools_are_reported() {
 #[test]
 fn equal_prompts_are_computed_once() {
     let name = common::MODELS[0];
-    let model = Model::read(&common::dir(name)).expect("the golden model loads");
+    let model = common::model(name);
     let longest = common::cases(name).into_iter().max_by_key(|case| case.prompt.len());
     let longest = longest.expect("there are cases");
     let request = requests(std::slice::from_ref(&longest)).remove(0);
@@ -188,7 +187,7 @@ fn equal_prompts_are_computed_once() {
 #[test]
 fn failed_steps_change_no_token() {
     for name in common::MODELS {
-        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let model = common::model(name);
         let cases = common::cases(name);
         let requests = requests(&cases);
         for (schedule, (overlap, every)) in
@@ -218,14 +217,14 @@ fn rms(ran: &Ran, exact: &Ran, f: fn(f32, f32) -> f32) -> f64 {
 #[test]
 fn fp8_changes_logits_no_more_than_its_rounding() {
     for name in common::MODELS {
-        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let model = common::model(name);
         let cases = common::cases(name);
         let requests = requests(&cases);
         let setting = |dtype, schedule| Setting { dtype, schedule, ..Setting::default() };
-        let runner = Calibrating::new(CpuRunner::new(&model));
+        let runner = CpuRunner::new(&model).calibrate();
         let f32_pool = setting(KvDtype::F32, Schedule::AllAtOnce);
         let (exact, server) = serve_by(runner, &requests, f32_pool, Scaling::Static, None);
-        let measured = server.runner().scales().expect("K and V are finite");
+        let measured = server.runner().largest().expect("measured").scales().expect("K and V are finite");
         let file = std::env::temp_dir().join(format!("{name}-{}.json", std::process::id()));
         calibrate::write(&file, &measured).expect("a file can be written");
         assert_eq!(calibrate::read(&file).expect("the file is written"), measured);

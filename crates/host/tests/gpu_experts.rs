@@ -4,9 +4,9 @@
 mod common;
 
 use common::gpu::{EPS, Numbers, buffer, close, device, read};
+use common::twin;
 use half::bf16;
 use kvarena_host::gpu::kernels::{BiasParams, ExpertsParams, NormAddParams, Route, RouteParams};
-use kvarena_host::gpu::twin;
 
 #[test]
 fn biases_and_norms_of_outputs() {

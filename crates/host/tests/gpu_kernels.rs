@@ -5,12 +5,13 @@
 mod common;
 
 use common::gpu::{EPS, Numbers, buffer, close, device, read};
+use common::twin;
 use half::bf16;
 use kvarena::backend::cuda::PinnedBuffer;
 use kvarena_host::gpu::kernels::{
     DeviceDraw, DeviceShape, EmbedParams, FillParams, FoldParams, NormParams, SampleParams, ShapedParams, SiluMulParams,
 };
-use kvarena_host::gpu::twin;
+use kvarena_host::ops;
 use kvarena_host::sample::{Sampling, gumbel};
 use kvarena_host::shaping::{self, Edit};
 use kvarena_host::source::{Random, Source};
@@ -86,11 +87,13 @@ fn activation() {
         let grid = ((width / 8).div_ceil(128) as u32, rows as u32);
         // SAFETY: the buffers have the sizes in the kernel's source.
         unsafe { device.kernels.silu_mul.launch(device.raw(), grid, 128, &params) }.unwrap();
-        let expected: Vec<bf16> = gate_up.chunks(2 * width).flat_map(twin::silu_mul).collect();
+        let expected: Vec<bf16> =
+            gate_up.chunks(2 * width).flat_map(|row| twin::activate(row, ops::silu_times)).collect();
         close(&read(&out, rows * width), &expected, "silu_mul");
         // SAFETY: as above.
         unsafe { device.kernels.gelu_mul.launch(device.raw(), grid, 128, &params) }.unwrap();
-        let expected: Vec<bf16> = gate_up.chunks(2 * width).flat_map(twin::gelu_mul).collect();
+        let expected: Vec<bf16> =
+            gate_up.chunks(2 * width).flat_map(|row| twin::activate(row, ops::gelu_times)).collect();
         close(&read(&out, rows * width), &expected, "gelu_mul");
     }
 }

@@ -4,10 +4,10 @@
 mod common;
 
 use common::gpu::{EPS, Numbers, buffer, close, device, read};
+use common::twin;
 use half::bf16;
 use kvarena_host::gpu::gemm::{Gemm, GemmMethod};
 use kvarena_host::gpu::kernels::{DeviceDraw, ProductMode, SKINNY, SkinnyParams};
-use kvarena_host::gpu::twin;
 
 #[test]
 fn skinny_products() {

@@ -51,7 +51,7 @@ fn tokens_of(collected: &CollectedStreams) -> Vec<&Vec<u32>> {
 /// Runs three rounds: prompts, the same prompts again, and second turns. Groups lose no hit: each hit has all whole
 /// pages of the computed tokens.
 fn rounds(name: &str, overlap: bool) {
-    let model = Model::read(&common::dir(name)).expect("the golden model loads");
+    let model = common::model(name);
     let cases = common::cases(name);
     let first = requests(&cases);
     let expected: Vec<_> = cases.iter().map(|case| &case.tokens).collect();
@@ -94,47 +94,37 @@ fn tokens_without_pages(model: &Model, request: &Request) -> Vec<u32> {
     greedy(model, &prompt, NEW, usize::MAX).0
 }
 
+macro_rules! generate_equal_texts {
+    ($($test:ident: $model:literal, $overlap:literal;)*) => {
+        $(#[test]
+        fn $test() {
+            rounds($model, $overlap);
+        })*
+    };
+}
+
+generate_equal_texts! {
+    gpt_oss: "gpt-oss-tiny", false;
+    gpt_oss_with_overlap: "gpt-oss-tiny", true;
+    gemma3: "gemma3-tiny", false;
+    gemma3_with_overlap: "gemma3-tiny", true;
+    gemma4: "gemma4-tiny", false;
+    gemma4_with_overlap: "gemma4-tiny", true;
+    llama4: "llama4-tiny", false;
+    llama4_with_overlap: "llama4-tiny", true;
+}
+
 fn sorted(numbers: &[u32]) -> Vec<u32> {
     let mut numbers = numbers.to_vec();
     numbers.sort_unstable();
     numbers
 }
 
-#[test]
-fn gpt_oss_generates_equal_texts_with_groups() {
-    rounds("gpt-oss-tiny", false);
-}
-
-#[test]
-fn gpt_oss_generates_equal_texts_with_groups_and_overlap() {
-    rounds("gpt-oss-tiny", true);
-}
-
-#[test]
-fn gemma3_generates_equal_texts_with_groups() {
-    rounds("gemma3-tiny", false);
-}
-
-#[test]
-fn gemma3_generates_equal_texts_with_groups_and_overlap() {
-    rounds("gemma3-tiny", true);
-}
-
-#[test]
-fn gemma4_generates_equal_texts_with_groups() {
-    rounds("gemma4-tiny", false);
-}
-
-#[test]
-fn gemma4_generates_equal_texts_with_groups_and_overlap() {
-    rounds("gemma4-tiny", true);
-}
-
 /// Layers with windows have 4 heads of 64. A page has the size of 3 layers with 1 head of 128, so it holds one layer
 /// with a window. The bytes of half a layer with a window are unused.
 #[test]
 fn layers_of_two_shapes_share_pages() {
-    let model = Model::read(&common::dir("gemma4-tiny")).expect("the golden model loads");
+    let model = common::model("gemma4-tiny");
     let pool = PoolConfig {
         layers: 6,
         groups: model.config.groups(),
@@ -149,21 +139,11 @@ fn layers_of_two_shapes_share_pages() {
     assert_eq!(first.layout(), Err(ConfigError::LayerFirst { group: 1 }));
 }
 
-#[test]
-fn llama4_generates_equal_texts_with_groups() {
-    rounds("llama4-tiny", false);
-}
-
-#[test]
-fn llama4_generates_equal_texts_with_groups_and_overlap() {
-    rounds("llama4-tiny", true);
-}
-
 /// The host's groups equal those that the core reads from the same file.
 #[test]
 fn the_groups_are_those_of_the_config_file() {
     for name in common::GROUPED {
-        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let model = common::model(name);
         let file = std::fs::read_to_string(common::dir(name).join("config.json")).expect("a file");
         let pool = PoolConfig::from_hf(&file).expect("the config makes a pool");
         assert_eq!(model.config.groups(), pool.groups, "{name}");
@@ -171,7 +151,7 @@ fn the_groups_are_those_of_the_config_file() {
         let reach = if chunks { Reach::Chunk(32) } else { Reach::Window(32) };
         assert_eq!(pool.groups.reach(1), reach, "{name}");
     }
-    let plain = Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads");
+    let plain = common::model("qwen3-tiny");
     assert_eq!(plain.config.groups(), Groups::ONE);
 }
 
@@ -200,7 +180,7 @@ fn configs_of_two_shapes_without_groups_are_rejected() {
 #[test]
 fn preempted_streams_generate_the_same_tokens() {
     for name in common::GROUPED {
-        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let model = common::model(name);
         let cases = common::cases(name);
         let requests = requests(&cases);
         let expected: Vec<_> = cases.iter().map(|case| &case.tokens).collect();
@@ -226,7 +206,7 @@ fn preempted_streams_generate_the_same_tokens() {
 #[test]
 fn equal_prompts_are_computed_once() {
     for name in common::GROUPED {
-        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let model = common::model(name);
         let cases = common::cases(name);
         let longest = cases.iter().max_by_key(|case| case.prompt.len()).expect("there are cases");
         let requests = vec![requests(std::slice::from_ref(longest)).remove(0); 4];

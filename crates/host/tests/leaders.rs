@@ -4,7 +4,6 @@ mod common;
 
 use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, PoolConfig};
 use kvarena_host::cpu::CpuRunner;
-use kvarena_host::model::Model;
 use kvarena_host::request::{Defaults, Request};
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server, Sink};
@@ -28,7 +27,7 @@ fn request(prompt: impl Iterator<Item = u32>, new_tokens: u32) -> Request {
 
 /// Serves requests with an engine of `max_sequences` sequences. The policy allows more streams than that.
 fn serve(requests: &[Request], max_sequences: u32) -> Vec<(usize, Vec<u32>, u32)> {
-    let model = Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads");
+    let model = common::model("qwen3-tiny");
     let config = &model.config;
     let pool = PoolConfig {
         layers: config.layers as u32,

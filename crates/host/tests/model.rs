@@ -11,7 +11,6 @@ use kvarena_host::checkpoint::Checkpoint;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::contiguous::greedy;
 use kvarena_host::fields::read_json;
-use kvarena_host::model::Model;
 use kvarena_host::source::Source;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::json;
@@ -21,7 +20,7 @@ fn the_model_without_pages_generates_the_golden_tokens() {
     let others = ["deepseek-groups", "gemma3-tiny", "gemma4-tiny", "llama4-tiny"];
     let others = others.into_iter().chain(common::PUBLISHED);
     for name in common::MODELS.into_iter().chain(common::MIXTURES).chain(others) {
-        let model = Model::read(&common::dir(name)).expect("the golden model loads");
+        let model = common::model(name);
         for (number, case) in common::cases(name).iter().enumerate() {
             for chunk in [usize::MAX, 7] {
                 let (tokens, first) = greedy(&model, &case.prompt, case.tokens.len(), chunk);

@@ -17,7 +17,7 @@ use kvarena_host::shaping::Shaping;
 use kvarena_host::stream::{Finish, Stream};
 
 fn model() -> Model {
-    Model::read(&common::dir("qwen3-tiny")).expect("the golden model loads")
+    common::model("qwen3-tiny")
 }
 
 /// Returns requests with each kind of shaping, and requests without shaping.
@@ -296,7 +296,7 @@ fn groups_take_turns() {
             server.step(&mut order).expect("it serves");
         }
         let before = order.0.len();
-        assert_eq!(server.load().running, 4, "all rows are taken");
+        assert_eq!(server.stream_counts().running, 4, "all rows are taken");
         server.submit(request((30..50).collect(), 10)).expect("it fits");
         server.run(&mut order).expect("it serves");
         server.engine().verify().expect("the state is sound");

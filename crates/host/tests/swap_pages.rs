@@ -10,7 +10,6 @@ use kvarena_host::clock::Clock;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::error::Result;
-use kvarena_host::model::Model;
 use kvarena_host::request::Request;
 use kvarena_host::runner::{Runner, Work};
 use kvarena_host::server::Server;
@@ -90,7 +89,7 @@ fn rounds<R: Runner>(server: &mut Server<R>, first: &[Request], expected: &[&Vec
 }
 
 fn same_tokens(name: &str) {
-    let model = Model::read(&common::dir(name)).expect("the golden model loads");
+    let model = common::model(name);
     let cases = common::cases(name);
     let first = requests(&cases);
     let expected: Vec<_> = cases.iter().map(|case| &case.tokens).collect();
@@ -130,11 +129,11 @@ fn qwen3_generates_equal_texts_with_swap_pages() {
 }
 
 #[test]
-fn gpt_oss_generates_equal_texts_with_host_pages_and_groups() {
+fn gpt_oss_generates_equal_texts_with_swap_pages_and_groups() {
     same_tokens("gpt-oss-tiny");
 }
 
 #[test]
-fn gemma3_generates_equal_texts_with_host_pages_and_groups() {
+fn gemma3_generates_equal_texts_with_swap_pages_and_groups() {
     same_tokens("gemma3-tiny");
 }

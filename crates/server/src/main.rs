@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvarena::{CpuOptions, Engine, EngineConfig, LabelChannels};
-use kvarena_host::calibrate::{self, Calibrating};
+use kvarena_host::calibrate;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::error::{Error, Result};
@@ -33,6 +33,10 @@ use serde_json::json;
 static INTERRUPT: Interrupt = Interrupt::new();
 
 fn main() -> ExitCode {
+    if std::env::args().skip(1).eq(["--help", "fields"]) {
+        print!("{}", http::fields::table());
+        return ExitCode::SUCCESS;
+    }
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -61,9 +65,7 @@ fn run(args: &Args) -> Result<()> {
     }
     match args.backend {
         BackendName::Cpu if args.tp > 1 => Err(Error::request("--tp is for GPUs")),
-        BackendName::Cpu if args.check || args.bench.is_some() => {
-            Err(Error::request("--bench and --check are for GPUs"))
-        }
+        BackendName::Cpu if args.bench.is_some() => Err(Error::request("--bench is for GPUs")),
         BackendName::Cpu => on_cpu(args),
         BackendName::Cuda if args.calibrate.is_some() => Err(Error::request("--calibrate is for the CPU")),
         BackendName::Cuda => on_gpu(args),
@@ -83,9 +85,9 @@ fn on_cpu(args: &Args) -> Result<()> {
     let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
     let (runner, policy) = (CpuRunner::new(&model), setup::policy(args, &shape)?);
     if let Some(path) = &args.calibrate {
-        let mut server = Server::new(Calibrating::new(runner), engine, policy);
+        let mut server = Server::new(runner.calibrate(), engine, policy);
         serve(args, text, work, &mut server)?;
-        return calibrate::write(path, &server.runner().scales()?);
+        return calibrate::write(path, &server.runner().largest().expect("the runner measures").scales()?);
     }
     let mut server = Server::new(runner, engine, policy);
     serve(args, text, work, &mut server)?;
@@ -138,15 +140,26 @@ fn sparsely(
         channels::write(path, &labels)?;
     }
     let mut server = Server::new(runner, open(kept, Some(labels))?, policy);
-    submit(&mut server, &requests)?;
-    let mut printer = printer(args, &text, &requests);
-    let mut change = Change::new(&mut printer, &recorded);
-    server.run(&mut change)?;
-    let change = change.count();
-    printer.finish()?;
+    let change = print_change(args, (&text, &requests), &mut server, &recorded)?;
     report(args, &server);
     report_sparse(args, change, server.runner().reader().and_then(Reader::recall));
     Ok(())
+}
+
+/// Serves requests with sparse reads, and counts the tokens that differ from the recorded ones.
+fn print_change<R: Runner>(
+    args: &Args,
+    (text, requests): (&Text, &[Request]),
+    server: &mut Server<R>,
+    recorded: &RecordedTokens<'_>,
+) -> Result<Count> {
+    submit(server, requests)?;
+    let mut printer = printer(args, text, requests);
+    let mut change = Change::new(&mut printer, recorded);
+    server.run(&mut change)?;
+    let change = change.count();
+    printer.finish()?;
+    Ok(change)
 }
 
 fn report_sparse(args: &Args, change: Count, recall: Option<&Recall>) {
@@ -166,9 +179,6 @@ fn report_sparse(args: &Args, change: Count, recall: Option<&Recall>) {
 #[cfg(feature = "cuda")]
 fn on_gpu(args: &Args) -> Result<()> {
     use kvarena_server::gpu;
-    if args.check {
-        return gpu::check::run(args, &mut stdout().lock());
-    }
     if let Some(part) = args.bench {
         return gpu::bench::run(args, part, &mut stdout().lock());
     }
@@ -225,12 +235,7 @@ fn measured_on_gpu(
     }
     let reading = Some(Reading { top: sparse.top, labels });
     let mut server = loaded.server(args, runner, reading)?;
-    submit(&mut server, requests)?;
-    let mut printer = printer(args, text, requests);
-    let mut change = Change::new(&mut printer, &recorded);
-    server.run(&mut change)?;
-    let change = change.count();
-    printer.finish()?;
+    let change = print_change(args, (text, requests), &mut server, &recorded)?;
     report_on_gpu(args, &server);
     report_sparse(args, change, None);
     Ok(())
@@ -238,13 +243,13 @@ fn measured_on_gpu(
 
 #[cfg(feature = "cuda")]
 fn report_on_gpu(args: &Args, server: &Server<impl kvarena_host::gpu::runner::OnGpu>) {
-    let times = kvarena_server::gpu::report::Times::of(server);
+    let (json, line) = kvarena_server::gpu::report::report(server);
     if args.json {
-        println!("{}", times.json());
+        println!("{json}");
     }
     report(args, server);
     if !args.quiet {
-        eprint!("{}", times.text());
+        eprint!("{line}");
     }
 }
 

@@ -25,15 +25,12 @@ use serde_json::{Value, json};
 /// Checks that the model of a directory generates the golden tokens.
 #[track_caller]
 fn generates_the_golden_tokens(dir: &Dir, model: &str) {
-    let cases = common::cases(model);
-    let request = |case: &common::Case| json!({ "prompt": case.prompt, "max_new_tokens": 20 }).to_string() + "\n";
-    let input: String = cases.iter().map(request).collect();
     let path = dir.path().to_str().expect("UTF-8");
-    let ran = run_server(&["--model", path, "--requests", "-", "--json"], &input);
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert_eq!(ran.out.lines().count(), cases.len());
-    for (line, case) in ran.out.lines().zip(&cases) {
-        let line: Value = serde_json::from_str(line).expect("a JSON line");
+    let arguments = ["--model", path, "--requests", "-", "--json"];
+    let lines = run_server(&arguments, &common::golden_requests(model)).lines();
+    let cases = common::cases(model);
+    assert_eq!(lines.len(), cases.len());
+    for (line, case) in lines.iter().zip(&cases) {
         assert_eq!(line["tokens"], json!(case.tokens));
     }
 }

@@ -244,17 +244,17 @@ KV_AT(ExtendWork, part, 28);
 // ---- attention that reads shared spans once: attend_shared_* ------------------------------------------------------------
 //
 // The last `span_ctas` of gridDim.x CTAs work on the items of spans, as products of gathered query rows. The other CTAs
-// work on tails: the tokens of each row after its spans. They follow attend_decode_*, with one work chunk for each
+// work on suffixes: the tokens of each row after its spans. They follow attend_decode_*, with one work chunk for each
 // warp. If a (row, kv head) has several parts, the kernel counts them, and the last part to arrive joins all of them.
 //
-// A query tile has up to SPAN_ROWS query rows of a span's members, which see the whole span. It has one tile for each
+// A query tile has up to 128 query rows of a span's members, which see the whole span. It has one tile for each
 // 128 tokens of the span. The tiles of all query tiles, head by head, are divided into equal shares: CTA c for spans
 // has tiles c * work_tiles.. (c + 1) * work_tiles, and one item for each query tile of these tiles. Extra tiles after
 // each query tile represent the fixed cost of an item.
 
 // The plan: SharedHead, then DecodeWork[ceil(decode_warps / stripes)].
 struct SharedHead {
-    u32 decode_warps;   // warps that work on tails: TAIL_WARPS, TAIL_WARPS_ANY or TAIL_WARPS_256 of each CTA without span items
+    u32 decode_warps;   // warps that work on suffixes: those of each CTA without span items (column `suffixes`)
     u32 work_units;     // as in DecodeWork
     u32 span_ctas;
     u32 work_tiles;     // tiles of a CTA
@@ -291,21 +291,14 @@ KV_AT(RowShare, units, 20);
 KV_AT(RowShare, qo_start, 24);
 KV_AT(RowShare, extend_len, 28);
 
-// Maximum number of query rows of a query tile. The part of CTA c is at row 2 * c * SPAN_ROWS of the spans' sums, or SPAN_ROWS
-// later if it is the first part. A whole sum of one CTA is at row 2 * span_ctas * SPAN_ROWS + head * head_rows + the query rows of
-// earlier query tiles.
-#define SPAN_ROWS 128
+// A query tile has up to ROWS query rows (column `rows` of kernels.toml). The part of CTA c is at row 2 * c * ROWS of the spans'
+// sums, or ROWS later if it is the first part. A whole sum of one CTA is at row 2 * span_ctas * ROWS + head * head_rows + the query
+// rows of earlier query tiles.
 // Marks the absence of a span.
 #define NO_SPAN 0xffffffffu
-// SPAN_ROWS for head_dim 256.
-#define SPAN_ROWS_256 64
-// Maximum number of (row, kv head)s: LISTED_SUMS of a step, LISTED_TAILS of a stripe.
+// Maximum number of (row, kv head)s: LISTED_SUMS of a step, LISTED_SUFFIXES of a stripe.
 #define LISTED_SUMS 4096
-#define LISTED_TAILS 512
-// Warps of a CTA that work on tails: in the kernels of Hopper; in those for any device, up to head_dim 128; and for head_dim 256.
-#define TAIL_WARPS 8
-#define TAIL_WARPS_ANY 4
-#define TAIL_WARPS_256 2
+#define LISTED_SUFFIXES 512
 struct SpanParts {
     u32 tile_at;       // number of its first query tile's first tile among the tiles of one kv head
     u32 tiles;         // tiles of one of its query tiles
@@ -336,7 +329,7 @@ KV_SIZE(SpanMeeting, 16);
 KV_AT(SpanMeeting, state, 0);
 KV_AT(SpanMeeting, left, 8);
 
-// Tiles of one query tile: of a span, or of a row's own tokens if it has more query rows than fit a tail. CTA c's first item
+// Tiles of one query tile: of a span, or of a row's own tokens if it has more query rows than fit a suffix. CTA c's first item
 // has index c.
 struct SpanItem {
     u32 row;           // page table row

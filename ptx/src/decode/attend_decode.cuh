@@ -39,13 +39,13 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         alignas(Q_SHARED ? 512 : 16) u8 q[Q_SHARED ? ROWS * ROW : 16];  // the segment's query rows, swizzled
     };
 
-    // A tile whose copy is not issued yet, for this lane's token. `rest` has the token's slot in its page, VALID if the token
+    // A tile whose copy is not issued yet, for this lane's token. `token_bits` has the token's slot in its page, VALID if the token
     // exists, SOME if the tile exists, and from bit 16 on the tile's head.
     struct Tile {
-        u32 rest, directory, in_chunk;
+        u32 token_bits, directory, in_chunk;
     };
     static constexpr u32 VALID = 1 << 10, SOME = 1 << 11, HEAD = 16;
-    static_assert(PAGE_TOKENS_MAX <= VALID && SOME < 1 << HEAD && KV_HEADS_MAX <= ~0u >> HEAD, "a field of `rest` is too narrow");
+    static_assert(PAGE_TOKENS_MAX <= VALID && SOME < 1 << HEAD && KV_HEADS_MAX <= ~0u >> HEAD, "a field of `token_bits` is too narrow");
 
     Shared& shared;
     u32 rings;  // of all warps
@@ -77,8 +77,8 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
             return {(valid ? VALID : 0) + (fetch_more ? SOME : 0) + (head << HEAD), fetch.index * p.kv_heads + head, position};
         }
         const Look look = look_up(p, fetch.row, position);
-        const u32 rest = look.slot + (valid ? VALID : 0) + (fetch_more ? SOME : 0) + (head_of(fetch) << HEAD);
-        const Tile tile = {rest, valid ? load_directory(p, look) : 0, look.in_chunk};
+        const u32 token_bits = look.slot + (valid ? VALID : 0) + (fetch_more ? SOME : 0) + (head_of(fetch) << HEAD);
+        const Tile tile = {token_bits, valid ? load_directory(p, look) : 0, look.in_chunk};
         fetch_at += STEP;
         return tile;
     }
@@ -88,7 +88,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
     }
     // Copies the tile's page numbers to shared memory, together with the copies of an earlier tile.
     __device__ __forceinline__ void copy_pages(const Tile& tile, u32 turn) {
-        if (lane < 16) copy4(pages + turn * 64 + lane * 4, page_at(tile), (tile.rest & VALID) != 0);
+        if (lane < 16) copy4(pages + turn * 64 + lane * 4, page_at(tile), (tile.token_bits & VALID) != 0);
     }
     __device__ __forceinline__ u32 copied_page(u32 turn) const {
         u32 page;
@@ -101,13 +101,13 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         const u64 page = p.page_size == 1 ? slot : __umul64hi(slot, lists().page_magic);
         return page * p.page_stride + (slot - page * p.page_size) * p.slot_stride;
     }
-    __device__ __forceinline__ void copy_tile(u32 rest, u32 page, u32 slot) {
-        if (rest & SOME) {
-            if constexpr (is_listed(T())) rest &= page == NO_POSITION ? ~VALID : ~0u;
-            const u64 mine = is_listed(T()) ? slot_bytes(page) : page * p.page_stride + rest % VALID * p.slot_stride;
-            const u64 base = (rest >> HEAD) * p.head_stride + (lane % CHUNKS) * 16;
+    __device__ __forceinline__ void copy_tile(u32 token_bits, u32 page, u32 slot) {
+        if (token_bits & SOME) {
+            if constexpr (is_listed(T())) token_bits &= page == NO_POSITION ? ~VALID : ~0u;
+            const u64 mine = is_listed(T()) ? slot_bytes(page) : page * p.page_stride + token_bits % VALID * p.slot_stride;
+            const u64 base = (token_bits >> HEAD) * p.head_stride + (lane % CHUNKS) * 16;
             const u64 k = p.k + base, v = p.v + base;
-            const u32 valid = __ballot_sync(~0u, (rest & VALID) != 0);
+            const u32 valid = __ballot_sync(~0u, (token_bits & VALID) != 0);
             const u32 at = ring + slot * SLOT + (lane / CHUNKS) * ROW;
 #pragma unroll(Q_SHARED ? 2 : 16)
             for (int i = 0; i < 16 / TOKENS_PER_COPY; ++i) {
@@ -123,11 +123,11 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
 
     // Prefetches the tile into the L2 cache. This may precede the wait for the previous launch, which writes through that
     // cache.
-    __device__ __forceinline__ void prefetch_tile(u32 rest, u32 page) const {
-        if (rest & SOME) {
-            const u64 mine = page * p.page_stride + rest % VALID * p.slot_stride;
-            const u64 base = (rest >> HEAD) * p.head_stride;
-            const u32 valid = __ballot_sync(~0u, (rest & VALID) != 0);
+    __device__ __forceinline__ void prefetch_tile(u32 token_bits, u32 page) const {
+        if (token_bits & SOME) {
+            const u64 mine = page * p.page_stride + token_bits % VALID * p.slot_stride;
+            const u64 base = (token_bits >> HEAD) * p.head_stride;
+            const u32 valid = __ballot_sync(~0u, (token_bits & VALID) != 0);
 #pragma unroll
             for (int i = 0; i < 16 * ROW / LINE; i += 32) {
                 const u32 token = (i + lane) / (ROW / LINE) % 16, at = (i + lane) % (ROW / LINE) * LINE;
@@ -147,7 +147,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         // tile STAGES before it (here before all copies), so they have arrived when they are needed. Directory words are loaded
         // one tile earlier.
         fetch = c, fetch_at = c.begin_of(warp), fetch_end = c.end(), fetch_more = true;
-        u32 rest[STAGES];  // of the tiles whose page numbers are pending
+        u32 token_bits[STAGES];  // of the tiles whose page numbers are pending
         Tile next;
         {
             Tile tiles[2 * STAGES];
@@ -155,30 +155,30 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
 #pragma unroll
             for (int i = 0; i < 2 * STAGES; ++i) tiles[i] = next_tile();
 #pragma unroll
-            for (int i = 0; i < STAGES; ++i) words[i] = tiles[i].rest & VALID ? load_page_word(T(), page_at(tiles[i])) : 0;
+            for (int i = 0; i < STAGES; ++i) words[i] = tiles[i].token_bits & VALID ? load_page_word(T(), page_at(tiles[i])) : 0;
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) copy_pages(tiles[STAGES + i], i);
             next = next_tile();
             if (!is_listed(T()) && work_units < LONG_WORK) {
 #pragma unroll
-                for (int i = 0; i < STAGES; ++i) prefetch_tile(tiles[i].rest, words[i]);
+                for (int i = 0; i < STAGES; ++i) prefetch_tile(tiles[i].token_bits, words[i]);
             }
             if constexpr (!is_listed(T())) wait_for_previous();
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) {
-                copy_tile(tiles[i].rest, words[i], i);
+                copy_tile(tiles[i].token_bits, words[i], i);
                 copy_commit();
-                rest[i] = tiles[STAGES + i].rest;
+                token_bits[i] = tiles[STAGES + i].token_bits;
             }
         }
         auto refill = [&](u32 slot) {
-            copy_tile(rest[0], copied_page(slot), slot);
+            copy_tile(token_bits[0], copied_page(slot), slot);
             __syncwarp();
             copy_pages(next, slot);
             copy_commit();
 #pragma unroll
-            for (int i = 1; i < STAGES; ++i) rest[i - 1] = rest[i];
-            rest[STAGES - 1] = next.rest;
+            for (int i = 1; i < STAGES; ++i) token_bits[i - 1] = token_bits[i];
+            token_bits[STAGES - 1] = next.token_bits;
             next = next_tile();
         };
 

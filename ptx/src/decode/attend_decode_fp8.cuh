@@ -45,13 +45,13 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         float q_scales[ROWS];                   // factors by which query rows were divided
     };
 
-    // A tile whose copy is not issued yet, for this lane's token. `rest` has the token's slot in its page, VALID if the token
+    // A tile whose copy is not issued yet, for this lane's token. `token_bits` has the token's slot in its page, VALID if the token
     // exists, SOME if the tile exists, and from bit 16 on the tile's head.
     struct Tile {
-        u32 rest, directory, in_chunk;
+        u32 token_bits, directory, in_chunk;
     };
     static constexpr u32 VALID = 1 << 10, SOME = 1 << 11, HEAD = 16;
-    static_assert(PAGE_TOKENS_MAX <= VALID && SOME < 1 << HEAD && KV_HEADS_MAX <= ~0u >> HEAD, "a field of `rest` is too narrow");
+    static_assert(PAGE_TOKENS_MAX <= VALID && SOME < 1 << HEAD && KV_HEADS_MAX <= ~0u >> HEAD, "a field of `token_bits` is too narrow");
 
     Shared& shared;
     const typename Parts::Fp8Params& fp8;
@@ -94,8 +94,8 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         const u32 position = fetch_at + lane % TOKENS;
         const bool valid = fetch_more && position < fetch_end;
         const Look look = look_up(p, fetch.row, position);
-        const u32 rest = look.slot + (valid ? VALID : 0) + (fetch_more ? SOME : 0) + (head_of(fetch) << HEAD);
-        const Tile tile = {rest, valid ? load_directory(p, look) : 0, look.in_chunk};
+        const u32 token_bits = look.slot + (valid ? VALID : 0) + (fetch_more ? SOME : 0) + (head_of(fetch) << HEAD);
+        const Tile tile = {token_bits, valid ? load_directory(p, look) : 0, look.in_chunk};
         fetch_at += STEP;
         return tile;
     }
@@ -104,7 +104,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     }
     // Begins to copy the tile's page numbers to shared memory, in the same group as the copies of an earlier tile.
     __device__ __forceinline__ void copy_pages(const Tile& tile, u32 turn) {
-        if (lane < TOKENS) copy4(pages + turn * (4 * TOKENS) + lane * 4, page_at(tile), (tile.rest & VALID) != 0);
+        if (lane < TOKENS) copy4(pages + turn * (4 * TOKENS) + lane * 4, page_at(tile), (tile.token_bits & VALID) != 0);
     }
     __device__ __forceinline__ u32 copied_page(u32 turn) const {
         u32 page;
@@ -115,15 +115,15 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
     // A lane copies one piece of two neighbouring rows in every PER rows. The distances of a lane's rows are constants, and one load
     // from the warp's list gives the offsets of two rows.
     static constexpr int PER = 2 * TOKENS_PER_COPY;
-    __device__ __forceinline__ void copy_tile(u32 rest, u32 page, u32 slot) {
-        if (rest & SOME) {
+    __device__ __forceinline__ void copy_tile(u32 token_bits, u32 page, u32 slot) {
+        if (token_bits & SOME) {
             const u32 piece = lane % CHUNKS, first = lane / CHUNKS * 2;
             // The first TOKENS lanes have the tile's tokens. If TOKENS is 16, the other lanes repeat them and are left out.
-            const u32 valid = __ballot_sync(~0u, (rest & VALID) != 0) & (~0u >> (32 - TOKENS));
+            const u32 valid = __ballot_sync(~0u, (token_bits & VALID) != 0) & (~0u >> (32 - TOKENS));
             const int left = __popc(valid) - static_cast<int>(first);
-            const u64 base = (rest >> HEAD) * p.head_stride + piece * 16, k = p.k + base, v = p.v + base;
+            const u64 base = (token_bits >> HEAD) * p.head_stride + piece * 16, k = p.k + base, v = p.v + base;
             __syncwarp();  // the previous contents have been read
-            if (TOKENS == 32 || lane < TOKENS) put_offset(lane, page * p.page_stride + rest % VALID * p.slot_stride);
+            if (TOKENS == 32 || lane < TOKENS) put_offset(lane, page * p.page_stride + token_bits % VALID * p.slot_stride);
             __syncwarp();
             const u32 at = ring + slot * SLOT + first * D;
             const u32 to[2] = {at + (piece ^ swizzle(first)) * 16, at + D + (piece ^ swizzle(first + 1)) * 16};
@@ -143,10 +143,10 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
                 }
             }
             if (fp8.scales.by_token && lane < TOKENS) {
-                const u64 scale = page * fp8.scales.page_stride + static_cast<u64>(rest >> HEAD) * fp8.scales.head_stride + rest % VALID * 4;
+                const u64 scale = page * fp8.scales.page_stride + static_cast<u64>(token_bits >> HEAD) * fp8.scales.head_stride + token_bits % VALID * 4;
                 const u32 to = scales + slot * (8 * TOKENS) + lane * 4;
-                copy4(to, fp8.scales.k + scale, (rest & VALID) != 0);
-                copy4(to + 4 * TOKENS, fp8.scales.v + scale, (rest & VALID) != 0);
+                copy4(to, fp8.scales.k + scale, (token_bits & VALID) != 0);
+                copy4(to + 4 * TOKENS, fp8.scales.v + scale, (token_bits & VALID) != 0);
             }
         }
     }
@@ -161,11 +161,11 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
 
     // Prefetches the tile into the L2 cache. This may precede the wait for the previous launch, which writes through that
     // cache.
-    __device__ __forceinline__ void prefetch_tile(u32 rest, u32 page) const {
-        if (rest & SOME) {
-            const u64 mine = page * p.page_stride + rest % VALID * p.slot_stride;
-            const u64 base = (rest >> HEAD) * p.head_stride;
-            const u32 valid = __ballot_sync(~0u, (rest & VALID) != 0);
+    __device__ __forceinline__ void prefetch_tile(u32 token_bits, u32 page) const {
+        if (token_bits & SOME) {
+            const u64 mine = page * p.page_stride + token_bits % VALID * p.slot_stride;
+            const u64 base = (token_bits >> HEAD) * p.head_stride;
+            const u32 valid = __ballot_sync(~0u, (token_bits & VALID) != 0);
 #pragma unroll
             for (int i = 0; i < TOKENS * D / LINE; i += 32) {
                 const u32 token = (i + lane) / (D / LINE) % TOKENS, at = (i + lane) % (D / LINE) * LINE;
@@ -198,7 +198,7 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
         // The same order as in attend_decode.cuh. The first tiles are looked up before the wait for the previous launch. The page
         // numbers of a tile are copied together with the tile STAGES before it.
         fetch = c, fetch_at = first_of(c), fetch_end = c.end(), fetch_more = true;
-        u32 rest[STAGES];  // of the tiles whose page numbers are pending
+        u32 token_bits[STAGES];  // of the tiles whose page numbers are pending
         Tile next;
         {
             Tile tiles[2 * STAGES];
@@ -206,30 +206,30 @@ template <class T, int D, int NT, int WARPS, int TOKENS, int STAGES, class Parts
 #pragma unroll
             for (int i = 0; i < 2 * STAGES; ++i) tiles[i] = next_tile();
 #pragma unroll
-            for (int i = 0; i < STAGES; ++i) words[i] = tiles[i].rest & VALID ? load_u32(page_at(tiles[i])) : 0;
+            for (int i = 0; i < STAGES; ++i) words[i] = tiles[i].token_bits & VALID ? load_u32(page_at(tiles[i])) : 0;
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) copy_pages(tiles[STAGES + i], i);
             next = next_tile();
             if (work_units < LONG_WORK) {
 #pragma unroll
-                for (int i = 0; i < STAGES; ++i) prefetch_tile(tiles[i].rest, words[i]);
+                for (int i = 0; i < STAGES; ++i) prefetch_tile(tiles[i].token_bits, words[i]);
             }
             wait_for_previous();
 #pragma unroll
             for (int i = 0; i < STAGES; ++i) {
-                copy_tile(tiles[i].rest, words[i], i);
+                copy_tile(tiles[i].token_bits, words[i], i);
                 copy_commit();
-                rest[i] = tiles[STAGES + i].rest;
+                token_bits[i] = tiles[STAGES + i].token_bits;
             }
         }
         auto refill = [&](u32 slot) {
-            copy_tile(rest[0], copied_page(slot), slot);
+            copy_tile(token_bits[0], copied_page(slot), slot);
             __syncwarp();
             copy_pages(next, slot);
             copy_commit();
 #pragma unroll
-            for (int i = 1; i < STAGES; ++i) rest[i - 1] = rest[i];
-            rest[STAGES - 1] = next.rest;
+            for (int i = 1; i < STAGES; ++i) token_bits[i - 1] = token_bits[i];
+            token_bits[STAGES - 1] = next.token_bits;
             next = next_tile();
         };
 

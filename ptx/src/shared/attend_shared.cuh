@@ -1,7 +1,7 @@
 // Decode attention that reads shared spans once: one launch with two kinds of CTAs (AttendSharedParams).
 //
 // The last CTAs work on the spans' items like attend_extend.cuh, with query rows gathered from the whole batch. In the other
-// CTAs each of TAILS warps has a work chunk of tails, like attend_decode.cuh. Multiprocessors run up to two CTAs, of one kind or
+// CTAs each of SUFFIXES warps has a work chunk of suffixes, like attend_decode.cuh. Multiprocessors run up to two CTAs, of one kind or
 // of both; the host divides the CTAs (src/backend/cuda/attention/split/shared.rs). shared_parts.cuh joins parts;
 // attend_shared_sm90a.cuh has the kernels of Hopper for head_dim 128.
 #pragma once
@@ -9,32 +9,24 @@
 #include "attend_extend.cuh"
 #include "shared_parts.cuh"
 
-// The tile shapes of both kinds of CTAs for each head_dim. JOINED: BATCH of SharedJoin.
+// The tile shapes of both kinds of CTAs for each head_dim: column `traits` of kernels.toml. TILE: query rows of an item; SUFFIXES:
+// warps that work on suffixes; JOINED: BATCH of SharedJoin.
 template <int D> struct SharedTiles;
-template <> struct SharedTiles<64> {
-    enum { MT = 2, BN = 64, TILE = SPAN_ROWS, TAILS = TAIL_WARPS_ANY, STAGES = 4, JOINED = 8 };
-};
-template <> struct SharedTiles<128> {
-    enum { MT = 2, BN = 64, TILE = SPAN_ROWS, TAILS = TAIL_WARPS_ANY, STAGES = 2, JOINED = 4 };
-};
-template <> struct SharedTiles<256> {
-    enum { MT = 1, BN = 32, TILE = SPAN_ROWS_256, TAILS = TAIL_WARPS_256, STAGES = 2, JOINED = 2 };
-};
 
-// The type that replaces T in the extend kernel for items of spans. ROWS: query rows of a tail.
-template <class T, int ROWS, int TAILS> struct Gathered {};
-template <class T, int ROWS, int TAILS> struct RowsOf<Gathered<T, ROWS, TAILS>> {
+// The type that replaces T in the extend kernel for items of spans. ROWS: query rows of a suffix.
+template <class T, int ROWS, int SUFFIXES> struct Gathered {};
+template <class T, int ROWS, int SUFFIXES> struct RowsOf<Gathered<T, ROWS, SUFFIXES>> {
     using Type = typename RowsOf<T>::Type;
 };
-template <class T, int ROWS, int TAILS> DEVICE constexpr bool over_fp8(Gathered<T, ROWS, TAILS>) { return over_fp8(T()); }
-template <class T, int ROWS, int TAILS> DEVICE u32 pack(Gathered<T, ROWS, TAILS>, float low, float high) { return pack(T(), low, high); }
-template <class T, int ROWS, int TAILS> DEVICE void mma(Gathered<T, ROWS, TAILS>, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+template <class T, int ROWS, int SUFFIXES> DEVICE constexpr bool over_fp8(Gathered<T, ROWS, SUFFIXES>) { return over_fp8(T()); }
+template <class T, int ROWS, int SUFFIXES> DEVICE u32 pack(Gathered<T, ROWS, SUFFIXES>, float low, float high) { return pack(T(), low, high); }
+template <class T, int ROWS, int SUFFIXES> DEVICE void mma(Gathered<T, ROWS, SUFFIXES>, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     mma(T(), c, a, b0, b1);
 }
 
 // The items of spans, which write sums.
-template <class T, int ROWS, int TAILS> struct SpanTiles : SpanPlan<TAILS> {
-    using Plan = SpanPlan<TAILS>;
+template <class T, int ROWS, int SUFFIXES> struct SpanTiles : SpanPlan<SUFFIXES> {
+    using Plan = SpanPlan<SUFFIXES>;
     struct Lasts {
         SpanEnds lasts;
     };
@@ -68,8 +60,8 @@ template <class T, int ROWS, int TAILS> struct SpanTiles : SpanPlan<TAILS> {
         shared.lasts.template meet<Plan, Join>(Plan::all(p), threadIdx.x, 4, [] { __syncthreads(); });
     }
 };
-template <class T, int ROWS, int TAILS> struct ItemsOf<Gathered<T, ROWS, TAILS>> {
-    using Type = SpanTiles<T, ROWS, TAILS>;
+template <class T, int ROWS, int SUFFIXES> struct ItemsOf<Gathered<T, ROWS, SUFFIXES>> {
+    using Type = SpanTiles<T, ROWS, SUFFIXES>;
 };
 
 // Runs a CTA's items, one after another.
@@ -87,29 +79,29 @@ template <class Span, int D> DEVICE void run_listed(const AttendParams& p, u8* m
 }
 
 // Runs a CTA of either kind. BYTES: dynamic shared memory, enough for both kinds.
-template <class Span, class Tail, int D, int BYTES> DEVICE void run_shared(const AttendParams& p) {
-    constexpr int TAILS = SharedTiles<D>::TAILS;
+template <class Span, class Suffix, int D, int BYTES> DEVICE void run_shared(const AttendParams& p) {
+    constexpr int SUFFIXES = SharedTiles<D>::SUFFIXES;
     static_assert(Span::BM == SharedTiles<D>::TILE && Span::BYTES + sizeof(typename Span::Shared) <= BYTES);
-    static_assert(TAILS * (Tail::BYTES + sizeof(typename Tail::Shared)) <= BYTES);
-    static_assert(Span::BYTES % 512 == 0 && Tail::BYTES % 512 == 0);
+    static_assert(SUFFIXES * (Suffix::BYTES + sizeof(typename Suffix::Shared)) <= BYTES);
+    static_assert(Span::BYTES % 512 == 0 && Suffix::BYTES % 512 == 0);
     extern __shared__ __align__(1024) u8 memory[];
-    if (blockIdx.x * TAILS >= load_u32(p.plan)) {
+    if (blockIdx.x * SUFFIXES >= load_u32(p.plan)) {
         wait_for_previous();
         return run_listed<Span, D>(p, memory, reinterpret_cast<typename Span::Shared&>(memory[Span::BYTES]));
     }
-    const u32 warp = threadIdx.x / 32, chunk = (blockIdx.x * TAILS + warp) / p.stripes;
-    if (warp >= TAILS) return wait_for_previous();
+    const u32 warp = threadIdx.x / 32, chunk = (blockIdx.x * SUFFIXES + warp) / p.stripes;
+    if (warp >= SUFFIXES) return wait_for_previous();
     const DecodeWork work = load_work(p.plan + sizeof(SharedHead) + sizeof(DecodeWork) * chunk);
     const u32 unit_begin = chunk * work.work_units;
     if (unit_begin >= work.unit_end) return wait_for_previous();
-    typename Tail::Shared* const state = reinterpret_cast<typename Tail::Shared*>(memory + TAILS * Tail::BYTES);
-    Tail(p, state[warp], shared_address(memory) + warp * Tail::BYTES).run(work, unit_begin);
+    typename Suffix::Shared* const state = reinterpret_cast<typename Suffix::Shared*>(memory + SUFFIXES * Suffix::BYTES);
+    Suffix(p, state[warp], shared_address(memory) + warp * Suffix::BYTES).run(work, unit_begin);
 }
 
-// NT: eights of query rows of a tail.
+// NT: eights of query rows of a suffix.
 template <class T, int D, int NT, int BYTES> DEVICE void attend_shared(const AttendSharedParams& s) {
     using Of = SharedTiles<D>;
-    using Span = Extend<Gathered<T, 8 * NT, Of::TAILS>, D, Of::MT, 4, Of::BN>;
-    using Tail = Decode<T, D, NT, 1, Of::STAGES, SharedDecodeParts<T, D, NT, Of::TAILS, Of::TILE, Of::JOINED>>;
-    run_shared<Span, Tail, D, BYTES>(s.attend);
+    using Span = Extend<Gathered<T, 8 * NT, Of::SUFFIXES>, D, Of::MT, 4, Of::BN>;
+    using Suffix = Decode<T, D, NT, 1, Of::STAGES, SharedDecodeParts<T, D, NT, Of::SUFFIXES, Of::TILE, Of::JOINED>>;
+    run_shared<Span, Suffix, D, BYTES>(s.attend);
 }

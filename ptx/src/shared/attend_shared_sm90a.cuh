@@ -1,9 +1,9 @@
 // Decode attention that reads shared spans once, for Hopper: one launch with two kinds of CTAs (AttendSharedParams).
 //
 // The last CTAs work on the spans' items like attend_extend_sm90a.cuh, with query rows gathered from the whole batch.
-// The CTAs before them work on tails: each of their first eight warps computes at most one work chunk, like a CTA of
+// The CTAs before them work on suffixes: each of their first eight warps computes at most one work chunk, like a CTA of
 // attend_decode.cuh. Each CTA occupies a whole multiprocessor. Multiprocessors with spans compute products while those
-// with tails read memory. The host chooses how many CTAs work on spans (src/backend/cuda/attention/split/shared.rs).
+// with suffixes read memory. The host chooses how many CTAs work on spans (src/backend/cuda/attention/split/shared.rs).
 // shared_parts.cuh joins parts.
 #pragma once
 #include "attend_decode.cuh"
@@ -11,7 +11,7 @@
 #include "shared_parts.cuh"
 
 // The plan's items of spans. An item writes partial sums, not results.
-template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
+template <int ROWS> struct SpanItems : SpanPlan<SUFFIX_WARPS> {
     // Producers and consumers number an item by its kv head, so the number of kv heads marks the end of the items.
     DEVICE u32 count(const AttendParams& p) { return p.kv_heads; }
     DEVICE void begin() { wait_for_previous(); }
@@ -46,14 +46,14 @@ template <int ROWS> struct SpanItems : SpanPlan<TAIL_WARPS> {
 
 template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedParams& s) {
     constexpr int STAGES = 2, D = 128;
-    using Tail = Decode<T, D, NT, 1, STAGES, SharedDecodeParts<T, D, NT>>;
+    using Suffix = Decode<T, D, NT, 1, STAGES, SharedDecodeParts<T, D, NT>>;
     using Span = ExtendHopper<T, Scales::NONE, SpanItems<8 * NT>>;
-    static_assert(Span::CONSUMERS == 32 * TAIL_WARPS);
-    static_assert(Tail::BYTES % 1024 == 0 && TAIL_WARPS * (Tail::BYTES + sizeof(typename Tail::Shared)) <= Span::FACTORS);
+    static_assert(Span::CONSUMERS == 32 * SUFFIX_WARPS);
+    static_assert(Suffix::BYTES % 1024 == 0 && SUFFIX_WARPS * (Suffix::BYTES + sizeof(typename Suffix::Shared)) <= Span::FACTORS);
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ typename Span::Shared shared;
     const AttendParams& p = s.attend;
-    const bool spans = TAIL_WARPS * blockIdx.x >= load_u32(p.plan);
+    const bool spans = SUFFIX_WARPS * blockIdx.x >= load_u32(p.plan);
     if (spans) {
         if (threadIdx.x == 0) {
             Ring::init(shared.q, Span::PRODUCERS + 1, Span::WARPS);
@@ -63,7 +63,7 @@ template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedPa
     }
     if (threadIdx.x >= Span::CONSUMERS) {
         if (NT > 1 && !spans) {
-            // With 16 query rows, a tail needs all registers that it can get.
+            // With 16 query rows, a suffix needs all registers that it can get.
             asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
             return wait_for_previous();
         }
@@ -79,12 +79,12 @@ template <class T, int NT> DEVICE void attend_shared_hopper(const AttendSharedPa
             Span::consume(p, memory, shared);
             SpanItems<8 * NT>::template join_listed<T>(p, shared.lasts);
         } else {
-            const u32 warp = threadIdx.x / 32, chunk = (blockIdx.x * TAIL_WARPS + warp) / p.stripes;
+            const u32 warp = threadIdx.x / 32, chunk = (blockIdx.x * SUFFIX_WARPS + warp) / p.stripes;
             const DecodeWork work = load_work(p.plan + sizeof(SharedHead) + sizeof(DecodeWork) * chunk);
             const u32 unit_begin = chunk * work.work_units;
             if (unit_begin >= work.unit_end) return wait_for_previous();
-            typename Tail::Shared* const state = reinterpret_cast<typename Tail::Shared*>(memory + TAIL_WARPS * Tail::BYTES);
-            Tail(p, state[warp], shared_address(memory) + warp * Tail::BYTES).run(work, unit_begin);
+            typename Suffix::Shared* const state = reinterpret_cast<typename Suffix::Shared*>(memory + SUFFIX_WARPS * Suffix::BYTES);
+            Suffix(p, state[warp], shared_address(memory) + warp * Suffix::BYTES).run(work, unit_begin);
         }
     }
 }

@@ -6,6 +6,10 @@
 #pragma once
 #include "decode_parts.cuh"
 
+// The most query rows of a query tile in any kernel, and the warps of a CTA of Hopper's kernels that work on suffixes.
+#define SPAN_ROWS 128
+#define SUFFIX_WARPS 8
+
 DEVICE RowShare load_share(const AttendSharedParams& p, u32 index) {
     const u64 at = p.shares + sizeof(RowShare) * static_cast<u64>(index);
     const uint4 a = load_uint4(at), b = load_uint4(at + 16);
@@ -23,13 +27,13 @@ DEVICE SpanParts load_span(const AttendSharedParams& p, u32 span) {
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z};
 }
 
-// The items of spans in the plan, as all kernels read them. TAILS: warps of a CTA that work on tails.
-template <int TAILS> struct SpanPlan {
+// The items of spans in the plan, as all kernels read them. SUFFIXES: warps of a CTA that work on suffixes.
+template <int SUFFIXES> struct SpanPlan {
     enum { SPANS = 1 };
     DEVICE const AttendSharedParams& all(const AttendParams& p) { return reinterpret_cast<const AttendSharedParams&>(p); }
     DEVICE const AttendSharedFp8Params& fp8(const AttendParams& p) { return reinterpret_cast<const AttendSharedFp8Params&>(p); }
-    // Returns this CTA's number among the CTAs for spans, which follow the CTAs for tails. It is the index of its first item.
-    DEVICE u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan) / TAILS; }
+    // Returns this CTA's number among the CTAs for spans, which follow the CTAs for suffixes. It is the index of its first item.
+    DEVICE u32 cta(const AttendParams& p) { return blockIdx.x - load_u32(p.plan) / SUFFIXES; }
     // Returns an item of a span as an extend item. If `behind` is 0, the item's sequence is so long that it sees all
     // tokens. Otherwise the item reads the own tokens of a row, and kv_len is that row's, at most kv_end + 65,534.
     DEVICE ExtendWork load(const AttendParams& p, u32 item) {
@@ -340,9 +344,9 @@ struct TailRows {
     }
 };
 
-// DecodeParts for tails. A CTA has TAILS warps, and each warp has a work chunk of its own. Tails are short, and while a warp ends
+// DecodeParts for suffixes. A CTA has SUFFIXES warps, and each warp has a work chunk of its own. Suffixes are short, and while a warp ends
 // one, the other warps keep the multiprocessor busy. TILE and BATCH are those of SharedJoin.
-template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, int BATCH = 8> struct SharedDecodeParts : DecodeParts<T, D, NT, 1> {
+template <class T, int D, int NT, int SUFFIXES = SUFFIX_WARPS, int TILE = SPAN_ROWS, int BATCH = 8> struct SharedDecodeParts : DecodeParts<T, D, NT, 1> {
     using Base = DecodeParts<T, D, NT, 1>;
     using Base::ROWS, Base::p, Base::lane, Base::work_units, Base::write, Base::write_lse;
     using Cursor = DecodeCursor<TailRows>;
@@ -352,17 +356,17 @@ template <class T, int D, int NT, int TAILS = TAIL_WARPS, int TILE = SPAN_ROWS, 
 
     const AttendSharedParams& all;
     u32 decode_warps;  // unused over fp8, whose loop has no register for it
-    u32 number;        // this warp's index among all warps that work on tails
+    u32 number;        // this warp's index among all warps that work on suffixes
     __device__ __forceinline__ explicit SharedDecodeParts(const AttendParams& p)
         : Base(p, thread()), all(reinterpret_cast<const AttendSharedParams&>(p)) {
         if constexpr (!over_fp8(T())) decode_warps = load_u32(p.plan);
-        number = blockIdx.x * TAILS + threadIdx.x / 32;
+        number = blockIdx.x * SUFFIXES + threadIdx.x / 32;
     }
 
     static __device__ __forceinline__ u32 thread() { return threadIdx.x % 32; }
     static __device__ __forceinline__ void sync() { __syncwarp(); }
 
-    using Pendings = ListedSums<LISTED_TAILS>;
+    using Pendings = ListedSums<LISTED_SUFFIXES>;
     static __device__ __forceinline__ void clear(Pendings& pendings) {
         if (thread() == 0) pendings.count = 0;
     }

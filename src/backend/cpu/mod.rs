@@ -186,7 +186,9 @@ impl Cpu {
         let q_stride = q.check(Operand::Q, tokens, q_width)?;
         let out_stride = out.check(Operand::Out, tokens, width)?;
         rows::check_lse(lse.as_deref(), tokens * q_heads)?;
-        sinks.map_or(Ok(()), |sinks| check::sinks(sinks, attend.q_heads))?;
+        if let Some(sinks) = sinks {
+            check::sinks(sinks, attend.q_heads)?;
+        }
 
         let [k, v] = planes.kv;
         with_number!(layout.dtype(), T => {

@@ -20,10 +20,7 @@ pub(super) struct Planes {
 impl Planes {
     /// Creates the planes of a pool; scales and channels have been checked.
     pub fn new(layout: &PoolLayout, scales: Option<&KvScales>, labels: Option<&LabelChannels>) -> Self {
-        let names = match layout.is_latent() {
-            true => [PlaneName::Latent; 2],
-            false => [PlaneName::K, PlaneName::V],
-        };
+        let names = if layout.is_latent() { [PlaneName::Latent; 2] } else { [PlaneName::K, PlaneName::V] };
         let strides = |name| layout.strides(name).expect("the pool has its shape's planes");
         Self {
             layout: *layout,

@@ -90,8 +90,10 @@ impl Cpu {
             let mut place = lock(&self.swap.pages[swap.index()]);
             place.as_mut().is_some_and(|bytes| is_load || Arc::get_mut(bytes).is_some())
         };
-        let leased = moves.iter().find(|of| !is_free(of.swap));
-        leased.map_or(Ok(()), |of| Err(PlanError::Leased { page: of.swap }))
+        match moves.iter().find(|pages| !is_free(pages.swap)) {
+            Some(pages) => Err(PlanError::Leased { page: pages.swap }),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn save(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {

@@ -14,6 +14,7 @@ use crate::backend::cuda::moves::copy::copy_on_device;
 use crate::backend::cuda::moves::direction::Direction;
 use crate::backend::cuda::moves::swap_moves::SwapMoves;
 use crate::backend::cuda::plan::image::Image;
+use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{Attend, Backend, Moved, Operand, Queries, Rope, Selection, check};
 use crate::id::{LayerId, MoveId};
 use crate::layout::Dtype;
@@ -32,13 +33,15 @@ impl Backend for Cuda {
     ///
     /// # Errors
     /// [`CudaError::Plan`] for an invalid plan, also for one with trees if a window or chunks were
-    /// [prepared](Cuda::prepare). [`CudaError::StepRows`] or [`CudaError::StepSees`] for a step above the limits.
+    /// [prepared](Cuda::prepare). [`CudaError::Limit`] for a step above the limits.
     /// [`CudaError::NotStaged`] while the stream is captured. The driver's errors.
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let step = plan.step;
         check::may_begin(&self.steps, step)?;
-        self.limited.as_ref().map_or(Ok(()), |attend| check::window(plan, attend))?;
+        if let Some(attend) = &self.limited {
+            check::window(plan, attend)?;
+        }
         let stream = self.stream.raw();
         // A replay would read the plan from an upload slot that may already contain another plan.
         if raw::is_capturing(stream)? {
@@ -64,9 +67,9 @@ impl Backend for Cuda {
     ///
     /// # Errors
     /// [`CudaError::Plan`] for an invalid plan, a step that is not open, a layer that does not exist, or rows that do
-    /// not fit. [`CudaError::Element`], [`CudaError::RowStride`], [`CudaError::RowsAlignment`] or
+    /// not fit. [`CudaError::Element`], [`CudaError::Limit`], [`CudaError::RowsAlignment`] or
     /// [`CudaError::OtherDevice`] for rows that the kernels cannot use. In a capture, [`CudaError::NotStaged`] if
-    /// the plan must be sent, or [`CudaError::NotPrepared`] if a kernel is not loaded or the stream must wait for a
+    /// the plan must be sent, or [`CudaError::NotPrepared`] if a kernel is not compiled or the stream must wait for a
     /// load of pages. The driver's errors.
     fn store_cache(
         &mut self,
@@ -86,12 +89,11 @@ impl Backend for Cuda {
             return store_fp8::store(gpu, pool, &image, layer, [k, v], stream);
         }
         store::store(gpu, pool, &image, layer, [k, v], stream)?;
-        let labels = self.labels.as_ref().filter(|_| pool.layout().label_channels() > 0);
-        labels.map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
+        self.store_labels(pool, &image, layer, k)
     }
 
-    /// The rows have the dtype of [`store_cache`](Backend::store_cache), and head_dim is 64, 128 or 256. One kernel
-    /// rotates and stores. Quantised pools and pools with labels need a second kernel.
+    /// The rows have the dtype of [`store_cache`](Backend::store_cache), and `ptx/README.md` lists the head_dim. One
+    /// kernel rotates and stores. Quantised pools and pools with labels need a second kernel.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for frequencies or norms that are too short, and for pools
@@ -117,18 +119,17 @@ impl Backend for Cuda {
         if pool.layout().dtype().is_quantised() {
             return store_fp8::store(gpu, pool, &image, layer, [k, v], stream);
         }
-        let labels = self.labels.as_ref().filter(|_| pool.layout().label_channels() > 0);
-        labels.map_or(Ok(()), |labels| labels.store(gpu, pool, &image, layer, k, stream))
+        self.store_labels(pool, &image, layer, k)
     }
 
     /// The rows have the dtype of [`store_cache`](Backend::store_cache). Rows of 16-bit numbers are aligned to 16
-    /// bytes. Except for latent rows, head_dim is 64, 128 or 256. Rows of f32, which are slow and only for checks,
-    /// allow each multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks
-    /// are packed f32. A sink that is NaN or plus infinity invalidates its head's output.
+    /// bytes. `ptx/README.md` lists their head_dims. Rows of f32, which are slow and only for checks, allow each
+    /// multiple of 32 up to 256. A kv head has at most 16 query heads; latent rows have at most 128. Sinks are packed
+    /// f32. A sink that is NaN or plus infinity invalidates its head's output.
     ///
     /// # Errors
     /// As [`store_cache`](Backend::store_cache); also for an [`Attend`] without a kernel, for trees with a window or
-    /// chunks, and for too many variants of attention ([`CudaError::Variants`]).
+    /// chunks, and for too many variants of attention ([`CudaError::Limit`]).
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -142,9 +143,9 @@ impl Backend for Cuda {
     }
 
     /// # Errors
-    /// [`CudaError::Plan`] for pages that do not exist. [`CudaError::PageBytes`] for pages that are too large for the
+    /// [`CudaError::Plan`] for pages that do not exist. [`CudaError::Limit`] for pages that are too large for the
     /// kernel. In a capture, [`CudaError::PageInUse`] for pages with an unfinished save or load, or
-    /// [`CudaError::NotPrepared`] if the kernel is not loaded. The driver's errors.
+    /// [`CudaError::NotPrepared`] if the kernel is not compiled. The driver's errors.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let pages = self.pools.of(0).pages();
@@ -152,24 +153,24 @@ impl Backend for Cuda {
         if let Some(swap) = &mut self.swap {
             let ends = copies.iter().flat_map(|copy| [copy.source, copy.target]);
             swap.before_copies(ends, &self.stream)?;
-            swap.outside(self.steps.last());
+            swap.note_stray_call(self.steps.last());
         }
         copy_on_device(&self.gpu, pages, pages, copies, self.stream.raw())
     }
 
     /// # Errors
-    /// [`CudaError::Plan`] for rows or slots that do not exist. [`CudaError::PageBytes`] for slots that are too large
-    /// for the kernel. In a capture, [`CudaError::NotPrepared`] if the kernel is not loaded or the stream must wait for
-    /// a load of pages. The driver's errors.
+    /// [`CudaError::Plan`] for rows or slots that do not exist. [`CudaError::Limit`] for slots that are too large for
+    /// the kernel. In a capture, [`CudaError::NotPrepared`] if the kernel is not compiled or the stream must wait for a
+    /// load of pages. The driver's errors.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
         self.gpu.bind()?;
         check::compactions(compactions, self.pools.of(0).layout(), self.tables.shape())?;
-        self.note_outside();
+        self.note_stray_call();
         self.before_pages()?;
         let layout = self.pools.of(0).layout();
         (0..layout.groups().count()).try_for_each(|group| {
-            let of = (self.pools.of(group), layout.track_range(group));
-            compact(&self.gpu, of, &self.tables, compactions, self.stream.raw())
+            let pool = (self.pools.of(group), layout.track_range(group));
+            compact(&self.gpu, pool, &self.tables, compactions, self.stream.raw())
         })
     }
 
@@ -202,7 +203,10 @@ impl Backend for Cuda {
     /// Any failure since the last call.
     fn synchronize(&mut self) -> Result<(), CudaError> {
         self.stream.synchronize()?;
-        self.swap.as_mut().map_or(Ok(()), SwapMoves::synchronize)
+        match &mut self.swap {
+            Some(swap) => swap.synchronize(),
+            None => Ok(()),
+        }
     }
 }
 
@@ -211,15 +215,25 @@ impl Cuda {
     pub(super) fn check_open(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         check::is_open(&self.steps, plan.step)?;
         if plan.step != self.steps.last() {
-            self.note_outside();
+            self.note_stray_call();
         }
         Ok(())
     }
 
     /// Records a call that does not belong to the last step. Loads must wait for it.
-    fn note_outside(&mut self) {
+    fn note_stray_call(&mut self) {
         if let Some(swap) = &mut self.swap {
-            swap.outside(self.steps.last());
+            swap.note_stray_call(self.steps.last());
+        }
+    }
+
+    /// Stores the labels of rows of K, if the pool has labels.
+    fn store_labels(&self, pool: &Pool, image: &Image, layer: LayerId, k: DeviceRows<'_>) -> Result<(), CudaError> {
+        match &self.labels {
+            Some(labels) if pool.layout().label_channels() > 0 => {
+                labels.store(&self.gpu, pool, image, layer, k, self.stream.raw())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -251,9 +265,12 @@ impl Cuda {
         self.stage.check_chunk(attend)?;
         let tokens = plan.token_count();
         let (q_stride, out_stride) = attend_strides(attend, pool, tokens, &q, &out, lse.as_ref())?;
-        let sinks_wanted = attend.q_heads as usize;
-        sinks.map_or(Ok(()), |sinks| check_vector(Operand::Sinks, &sinks, sinks_wanted))?;
-        selection.as_ref().map_or(Ok(()), |selection| self.check_selection(plan, selection))?;
+        if let Some(sinks) = &sinks {
+            check_vector(Operand::Sinks, sinks, attend.q_heads as usize)?;
+        }
+        if let Some(selection) = &selection {
+            self.check_selection(plan, selection)?;
+        }
         let latent_pool = pool.layout().is_latent();
         let index = match pool.rows() {
             _ if latent_pool => {

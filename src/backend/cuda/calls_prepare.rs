@@ -1,4 +1,4 @@
-//! Preparation before the first step: loads the kernels of the host's work and allocates the memory of attention.
+//! Preparation before the first step: compiles the kernels of the host's work and allocates the memory of attention.
 
 use super::check::{check_attend, check_pool};
 use super::driver::raw::is_capturing;
@@ -16,10 +16,10 @@ use crate::backend::{Attend, check};
 use crate::layout::Dtype;
 
 impl Cuda {
-    /// Loads the kernels with several threads, frees their PTX, and allocates the memory for this work. During a graph
-    /// capture, the backend can neither load kernels nor allocate memory. Without this preparation, a step that needs a
-    /// new kernel waits for the driver's compiler. [`Cuda::modules_after_prepare`] counts the modules loaded by such
-    /// steps. Later calls add to earlier ones.
+    /// Compiles the kernels with several threads, frees their PTX, and allocates the memory for this work. During a
+    /// graph capture, the backend can neither compile kernels nor allocate memory. Without this preparation, a step
+    /// that needs a new kernel waits for the driver's compiler. [`Cuda::modules_after_prepare`] counts the modules
+    /// compiled by such steps. Later calls add to earlier ones.
     ///
     /// The host should prepare the attention of all its layers. If some prepared layers have a window or chunks,
     /// `begin` rejects plans with draft trees (`TreeWindow` or `TreeChunk` of [`PlanError`](crate::PlanError)). Without
@@ -28,7 +28,7 @@ impl Cuda {
     /// # Errors
     /// [`CudaError::NotPrepared`] while the stream is captured. Errors for an [`Attend`] without a kernel, for a list
     /// length that is 0 or exceeds the longest row, and for lists over a pool that no such kernel supports.
-    /// [`CudaError::Variants`] for too many variants. The driver's errors.
+    /// [`CudaError::Limit`] for too many variants. The driver's errors.
     pub fn prepare(&mut self, work: &Prepare<'_>) -> Result<(), CudaError> {
         self.gpu.bind()?;
         if is_capturing(self.stream.raw())? {
@@ -59,19 +59,19 @@ impl Cuda {
         kernels.extend(work.compactions.then_some(COMPACT_SLOTS));
         kernels.extend(selects.then_some(RESOLVE_SELECTION));
         if self.labels.is_some() {
-            kernels.extend(Labels::kernels(self.pools.of(0).rows(), selects));
+            kernels.extend(Labels::kernels(self.pools.of(0).selection(), selects));
         }
         let is_split = |(pool, ..): &Prepared<'_>| pool.rows() != Dtype::F32;
         let split: Vec<_> = variants.iter().copied().filter(is_split).collect();
         let (limits, stream) = (self.limits, self.stream.raw());
         if self.pools.of(0).layout().is_latent() {
-            self.gpu.load_all(&kernels)?;
+            self.gpu.compile_all(&kernels)?;
             for &(pool, attend, _) in &variants {
                 self.variants.latent.prepare(&self.gpu, pool, &attend, limits, stream)?;
             }
         } else {
             kernels.extend(self.variants.kernels(&split, limits, work)?);
-            self.gpu.load_all(&kernels)?;
+            self.gpu.compile_all(&kernels)?;
             self.variants.prepare_all(&self.gpu, &split, work, limits, stream)?;
         }
         if let Some(labels) = self.labels.as_mut().filter(|_| selects) {
@@ -84,7 +84,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Returns the number of modules that users of this [`Gpu`](super::Gpu) have loaded since the last
+    /// Returns the number of modules that users of this [`Gpu`](super::Gpu) have compiled since the last
     /// [`Cuda::prepare`], or since the start. It stays 0 if the host prepares all its work.
     pub fn modules_after_prepare(&self) -> usize {
         self.gpu.module_count() - self.prepared.unwrap_or(0)
@@ -106,10 +106,8 @@ fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
 /// Returns the kernels for stores into one shape of the pool, and the attention kernels over latent or f32 rows.
 fn pool_kernels(pool: &Pool, work: &Prepare<'_>, tokens: u32) -> Result<Vec<&'static Kernel>, CudaError> {
     let (of, layout) = (pool.selection(), pool.layout());
-    let mut kernels = match layout.dtype().is_quantised() {
-        true => fp8::kernels(layout, of.rows),
-        false => rows::kernels(layout, tokens),
-    };
+    let is_quantised = layout.dtype().is_quantised();
+    let mut kernels = if is_quantised { fp8::kernels(layout, of.rows) } else { rows::kernels(layout, tokens) };
     if work.rope_store {
         kernels.push(rope::kernel(pool)?);
     }

@@ -19,7 +19,7 @@ impl SparseBackend for Cuda {
 
     /// # Errors
     /// The errors of attention. [`CudaError::Plan`] for a pool without labels, lists that do not fit, and a layer
-    /// outside group 0. [`CudaError::SelectTokens`] if rows with lists see more tokens in total than
+    /// outside group 0. [`CudaError::Limit`] if rows with lists see more tokens in total than
     /// [`CudaOptions::select_tokens`](super::CudaOptions::select_tokens).
     fn select(
         &mut self,
@@ -53,7 +53,7 @@ impl SparseBackend for Cuda {
             if raw::is_capturing(stream)? {
                 return Err(CudaError::NotPrepared);
             }
-            self.gpu.load_all(&Labels::kernels(dtype, true))?;
+            self.gpu.compile_all(&Labels::kernels(self.pools.of(0).selection(), true))?;
             labels.used = true;
         }
         self.before_layer(layer)?;

@@ -1,9 +1,10 @@
 //! Checks that the host's rows and attention fit the kernels. `backend/check.rs` has the checks of every backend.
 
-use super::error::CudaError;
+use super::error::{CudaError, Limit};
 use crate::backend::cuda::attention::latent::LATENT_HEADS_MAX;
 use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut, Element, Extent};
 use crate::backend::cuda::kernels::params::KV_HEADS_MAX;
+use crate::backend::cuda::kernels::{GROUP_MAX, HEAD_DIMS};
 use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{Attend, Operand, PlanError, check, sparse};
 use crate::layout::{Dtype, PoolLayout};
@@ -46,7 +47,8 @@ pub(super) fn store_stride(
     dtype: Dtype,
 ) -> Result<u32, CudaError> {
     let stride = row_stride(operand, &rows.extent, tokens, width, dtype)?;
-    u32::try_from(stride).map_err(|_| CudaError::RowStride { bytes: stride })
+    Limit::RowStride.check(stride, u32::MAX.into())?;
+    Ok(stride as u32)
 }
 
 /// Returns the strides in bytes of q and of the output, if both and the log-sum-exp fit.
@@ -76,9 +78,8 @@ pub(super) fn attend_strides(
 
 /// Rejects sinks or frequencies that are not f32, not packed, not exactly `count` or not aligned.
 pub(super) fn check_vector(operand: Operand, vector: &DeviceRows<'_>, count: usize) -> Result<(), CudaError> {
-    let of = &vector.extent;
-    check_packed(operand, of, (1, count), Element::Number(Dtype::F32))?;
-    Ok(check::length(operand, (of.bytes / 4) as usize, count)?)
+    check_packed(operand, &vector.extent, (1, count), Element::Number(Dtype::F32))?;
+    Ok(check::length(operand, (vector.extent.bytes / 4) as usize, count)?)
 }
 
 /// Rejects rows of words that are of another type than `element`, not packed, too few or not aligned.
@@ -116,17 +117,17 @@ pub(super) fn check_attend(attend: &Attend, pool: &Pool, longest_row: u64) -> Re
 fn served(attend: &Attend, layout: &PoolLayout, rows: Dtype, longest_row: u64) -> Result<Attend, CudaError> {
     check::attend(attend, layout)?;
     let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
-    let most = if layout.is_latent() { LATENT_HEADS_MAX } else { 16 };
+    let most = if layout.is_latent() { LATENT_HEADS_MAX } else { GROUP_MAX };
     if q_heads / kv_heads > most {
         return Err(CudaError::Heads { q_heads, kv_heads });
     }
-    if rows != Dtype::F32 && kv_heads > KV_HEADS_MAX {
-        return Err(CudaError::KvHeads { kv_heads, max: KV_HEADS_MAX });
+    if rows != Dtype::F32 {
+        Limit::KvHeads.check(kv_heads.into(), KV_HEADS_MAX.into())?;
     }
     let served = match rows {
         _ if layout.is_latent() => true,
         Dtype::F32 => head_dim % 32 == 0 && head_dim <= 256,
-        Dtype::F16 | Dtype::Bf16 => matches!(head_dim, 64 | 128 | 256),
+        Dtype::F16 | Dtype::Bf16 => HEAD_DIMS.contains(&head_dim),
     };
     if !served {
         return Err(CudaError::HeadDim { head_dim });
@@ -255,7 +256,8 @@ mod tests {
             let (shape, dtype) = (KvShape::heads(kv_heads, 64), KvDtype::Bf16);
             let config = PoolConfig { shape, dtype, ..config };
             let wide = config.layout().expect("a small pool");
-            let heads = CudaError::KvHeads { kv_heads, max: KV_HEADS_MAX };
+            let (what, value, max) = (Limit::KvHeads, kv_heads.into(), KV_HEADS_MAX.into());
+            let heads = CudaError::Limit { what, value, max };
             let answer = check_attend(&Attend::new(kv_heads, 64), &wide, 100).map(|_| ());
             assert_eq!(answer, if served { Ok(()) } else { Err(heads) });
         }

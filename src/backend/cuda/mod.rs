@@ -58,7 +58,7 @@ pub use driver::launch::Launch;
 pub use driver::memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 pub use driver::raw::RawStream;
 pub use driver::stream::{CudaEvent, CudaGraph, CudaStream};
-pub use error::CudaError;
+pub use error::{CudaError, Limit};
 pub use kernels::{Archive, Function, Kernel};
 pub use moves::region::{CudaRead, CudaWrite};
 pub use opened::{Cuda, StagedPlan};

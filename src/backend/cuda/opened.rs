@@ -36,7 +36,7 @@ pub struct Cuda {
     pub(super) steps: OpenSteps,
     /// Prepared attention with a window or chunks, if any. If it is set, plans with trees are rejected.
     pub(super) limited: Option<Attend>,
-    /// Number of loaded modules at the end of the last preparation.
+    /// Number of compiled modules at the end of the last preparation.
     pub(super) prepared: Option<usize>,
 }
 
@@ -143,15 +143,16 @@ impl Cuda {
     /// # Errors
     /// * [`CudaError::Plan`] for an invalid plan, a step that is not open, or draft trees although attention with a
     ///   window or chunks was [prepared](Cuda::prepare).
-    /// * [`CudaError::StepRows`] or [`CudaError::StepSees`] for a step above the limits.
-    /// * [`CudaError::SelectTokens`] for too many tokens of rows with lists.
+    /// * [`CudaError::Limit`] for a step above the limits, also for too many tokens of rows with lists.
     /// * [`CudaError::NotStaged`] or [`CudaError::NotPrepared`] if a capture would have to send the plan or to wait for
     ///   a load. The driver's errors.
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();
         check::is_open(&self.steps, plan.step)?;
-        self.limited.as_ref().map_or(Ok(()), |attend| check::window(plan, attend))?;
+        if let Some(attend) = &self.limited {
+            check::window(plan, attend)?;
+        }
         if let Some(labels) = self.labels.as_ref().filter(|labels| labels.used) {
             labels.check(plan)?;
         }
@@ -163,9 +164,6 @@ impl Cuda {
 
     /// Records an event at the stream's end. When it is done, all earlier steps are done, and the host may call the
     /// engine's `complete`.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn record(&self) -> Result<CudaEvent, CudaError> {
         self.stream.mark()
     }

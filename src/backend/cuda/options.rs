@@ -101,11 +101,10 @@ impl OpenBackend for CudaOptions {
 
     /// # Errors
     /// [`CudaError::PoolShape`] if latent rows are not 512 + 64 long or not alone in the pool.
-    /// [`CudaError::ChunkTokens`] if the page size does not divide a group's chunk size, or the page tables of a pool
-    /// with chunks are too large. [`CudaError::Lists`] if a pool of f32 or fp8 has labels. [`CudaError::Scales`] or
-    /// [`CudaError::Labels`] if they do not fit the pool.
-    /// [`CudaError::RowsDtype`]. [`CudaError::OtherDevice`] for the stream. [`CudaError::RowTokens`].
-    /// [`CudaError::OutOfMemory`], [`CudaError::SwapMemory`]. The driver's errors.
+    /// [`CudaError::ChunkPages`] if the page size does not divide a group's chunk size. [`CudaError::Limit`] for page
+    /// tables that are too large. [`CudaError::Lists`] if a pool of f32 or fp8 has labels. [`CudaError::Scales`] or
+    /// [`CudaError::Labels`] if they do not fit the pool. [`CudaError::RowsDtype`]. [`CudaError::OtherDevice`] for the
+    /// stream. [`CudaError::OutOfMemory`], [`CudaError::SwapMemory`]. The driver's errors.
     fn open(self, layout: &PoolLayout, table: &TableShape, bounds: impl Into<StepBounds>) -> Result<Cuda, CudaError> {
         self.check(layout)?;
         let Self { gpu, stream, max_step_rows, all_spans, .. } = self;

@@ -2,8 +2,8 @@
 
 use crate::backend::Attend;
 
-/// A host's future work with a [`Cuda`](super::Cuda). [`Cuda::prepare`](super::Cuda::prepare) loads the kernels of this
-/// work.
+/// A host's future work with a [`Cuda`](super::Cuda). [`Cuda::prepare`](super::Cuda::prepare) compiles the kernels of
+/// this work.
 #[derive(Clone, Copy, Debug)]
 pub struct Prepare<'a> {
     /// The distinct attention parameters of the layers. In a pool of several shapes, parameters with the window or

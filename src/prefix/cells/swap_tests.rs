@@ -5,6 +5,7 @@ use super::{DEVICE, SWAP};
 use crate::fence::Fence;
 use crate::id::{CellId, Namespace, PageId, PrefixLock, SeqKey, StepId, SwapPageId, TokenId};
 use crate::layout::{Groups, Limits, PoolConfig, Reach};
+use crate::memory::Memory;
 use crate::prefix::cursors::Seek;
 use crate::prefix::nodes::NO_PAGE;
 use crate::prefix::{LoadBatch, PrefixTree, SizeInfo, TreeShape};
@@ -26,7 +27,7 @@ impl Sound {
         let pool = PoolConfig { layers: 3, groups, page_size: 1, ..PoolConfig::default() };
         let limits = Limits::new(&pool.layout().expect("a pool"), 1);
         let shape = TreeShape { swap_pages, limits, max_steps: 4, ..TreeShape::new(30, 1, 31) };
-        let mut tree = PrefixTree::of_shape(&shape).expect("memory");
+        let mut tree = PrefixTree::of_shape(&shape, &mut Memory::new(false)).expect("memory").0;
         tree.swap_mut().set_ready(swap_pages);
         Self { tree, fence: Fence::new(0, 4, 1).expect("memory"), freed: Vec::new() }
     }
@@ -92,7 +93,7 @@ fn a_cell_moves_whole_and_counts_for_a_hit_on_either_side() {
     let found = tree.match_prefix(Namespace::new(0), &[TokenId::new(0)]);
     let lock = tree.lock(&found, fence).expect("nothing changed");
     tree.acquire_tails(&lock, 1, fence);
-    let mut load = LoadBatch::new(3, 1).expect("memory");
+    let mut load = LoadBatch::new(3, 1, &mut Memory::new(false)).expect("memory");
     for (failed, hit) in [(true, [1, 1, 2]), (false, [1, 0, 0])] {
         let tree = &mut sound.tree;
         tree.begin_load(&mut load);

@@ -6,6 +6,7 @@ use std::iter::once;
 use crate::fence::Fence;
 use crate::id::{CellId, Namespace, PageId, PrefixLock, StepId, TokenId};
 use crate::layout::{Groups, Limits, PoolConfig, Reach};
+use crate::memory::Memory;
 use crate::prefix::{PrefixTree, TreeShape};
 
 const LATER: StepId = StepId::new(3);
@@ -28,7 +29,7 @@ impl Sound {
         let pool = PoolConfig { layers: 2, groups, page_size: 1, ..PoolConfig::default() };
         let limits = Limits::new(&pool.layout().expect("a pool"), 1);
         let shape = TreeShape { limits, max_steps: 4, ..TreeShape::new(30, 1, 31) };
-        let mut tree = PrefixTree::of_shape(&shape).expect("memory");
+        let mut tree = PrefixTree::of_shape(&shape, &mut Memory::new(false)).expect("memory").0;
         let mut fence = Fence::new(0, 4, 1).expect("memory");
         let found = tree.match_prefix(Namespace::new(0), &[]);
         let mut lock = tree.lock(&found, &mut fence).expect("nothing changed");

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use crate::fence::Fence;
 use crate::hash::Hashing;
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
+use crate::memory::Memory;
 use crate::prefix::ages::Ages;
 use crate::prefix::deferred::Deferred;
 use crate::prefix::nodes::Link;
@@ -53,7 +54,7 @@ fn lock(tree: &mut PrefixTree, text: &[u32]) -> PrefixLock {
 impl Sound {
     fn new() -> Self {
         let shape = TreeShape { hashing: Hashing::ALL.first().copied(), ..TreeShape::new(20, 1, 31) };
-        let mut tree = PrefixTree::of_shape(&shape).expect("memory");
+        let mut tree = PrefixTree::of_shape(&shape, &mut Memory::new(false)).expect("memory").0;
         let mut fence = Fence::new(0, 4, 1).expect("memory");
         let held = lock(&mut tree, &[0, 1]);
         let other = lock(&mut tree, &[8]);
@@ -182,7 +183,7 @@ fn t4_the_eviction_list_holds_the_idle_nodes_children_first() {
     let left_out = |s: &mut Sound| s.tree.order.leave(&mut s.tree.usage, s.other);
     assert_eq!(broken(left_out), "T4: idle nodes are listed");
     // The idle nodes have no ages yet.
-    let ages = |s: &mut Sound| s.tree.ages = Some(Box::new(Ages::new(8).expect("memory")));
+    let ages = |s: &mut Sound| s.tree.ages = Some(Box::new(Ages::new(8, &mut Memory::new(false)).expect("memory")));
     assert_eq!(broken(ages), "T4: ages rise along the eviction list");
 }
 

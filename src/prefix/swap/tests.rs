@@ -5,6 +5,7 @@
 use crate::fence::Fence;
 use crate::hash::Hashing;
 use crate::id::{MoveId, Namespace, NodeKey, PageId, PrefixLock, SeqKey, SwapPageId, TokenId};
+use crate::memory::Memory;
 use crate::prefix::cursors::{Cursors, Seek};
 use crate::prefix::nodes::Sides;
 use crate::prefix::{LoadBatch, PrefixTree, TreeShape};
@@ -21,7 +22,7 @@ struct Sound {
 fn tree(page_count: u32, swap_pages: u32, stage_pages: u32) -> PrefixTree {
     let hashing = Some(Hashing::ALL[0]);
     let shape = TreeShape { hashing, swap_pages, stage_pages, ..TreeShape::new(page_count, 1, 31) };
-    PrefixTree::of_shape(&shape).expect("memory")
+    PrefixTree::of_shape(&shape, &mut Memory::new(false)).expect("memory").0
 }
 
 fn insert(tree: &mut PrefixTree, fence: &mut Fence, text: &[u32]) -> PrefixLock {
@@ -291,7 +292,7 @@ fn a_fetch_of_nothing_changes_nothing() {
     let text = [0, 1].map(TokenId::new);
     let found = tree.match_prefix(Namespace::default(), &text);
     let lock = tree.lock(&found, &mut fence).expect("just matched");
-    let mut load = LoadBatch::new(1, 1).expect("memory");
+    let mut load = LoadBatch::new(1, 1, &mut Memory::new(false)).expect("memory");
     tree.begin_load(&mut load);
     assert_eq!(tree.claim(&lock, 2, &mut load), 1);
     load.push_sequence(SeqKey::default());

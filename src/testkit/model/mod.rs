@@ -22,8 +22,7 @@ pub use admission::AdmissionWant;
 pub use pages::{PageIs, Pages};
 pub use step::{PlanWant, RowWant};
 pub use stores::PutWant;
-pub(super) use tree::{CellHeld, CellKey};
-pub use tree::{Published, Tree};
+use tree::Tree;
 
 use crate::config::{EngineShape, PrefixMode};
 use crate::error::Error;

@@ -148,22 +148,11 @@ impl Tree {
     fn insert_fetched(&mut self, scope: Scope, tokens: &[TokenId], locked: usize, pages: &[SwapPageId]) -> usize {
         let end = locked + pages.len();
         let old = self.matched_len(scope, &tokens[..end * self.page_size]);
-        if old > locked {
-            self.cut(scope, tokens, old);
-        }
         for at in old..end {
             self.versions += 1;
             let (swap_page, version) = (pages[at - locked], self.versions);
             self.swap.end_fill(swap_page, true);
-            let held = Held {
-                page: None,
-                swap_page: Some(swap_page),
-                users: 0,
-                idle_since: 0,
-                first_of_node: at == old,
-                stored: true,
-                version,
-            };
+            let held = Held { page: None, swap_page: Some(swap_page), users: 0, idle_since: 0, stored: true, version };
             self.pages.insert(self.path(scope, tokens, at + 1), held);
         }
         self.count_up(scope, tokens, locked, end);

@@ -244,6 +244,7 @@ impl<B: Inspect> Host<B> {
         let got = self.engine.complete(step);
         let want = self.model.complete(step);
         self.touched.retain(|&step, _| step > self.model.completed());
+        self.words_before.retain(|&step, _| step > self.model.completed());
         self.check_result("complete", &got, &want)
     }
 
@@ -253,6 +254,9 @@ impl<B: Inspect> Host<B> {
         let step = open.copied().unwrap_or(self.any_step(pick));
         let got = self.engine.abort(step);
         let want = self.model.abort(step);
+        if want.is_ok() {
+            self.undo_words(step);
+        }
         for seq in self.live.clone() {
             self.cut_text(seq);
         }

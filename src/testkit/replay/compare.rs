@@ -42,6 +42,9 @@ impl<B: Inspect> Host<B> {
         agree("cached_len", &engine.cached_len(seq), &model.cached_len(seq))?;
         agree("outstanding", &engine.outstanding(seq), &model.outstanding(seq))?;
         agree("planned_len", &engine.planned_len(seq), &model.planned_len(seq))?;
+        let stands = model.is_preempted(seq) || model.waiting(seq).is_some();
+        let extend_max = if stands { Ok(0) } else { model.extend_max(seq) };
+        agree("extend_max", &engine.extend_max(seq), &extend_max)?;
         let tokens = model.tokens(seq).map(<[TokenId]>::to_vec);
         let count = tokens.as_ref().map(|tokens| tokens.len() as u32).map_err(|error| *error);
         agree("token_count", &engine.token_count(seq), &count)?;

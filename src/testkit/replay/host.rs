@@ -67,6 +67,8 @@ pub(super) struct Host<B> {
     pub(super) earlier: VecDeque<Vec<TokenId>>,
     /// The page tables after the table writes of all plans.
     pub(super) words: Vec<u32>,
+    /// The page tables before each unfinished plan. An abort restores them: the engine sends the words again.
+    pub(super) words_before: BTreeMap<StepId, Vec<u32>>,
     pub(super) scratch: StepScratch,
     /// Pages that each unfinished step may access: those of its rows, or of its copies.
     pub(super) touched: BTreeMap<StepId, BTreeSet<PageId>>,
@@ -98,6 +100,7 @@ impl<B: Inspect> Host<B> {
             texts: BTreeMap::new(),
             earlier: VecDeque::new(),
             words,
+            words_before: BTreeMap::new(),
             scratch: StepScratch::new(),
             touched: BTreeMap::new(),
             leaders: VecDeque::new(),
@@ -241,6 +244,13 @@ impl<B: Inspect> Host<B> {
         let planned = self.model.planned_len(seq).unwrap_or(0) as usize;
         if let Some(text) = self.texts.get_mut(&seq) {
             text.truncate(known.max(planned));
+        }
+    }
+
+    /// Drops the words of the plans from `step` on, which is aborted.
+    pub(super) fn undo_words(&mut self, step: StepId) {
+        if let Some(words) = self.words_before.remove(&step) {
+            self.words = words;
         }
     }
 

@@ -3,15 +3,12 @@
 use std::path::Path;
 
 use kvarena_host::error::{Error, Result};
-use kvarena_host::template::Template;
+use kvarena_host::text::Text;
 use serde_json::{Map, Value, json};
 
-use crate::text::Text;
-
-/// The messages of a chat, the model's template and its tokenizer.
+/// The messages of a chat, and the model's tokenizer and template.
 pub struct Chat {
     text: Text,
-    template: Template,
     messages: Vec<Value>,
 }
 
@@ -22,14 +19,14 @@ impl Chat {
     /// The tokenizer or the template is missing or damaged.
     pub fn read(folder: &Path) -> Result<Self> {
         let wrong = |what: &str| Error::model(format!("{}: {what}", folder.display()));
-        let text = Text::load(folder).map_err(|e| wrong(&format!("tokenizer.json: {e}")))?;
+        let text = Text::read(folder, usize::MAX, None)?;
         if !text.has_tokenizer() {
             return Err(wrong("there is no tokenizer.json, and a chat needs the model's tokenizer"));
         }
         let missing = "there is no chat template, neither in chat_template.jinja nor in tokenizer_config.json; save \
                        the model's template as chat_template.jinja";
-        let template = Template::read(folder)?.ok_or_else(|| wrong(missing))?;
-        Ok(Self { text, template, messages: Vec::new() })
+        text.template().map_err(|_| wrong(missing))?;
+        Ok(Self { text, messages: Vec::new() })
     }
 
     /// Adds a message of the user. Returns the prompt for the answer.
@@ -39,8 +36,7 @@ impl Chat {
     pub fn ask(&mut self, message: &str) -> Result<Vec<u32>> {
         self.messages.push(json!({ "role": "user", "content": message }));
         // The template writes the special tokens.
-        let prompt = self.text.encode(&self.render()?, false);
-        prompt.map_err(|e| Error::request(format!("cannot encode the prompt: {e}")))
+        self.text.encode_with(&self.render()?, false)
     }
 
     /// Adds an answer.
@@ -53,11 +49,11 @@ impl Chat {
     /// # Errors
     /// The template rejects the messages.
     pub fn render(&self) -> Result<String> {
-        self.template.render(&self.messages, &Map::new())
+        self.text.render(&self.messages, &Map::new())
     }
 
     /// Returns the text of tokens, without special ones.
     pub fn decode(&self, tokens: &[u32]) -> String {
-        self.text.decode(tokens).unwrap_or_default()
+        self.text.decode(tokens)
     }
 }

@@ -7,7 +7,7 @@ use candle::{D, DType, Device, Tensor};
 
 use crate::config::Family;
 use crate::models::{gemma3, llama, qwen3};
-use crate::{LoadError, read_config, weights};
+use crate::{Outcome, read_config, weights};
 
 /// One of candle's models with its cache.
 pub enum Contiguous {
@@ -17,20 +17,21 @@ pub enum Contiguous {
 }
 
 impl Contiguous {
-    /// Loads a folder like [`load`](crate::load), with the same errors except [`ConfigError::Pool`].
+    /// Loads a folder like [`load`](crate::load).
     ///
-    /// [`ConfigError::Pool`]: crate::config::ConfigError::Pool
-    pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Self, LoadError> {
+    /// # Errors
+    /// The errors of [`load`](crate::load).
+    pub fn load(folder: &Path, dtype: DType, device: &Device) -> Outcome<Self> {
         let (config, _) = read_config(folder)?;
         let vb = weights(folder, dtype, device)?;
         Ok(match config.family {
-            Family::Qwen3 => Self::Qwen3(qwen3::ModelForCausalLM::new(&config.of()?, vb)?),
+            Family::Qwen3 => Self::Qwen3(qwen3::ModelForCausalLM::new(&config.typed()?, vb)?),
             Family::Llama => {
-                let config = config.of::<llama::LlamaConfig>()?.into_config(false);
+                let config = config.typed::<llama::LlamaConfig>()?.into_config(false);
                 let model = Box::new(llama::Llama::load(vb, &config)?);
                 Self::Llama(model, config, dtype, device.clone(), None)
             }
-            Family::Gemma3 => Self::Gemma3(gemma3::Model::new(false, &config.of()?, vb)?),
+            Family::Gemma3 => Self::Gemma3(gemma3::Model::new(false, &config.typed()?, vb)?),
         })
     }
 

@@ -6,7 +6,6 @@ pub mod chat;
 pub mod config;
 pub mod contiguous;
 pub mod serve;
-pub mod text;
 
 /// candle's unpatched models with candle's caches, the baseline of `batch` and of the examples.
 #[allow(clippy::all, missing_docs, dead_code, unexpected_cfgs)]
@@ -53,47 +52,14 @@ use candle_nn::VarBuilder;
 use kvarena::{Capacity, EngineConfig, KvDtype, PoolConfig};
 use kvarena_candle::Step;
 
-use config::Family;
-use config::{Config, ConfigError};
+use config::{Config, Family};
 use paged::{gemma3, llama, qwen3};
 
-/// An error of [`load`], [`read_config`], [`weights`] or [`Contiguous::load`](contiguous::Contiguous::load).
-#[derive(Debug)]
-pub enum LoadError {
-    /// `config.json`, `generation_config.json` or the folder could not be read.
-    File(String, io::Error),
-    /// `config.json` does not describe a supported model.
-    Config(ConfigError),
-    /// candle could not read the weights, or rejected them.
-    Candle(candle::Error),
-}
-
-impl std::fmt::Display for LoadError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::File(path, error) => write!(f, "{path}: {error}"),
-            Self::Config(error) => write!(f, "config.json: {error}"),
-            Self::Candle(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for LoadError {}
-
-impl From<ConfigError> for LoadError {
-    fn from(error: ConfigError) -> Self {
-        Self::Config(error)
-    }
-}
-
-impl From<candle::Error> for LoadError {
-    fn from(error: candle::Error) -> Self {
-        Self::Candle(error)
-    }
-}
+/// The result of functions whose errors are sentences for the user.
+pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 /// Runs a program. Prints its error as text and returns its exit code.
-pub fn run(name: &str, program: impl FnOnce() -> Result<(), Box<dyn std::error::Error>>) -> ExitCode {
+pub fn run(name: &str, program: impl FnOnce() -> Outcome) -> ExitCode {
     match program() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -108,10 +74,7 @@ pub fn run(name: &str, program: impl FnOnce() -> Result<(), Box<dyn std::error::
 /// # Errors
 /// If `gpu` is set: candle's error if there is no GPU, or if feature `cuda` is off.
 pub fn device(gpu: bool) -> candle::Result<(Device, DType)> {
-    match gpu {
-        true => Ok((Device::new_cuda_with_stream(0)?, DType::BF16)),
-        false => Ok((Device::Cpu, DType::F32)),
-    }
+    if gpu { Ok((Device::new_cuda_with_stream(0)?, DType::BF16)) } else { Ok((Device::Cpu, DType::F32)) }
 }
 
 /// One of the served models, with its weights.
@@ -159,21 +122,21 @@ impl Loaded {
 ///
 /// # Errors
 /// A file cannot be read, the config lacks a key or is not supported, or candle rejects the weights.
-pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, LoadError> {
+pub fn load(folder: &Path, dtype: DType, device: &Device) -> Outcome<Loaded> {
     let (config, text) = read_config(folder)?;
-    let mut end = config::end_tokens(&config.of()?);
+    let mut end = config::end_tokens(&config.typed()?);
     end.extend(config::end_tokens(&generation_config(folder)?));
     let vb = weights(folder, dtype, device)?;
     let model = match config.family {
-        Family::Qwen3 => Model::Qwen3(qwen3::ModelForCausalLM::new(&config.of()?, vb)?),
+        Family::Qwen3 => Model::Qwen3(qwen3::ModelForCausalLM::new(&config.typed()?, vb)?),
         Family::Llama => {
-            let config = config.of::<llama::LlamaConfig>()?.into_config(false);
+            let config = config.typed::<llama::LlamaConfig>()?.into_config(false);
             let cache = llama::Cache::new(dtype, &config, device)?;
             Model::Llama(llama::Llama::load(vb, &config)?, cache)
         }
-        Family::Gemma3 => Model::Gemma3(gemma3::Model::new(&config.of()?, vb)?),
+        Family::Gemma3 => Model::Gemma3(gemma3::Model::new(&config.typed()?, vb)?),
     };
-    let pool = PoolConfig::from_hf(&text).map_err(|error| LoadError::Config(error.into()))?;
+    let pool = PoolConfig::from_hf(&text).map_err(|error| format!("config.json: {error}"))?;
     let dtype = match dtype {
         DType::BF16 => KvDtype::Bf16,
         DType::F16 => KvDtype::F16,
@@ -186,31 +149,32 @@ pub fn load(folder: &Path, dtype: DType, device: &Device) -> Result<Loaded, Load
 /// Reads a folder's config. Returns the parsed config and its text.
 ///
 /// # Errors
-/// [`LoadError::File`] or [`LoadError::Config`].
-pub fn read_config(folder: &Path) -> Result<(Config, String), LoadError> {
+/// The file cannot be read, or see [`Config::parse`].
+pub fn read_config(folder: &Path) -> Outcome<(Config, String)> {
     let path = folder.join("config.json");
-    let text = fs::read_to_string(&path).map_err(|error| LoadError::File(path.display().to_string(), error))?;
-    Ok((Config::parse(&text).map_err(LoadError::Config)?, text))
+    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok((Config::parse(&text)?, text))
 }
 
 /// Returns a folder's `generation_config.json`, or null if there is none.
-fn generation_config(folder: &Path) -> Result<serde_json::Value, LoadError> {
+fn generation_config(folder: &Path) -> Outcome<serde_json::Value> {
     let path = folder.join("generation_config.json");
-    let named = |error| LoadError::File(path.display().to_string(), error);
-    match fs::read_to_string(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(serde_json::Value::Null),
-        text => serde_json::from_str(&text.map_err(named)?).map_err(|error| named(error.into())),
-    }
+    let text = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(serde_json::Value::Null),
+        text => text,
+    };
+    let parsed = text.and_then(|text| Ok(serde_json::from_str(&text)?));
+    Ok(parsed.map_err(|error| format!("{}: {error}", path.display()))?)
 }
 
 /// Maps a folder's weights into memory.
 ///
 /// # Errors
-/// [`LoadError::File`] if the folder cannot be listed, otherwise [`LoadError::Candle`].
-pub fn weights(folder: &Path, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, LoadError> {
-    let named = |error| LoadError::File(folder.display().to_string(), error);
-    let entries = fs::read_dir(folder).map_err(named)?;
-    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>().map_err(named)?;
+/// The folder cannot be listed, or candle's errors.
+pub fn weights(folder: &Path, dtype: DType, device: &Device) -> Outcome<VarBuilder<'static>> {
+    let entries =
+        fs::read_dir(folder).and_then(|all| all.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>());
+    let mut files = entries.map_err(|error| format!("{}: {error}", folder.display()))?;
     files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
     files.sort();
     // SAFETY: as in every program that maps weights, the user must not change the files while they are mapped.

@@ -1,12 +1,16 @@
 //! The prompts of `chat` are those of the model's own template, and its errors are sentences.
 
+#[allow(dead_code)] // this test uses a part
+#[path = "../../../host/tests/common/files.rs"]
+mod files;
+
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use candle::{DType, Device};
+use files::Dir;
 use kvarena_candle_models::chat::Chat;
 use kvarena_candle_models::load;
 use serde_json::{Map, Value, json};
@@ -106,49 +110,18 @@ impl Kind {
 
     /// Writes the tokenizer, and the template into one of the two files that may contain it.
     fn write(&self, dir: &Dir, in_config: bool) {
-        dir.write("tokenizer.json", &self.tokenizer().to_string());
+        dir.write("tokenizer.json", self.tokenizer().to_string());
         let mut config = json!({ "bos_token": self.special[0] });
-        match in_config {
-            true => config["chat_template"] = self.template.into(),
-            false => dir.write("chat_template.jinja", self.template),
+        if in_config {
+            config["chat_template"] = self.template.into();
+        } else {
+            dir.write("chat_template.jinja", self.template);
         }
-        dir.write("tokenizer_config.json", &config.to_string());
+        dir.write("tokenizer_config.json", config.to_string());
     }
 }
 
-/// A temporary folder, removed on drop.
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("kvarena-candle-{}-{number}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        fs::create_dir_all(&dir).expect("a folder");
-        Self(dir)
-    }
-
-    fn of_model(name: &str) -> Self {
-        let dir = Self::new();
-        for file in ["config.json", "model.safetensors"] {
-            fs::copy(model(name).join(file), dir.0.join(file)).expect("a copy");
-        }
-        dir
-    }
-
-    fn write(&self, name: &str, content: &str) {
-        fs::write(self.0.join(name), content).expect("a file");
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn model(name: &str) -> PathBuf {
+fn dir(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../host/tests/data").join(name)
 }
 
@@ -157,7 +130,7 @@ fn prompts_are_those_of_the_models_template() {
     for (kind, in_config) in [(LLAMA3, true), (CHATML, false), (GEMMA, true)] {
         let dir = Dir::new();
         kind.write(&dir, in_config);
-        let mut chat = Chat::read(&dir.0).expect("a tokenizer and a template");
+        let mut chat = Chat::read(dir.path()).expect("a tokenizer and a template");
         let ([before, after], [begin, end]) = (kind.user, kind.assistant);
         let mut expected = format!("{}{before}Hello{after}{begin}", kind.begin);
         let mut prompt = chat.ask("Hello").expect("a prompt");
@@ -189,9 +162,9 @@ fn run_chat(folder: &Path, input: &str) -> Output {
 #[test]
 fn the_program_renders_the_template_and_hits_earlier_turns() {
     for (name, kind) in [("llama-tiny", CHATML), ("qwen3-tiny", LLAMA3), ("gemma3-tiny", GEMMA)] {
-        let dir = Dir::of_model(name);
+        let dir = Dir::copy_of(name);
         kind.write(&dir, true);
-        let output = run_chat(&dir.0, "Hello\nHow are you?\n");
+        let output = run_chat(dir.path(), "Hello\nHow are you?\n");
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{name}: {error}");
         let text = String::from_utf8(output.stdout).expect("text");
@@ -217,22 +190,22 @@ fn the_program_renders_the_template_and_hits_earlier_turns() {
 #[test]
 fn errors_are_sentences() {
     let error_of = |dir: &Dir| {
-        let output = run_chat(&dir.0, "Hello\n");
+        let output = run_chat(dir.path(), "Hello\n");
         assert_eq!(output.status.code(), Some(1));
         let error = String::from_utf8(output.stderr).expect("text");
-        error.replace(&dir.0.display().to_string(), "DIR").trim_end().to_owned()
+        error.replace(&dir.path().display().to_string(), "DIR").trim_end().to_owned()
     };
     let dir = Dir::new();
     let missing = "chat: DIR/config.json: No such file or directory (os error 2)";
     assert_eq!(error_of(&dir), missing);
-    fs::copy(model("llama-tiny").join("config.json"), dir.0.join("config.json")).expect("a copy");
+    fs::copy(self::dir("llama-tiny").join("config.json"), dir.path().join("config.json")).expect("a copy");
     let missing = "chat: DIR: there is no tokenizer.json, and a chat needs the model's tokenizer";
     assert_eq!(error_of(&dir), missing);
-    dir.write("tokenizer.json", &CHATML.tokenizer().to_string());
+    dir.write("tokenizer.json", CHATML.tokenizer().to_string());
     let missing = "chat: DIR: there is no chat template, neither in chat_template.jinja nor in tokenizer_config.json; \
                    save the model's template as chat_template.jinja";
     assert_eq!(error_of(&dir), missing);
-    let dir = Dir::of_model("llama-tiny");
+    let dir = Dir::copy_of("llama-tiny");
     CHATML.write(&dir, true);
     dir.write("chat_template.jinja", "{{ raise_exception('no \"users\"') }}");
     let error = error_of(&dir);
@@ -241,8 +214,8 @@ fn errors_are_sentences() {
 
 #[test]
 fn stop_tokens_of_the_generation_config_end_a_text() {
-    let dir = Dir::of_model("llama-tiny");
-    let end = |dir: &Dir| load(&dir.0, DType::F32, &Device::Cpu).map(|loaded| loaded.end);
+    let dir = Dir::copy_of("llama-tiny");
+    let end = |dir: &Dir| load(dir.path(), DType::F32, &Device::Cpu).map(|loaded| loaded.end);
     assert!(end(&dir).expect("a model").is_empty());
     dir.write("generation_config.json", r#"{ "eos_token_id": [7, 9] }"#);
     assert_eq!(end(&dir).expect("a model"), [7, 9]);

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Tensor};
-use kvarena::{Capacity, Extend, KvDtype, Namespace, PoolConfig, TokenId};
+use kvarena::{Capacity, Extend, Namespace, PoolConfig, TokenId};
 use kvarena_candle::KvArena;
 use kvarena_candle_models::config::{Config, end_tokens};
 use kvarena_candle_models::contiguous::Contiguous;
@@ -30,30 +30,34 @@ fn golden(name: &str) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
     cases.iter().map(|case| (tokens(&case["prompt"]), tokens(&case["tokens"]))).unzip()
 }
 
-fn run(loaded: &Loaded, pool: PoolConfig, prompts: &[Vec<u32>], step_tokens: u32) -> [Served; 2] {
+fn run(loaded: &Loaded, arena: &mut KvArena, prompts: &[Vec<u32>], step_tokens: u32) -> [Served; 2] {
     let new_tokens = NonZeroUsize::new(24).expect("not 0");
-    let mut arena = KvArena::new(pool, &Device::Cpu).expect("a small pool");
     let limits = Limits { new_tokens, step_tokens, joins: 2 };
     [(); 2].map(|()| {
-        let served = serve(&loaded.model, &mut arena, prompts, &[], limits, |_, _, _| {});
+        let served = serve(&loaded.model, arena, prompts, &[], limits, |_, _, _| {});
         arena.engine.verify().expect("all invariants hold");
         served.expect("the prompts fit")
     })
 }
 
+/// With feature `cuda` and a GPU, also compares its tokens.
 #[test]
 fn tokens_equal_the_references() {
-    for name in ["qwen3-tiny", "llama-tiny", "gemma3-tiny"] {
-        let loaded = load(&folder(name), DType::F32, &Device::Cpu).expect("a model");
+    let on_cpu = ["qwen3-tiny", "llama-tiny", "gemma3-tiny"].map(|name| (name, DType::F32, Device::Cpu));
+    let names = [("qwen3-tiny", DType::BF16), ("gemma3-tiny", DType::BF16)];
+    let names = names.into_iter().chain(on_cpu.each_ref().map(|(name, dtype, _)| (*name, *dtype)));
+    let gpu = Device::new_cuda_with_stream(0).ok();
+    let on_gpu = gpu.iter().flat_map(|gpu| names.clone().map(|(name, dtype)| (name, dtype, gpu.clone())));
+    for (name, dtype, device) in on_cpu.clone().into_iter().chain(on_gpu) {
+        let loaded = load(&folder(name), dtype, &device).expect("a model");
         let (prompts, wanted) = golden(name);
         for (step_tokens, page_size) in [(48, 16), (512, 1), (7, 8)] {
-            let capacity = Capacity::Pages(4096 / page_size);
-            let pool = PoolConfig { page_size, capacity, dtype: KvDtype::F32, ..loaded.pool };
-            let [first, again] = run(&loaded, pool, &prompts, step_tokens);
+            let pool = PoolConfig { page_size, capacity: Capacity::Pages(4096 / page_size), ..loaded.pool };
+            let mut arena = KvArena::new(pool, &device).expect("a small pool");
+            let [first, again] = run(&loaded, &mut arena, &prompts, step_tokens);
             for served in [&first, &again] {
                 for (text, wanted) in served.texts.iter().zip(&wanted) {
-                    let begin = &text[..wanted.len()];
-                    assert_eq!(begin, wanted, "{name}, steps of {step_tokens}");
+                    assert_eq!(&text[..wanted.len()], wanted, "{name}, {dtype:?}, steps of {step_tokens}");
                 }
             }
             assert!(again.hit_tokens > again.prompt_tokens / 2, "{name}: {} hits", again.hit_tokens);
@@ -114,7 +118,6 @@ fn logits_equal_those_over_candles_own_cache() {
 #[test]
 fn both_forms_of_a_config_are_read() {
     let text = |name: &str| fs::read_to_string(folder(name).join("config.json")).expect("a config");
-    let of = |text: &str| Config::parse(text);
     let edit = |name: &str, edit: &dyn Fn(&mut Map<String, Value>)| {
         let mut config: Map<String, Value> = serde_json::from_str(&text(name)).expect("JSON");
         edit(&mut config);
@@ -122,7 +125,7 @@ fn both_forms_of_a_config_are_read() {
     };
     for name in ["qwen3-tiny", "llama-tiny"] {
         let theta = |text: &str| {
-            let config = of(text).expect("a served model").of::<Value>().expect("JSON");
+            let config = Config::parse(text).expect("a served model").typed::<Value>().expect("JSON");
             config["rope_theta"].as_f64().expect("a number")
         };
         let old = edit(name, &|config| {
@@ -131,10 +134,10 @@ fn both_forms_of_a_config_are_read() {
         });
         assert_eq!(theta(&text(name)), theta(&old));
         let without = edit(name, &|config| drop(config.remove("rope_parameters")));
-        let error = of(&without).expect_err("rope_theta is missing");
-        assert_eq!(error.to_string(), "the key rope_theta is missing");
+        let error = Config::parse(&without).expect_err("rope_theta is missing");
+        assert_eq!(error.to_string(), "config.json: the key rope_theta is missing");
         let without = edit(name, &|config| drop(config.remove("hidden_size")));
-        let error = of(&without).expect("parse does not check this key").of::<qwen3::Config>();
+        let error = Config::parse(&without).expect("parse does not check this key").typed::<qwen3::Config>();
         assert!(error.expect_err("no size").to_string().contains("hidden_size"));
     }
     let old = edit("gemma3-tiny", &|config| {
@@ -146,20 +149,25 @@ fn both_forms_of_a_config_are_read() {
         config.insert("sliding_window_pattern".into(), 3.into());
     });
     for text in [text("gemma3-tiny"), old] {
-        let config = of(&text).and_then(|config| config.of::<gemma3::Config>()).expect("served");
+        let config = Config::parse(&text).and_then(|config| config.typed::<gemma3::Config>()).expect("served");
         let read = (config.rope_theta, config.rope_local_base_freq, config.sliding_window_pattern);
         assert_eq!(read, (1_000_000.0, 10_000.0, 3));
     }
     let irregular = edit("gemma3-tiny", &|config| {
         config["layer_types"][0] = "full_attention".into();
     });
-    assert!(of(&irregular).expect_err("no pattern").to_string().starts_with("layer_types"));
+    assert!(Config::parse(&irregular).expect_err("no pattern").to_string().starts_with("config.json: layer_types"));
     let scaled = edit("qwen3-tiny", &|config| {
         config["rope_parameters"]["rope_type"] = "yarn".into();
     });
-    assert!(of(&scaled).expect_err("candle ignores it").to_string().starts_with("rope_scaling"));
+    assert!(
+        Config::parse(&scaled).expect_err("candle ignores it").to_string().starts_with("config.json: rope_scaling")
+    );
     let other = edit("qwen3-tiny", &|config| drop(config.insert("model_type".into(), "bert".into())));
-    assert_eq!(of(&other).expect_err("not served").to_string(), "model_type = \"bert\" is not supported");
+    assert_eq!(
+        Config::parse(&other).expect_err("not served").to_string(),
+        "config.json: model_type = \"bert\" is not supported"
+    );
 }
 
 /// An id of more than 32 bits is no token.

@@ -117,7 +117,5 @@ fn stop_tokens(fields: &Fields<'_>) -> Result<Vec<u32>> {
     for name in ["eos", "eot", "eom"] {
         stop.extend(fields.tokens(&format!("tokenizer.ggml.{name}_token_id"))?);
     }
-    stop.sort_unstable();
-    stop.dedup();
     Ok(stop)
 }

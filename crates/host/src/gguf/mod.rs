@@ -25,7 +25,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::fields::{Fields, check_content};
+use crate::fields::Fields;
+use crate::files::check_content;
 use header::Header;
 pub use quants::Quant;
 

@@ -58,12 +58,16 @@ struct Parts {
 }
 
 impl Gguf {
-    /// Returns the tokenizer, with this chat template. Without a tokenizer, prompts are token ids.
+    /// Returns the tokenizer, with this chat template or the file's own. Without a tokenizer, prompts are token ids.
     ///
     /// # Errors
     /// A key is invalid, the tokenizer is not implemented exactly, or it has tokens beyond the model's vocabulary.
     pub fn text(&self, vocab: usize, template: Option<Template>) -> Result<Text> {
         let fields = self.fields()?;
+        let config = self.tokenizer_config()?;
+        let own = (template.is_none() && config["chat_template"].is_string())
+            .then(|| Template::of_config(&self.path, &config));
+        let template = own.transpose()?.or(template);
         let Some(model) = fields.text("tokenizer.ggml.model")? else {
             return Ok(Text::without_tokenizer(template));
         };
@@ -242,11 +246,7 @@ fn sentence_pieces(fields: &Fields<'_>, vocabulary: &mut Vocabulary, kind: Kind)
     if fields.flag("tokenizer.ggml.remove_extra_whitespaces")? {
         return Err(fields.wrong("tokenizer.ggml.remove_extra_whitespaces is not implemented"));
     }
-    let prefix = "tokenizer.ggml.add_space_prefix";
-    let begins_with_space = match fields.get(prefix) {
-        None => kind == Kind::Llama,
-        Some(_) => fields.flag(prefix)?,
-    };
+    let begins_with_space = fields.flag_or("tokenizer.ggml.add_space_prefix", kind == Kind::Llama)?;
     // The converter writes tokens of spaces as they are.
     for token in vocabulary.tokens.iter_mut().filter(|token| token.chars().all(|c| c == ' ')) {
         *token = "\u{2581}".repeat(token.len());
@@ -274,9 +274,10 @@ fn sentence_pieces(fields: &Fields<'_>, vocabulary: &mut Vocabulary, kind: Kind)
     }
     Ok(Parts {
         model: model.map_err(|e| fields.wrong(&format!("tokenizer: {e}")))?,
-        normalizer: match begins_with_space {
-            true => json!({ "type": "Sequence", "normalizers": [prepend, escape] }),
-            false => escape,
+        normalizer: if begins_with_space {
+            json!({ "type": "Sequence", "normalizers": [prepend, escape] })
+        } else {
+            escape
         },
         pre_tokenizer: Value::Null,
         decoder: json!({ "type": "Sequence", "decoders": decoders }),
@@ -286,14 +287,13 @@ fn sentence_pieces(fields: &Fields<'_>, vocabulary: &mut Vocabulary, kind: Kind)
 
 /// Builds the tokenizer.
 fn build(fields: &Fields<'_>, vocabulary: &Vocabulary, parts: Parts) -> Result<Tokenizer> {
-    let flag = |key, default| if fields.get(key).is_some() { fields.flag(key) } else { Ok(default) };
     let named = |name: &str, is_added| match (is_added, vocabulary.named(fields, name)?) {
         (false, _) => Ok(None),
         (true, Some(token)) => Ok(Some(token)),
         (true, None) => Err(fields.wrong(&format!("tokenizer.ggml.{name}_token_id is missing"))),
     };
-    let bos = named("bos", flag("tokenizer.ggml.add_bos_token", parts.adds_bos)?)?;
-    let eos = named("eos", flag("tokenizer.ggml.add_eos_token", false)?)?;
+    let bos = named("bos", fields.flag_or("tokenizer.ggml.add_bos_token", parts.adds_bos)?)?;
+    let eos = named("eos", fields.flag_or("tokenizer.ggml.add_eos_token", false)?)?;
     let wrong = |e: &dyn std::fmt::Display| fields.wrong(&format!("tokenizer: {e}"));
     let mut tokenizer = Tokenizer::new(parts.model);
     let normalizer: Option<NormalizerWrapper> = serde_json::from_value(parts.normalizer).expect(PART);

@@ -5,7 +5,7 @@ use kvarena::backend::cuda::{CudaStream, DeviceBuffer, Gpu, PinnedBuffer};
 
 use super::error::{GpuError, driver};
 use super::kernels::Kernels;
-use super::libs::load_cublaslt;
+use super::libs::open_cublaslt;
 
 /// A GPU, the stream of all its work, and the kernels.
 #[derive(Debug)]
@@ -34,9 +34,9 @@ impl Device {
     pub fn open_number(number: u32) -> Result<Self, GpuError> {
         let gpu = Gpu::new(number)?;
         gpu.bind()?;
-        load_cublaslt()?;
+        open_cublaslt()?;
         let stream = CudaStream::new(&gpu)?;
-        let kernels = Kernels::load(&gpu)?;
+        let kernels = Kernels::open(&gpu)?;
         let device = Self { gpu, stream, kernels };
         device.check_context()?;
         Ok(device)

@@ -1,7 +1,5 @@
 //! Errors of the host on a GPU: unsupported machines and models, steps above a limit, and failed calls.
 
-use std::fmt;
-
 use kvarena::backend::cuda::CudaError;
 
 use crate::error::{Error, Fault};
@@ -10,155 +8,58 @@ use crate::error::{Error, Fault};
 pub type GpuResult<T> = Result<T, GpuError>;
 
 /// An error of the host on a GPU.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts name the fields
 #[non_exhaustive]
 pub enum GpuError {
     /// An error of `kvarena`'s CUDA backend, such as a missing driver, an old device or too little memory.
-    Cuda(CudaError),
+    #[error("{}{_0}", if lacks_gpu(_0) { "no GPU can be used: " } else { "" })]
+    Cuda(#[source] CudaError),
     /// A call to the driver failed.
-    Driver {
-        /// Name of the call.
-        call: &'static str,
-        /// The driver's `CUresult`.
-        code: u32,
-    },
-    /// cublasLt is not installed or cannot be loaded.
-    NoCublasLt {
-        /// The names that the search did not find, or the loader's error.
-        why: String,
-    },
+    #[error("{call} failed with CUDA error {code}")]
+    Driver { call: &'static str, code: u32 },
+    /// cublasLt is not installed or cannot be opened; `why` has the names that the search did not find, or the error.
+    #[error("cannot use cublasLt: {why}")]
+    NoCublasLt { why: String },
     /// A call to cublasLt failed.
-    CublasLt {
-        /// Name of the call.
-        call: &'static str,
-        /// The library's `cublasStatus_t`.
-        status: u32,
-    },
-    /// NCCL is not installed or cannot be loaded. A model on several GPUs needs it.
-    NoNccl {
-        /// The names that the search did not find, or the loader's error.
-        why: String,
-    },
+    #[error("{call} failed with status {status}")]
+    CublasLt { call: &'static str, status: u32 },
+    /// NCCL, which a model on several GPUs needs, is not installed or cannot be opened.
+    #[error("cannot use NCCL: {why}")]
+    NoNccl { why: String },
     /// A call to NCCL failed.
-    Nccl {
-        /// Name of the call.
-        call: &'static str,
-        /// The library's message.
-        what: String,
-    },
+    #[error("{call} failed: {what}")]
+    Nccl { call: &'static str, what: String },
     /// A GPU cannot access the memory of a peer.
-    NoPeer {
-        /// The GPU.
-        gpu: u32,
-        /// The peer.
-        peer: u32,
-    },
+    #[error("GPU {gpu} cannot reach the memory of GPU {peer}: sums must use NCCL")]
+    NoPeer { gpu: u32, peer: u32 },
     /// A size of the model is not a multiple of the number of GPUs.
-    Ranks {
-        /// Number of GPUs.
-        ranks: usize,
-        /// Name of the size.
-        what: &'static str,
-    },
-    /// cublasLt has no algorithm for a product.
-    NoProduct {
-        /// `[m, n, k]` of the product of x `[m, k]` and w `[k, n]`.
-        shape: [usize; 3],
-    },
-    /// Weights or activations need more memory than is free.
-    Memory {
-        /// Bytes needed.
-        wanted: u64,
-        /// Bytes free.
-        free: u64,
-    },
-    /// No attention kernel supports the size of the heads or the number of query heads.
-    Heads {
-        /// Elements of a head.
-        head_dim: usize,
-        /// Query heads for each head of K and V.
-        group: usize,
-    },
-    /// The kernels do not support a width of the model.
-    Width {
-        /// Name of the field in `config.json`.
-        name: &'static str,
-        /// Value of the field.
-        value: usize,
-        /// The condition on the value, such as "a multiple of 8".
-        wanted: &'static str,
-    },
+    #[error("cannot split the model over {ranks} GPUs: {ranks} does not divide its {what}")]
+    Ranks { ranks: usize, what: &'static str },
+    /// cublasLt has no algorithm for a product of x `[m, k]` and w `[k, n]`.
+    #[error("cublasLt has no algorithm for a product of {} x {} and {} x {}", shape[0], shape[2], shape[2], shape[1])]
+    NoProduct { shape: [usize; 3] },
+    /// Weights or activations need more bytes than are free.
+    #[error("the model does not fit the GPU: it needs {wanted} bytes, and {free} are free")]
+    Memory { wanted: u64, free: u64 },
+    /// No attention kernel supports the elements of a head, or the query heads for each head of K and V.
+    #[error(
+        "no attention kernel supports head_dim {head_dim} with {group} query heads for each kv head: head_dim must be \
+         64, 128 or 256, with at most 16 query heads"
+    )]
+    Heads { head_dim: usize, group: usize },
+    /// The kernels do not support a width of the model; `wanted` is the condition, such as "a multiple of 8".
+    #[error("{name} {value} is not supported on a GPU: it must be {wanted}")]
+    Width { name: &'static str, value: usize, wanted: &'static str },
     /// The model has a property that only the CPU supports.
-    Missing {
-        /// The property.
-        what: &'static str,
-    },
+    #[error("{what} is not supported on a GPU, only on the CPU")]
+    Missing { what: &'static str },
     /// A step has more draws than its buffers can contain.
-    Draws {
-        /// Number of draws.
-        draws: usize,
-        /// The maximum.
-        max: usize,
-    },
-    /// A step has more edits of logits than its buffer can contain.
-    Edits {
-        /// Edits of all draws.
-        edits: usize,
-        /// The maximum; 0 if the vocabulary is too large for edits and min-p.
-        max: usize,
-    },
-}
-
-impl fmt::Display for GpuError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cuda(error) if lacks_gpu(error) => write!(f, "no GPU can be used: {error}"),
-            Self::Cuda(error) => write!(f, "{error}"),
-            Self::Driver { call, code } => write!(f, "{call} failed with CUDA error {code}"),
-            Self::NoCublasLt { why } => write!(f, "cannot use cublasLt: {why}"),
-            Self::CublasLt { call, status } => write!(f, "{call} failed with status {status}"),
-            Self::NoNccl { why } => write!(f, "cannot use NCCL: {why}"),
-            Self::Nccl { call, what } => write!(f, "{call} failed: {what}"),
-            Self::NoPeer { gpu, peer } => {
-                write!(f, "GPU {gpu} cannot reach the memory of GPU {peer}: sums must use NCCL")
-            }
-            Self::Ranks { ranks, what } => {
-                write!(f, "cannot split the model over {ranks} GPUs: {ranks} does not divide its {what}")
-            }
-            Self::NoProduct { shape: [m, n, k] } => {
-                write!(f, "cublasLt has no algorithm for a product of {m} x {k} and {k} x {n}")
-            }
-            Self::Memory { wanted, free } => {
-                write!(f, "the model does not fit the GPU: it needs {wanted} bytes, and {free} are free")
-            }
-            Self::Heads { head_dim, group } => write!(
-                f,
-                "no attention kernel supports head_dim {head_dim} with {group} query heads for each kv head: \
-                 head_dim must be 64, 128 or 256, with at most 16 query heads"
-            ),
-            Self::Width { name, value, wanted } => {
-                write!(f, "{name} {value} is not supported on a GPU: it must be {wanted}")
-            }
-            Self::Missing { what } => {
-                write!(f, "{what} is not supported on a GPU, only on the CPU")
-            }
-            Self::Draws { draws, max } => {
-                write!(f, "a step has {draws} draws, but at most {max} are possible")
-            }
-            Self::Edits { edits, max } => {
-                write!(f, "a step has {edits} edits of logits, but at most {max} are possible")
-            }
-        }
-    }
-}
-
-impl std::error::Error for GpuError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Cuda(error) => Some(error),
-            _ => None,
-        }
-    }
+    #[error("a step has {draws} draws, but at most {max} are possible")]
+    Draws { draws: usize, max: usize },
+    /// A step has more edits of logits than its buffer can contain: none if the vocabulary is too large for edits.
+    #[error("a step has {edits} edits of logits, but at most {max} are possible")]
+    Edits { edits: usize, max: usize },
 }
 
 impl From<CudaError> for GpuError {

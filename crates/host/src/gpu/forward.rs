@@ -30,7 +30,7 @@ use crate::sparse::channels::Measured;
 use experts::Mixture;
 use operands::qkv_width;
 
-/// A deliberate fault, to verify that `kvarena-server --check` finds it.
+/// A deliberate fault, to verify that a comparison with the CPU finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum InjectedFault {
     /// No fault.
@@ -253,7 +253,7 @@ impl Forward {
         self.gauge.take().map(Gauge::measured)
     }
 
-    /// Loads the kernels for `work`, for the rotation and store, and for the attention of this model's layers.
+    /// Prepares the kernels for `work`, for the rotation and store, and for the attention of this model's layers.
     ///
     /// # Errors
     /// No kernel supports the heads, or the driver failed.
@@ -264,7 +264,7 @@ impl Forward {
         Ok(backend.prepare(&Prepare { attend: &attend, lists: &lists, rope_store: true, ..*work })?)
     }
 
-    /// Prepares sums over ranks. A kernel is loaded at its first launch, and NCCL connects at its first call; neither
+    /// Prepares sums over ranks. A kernel reaches the device at its first launch, and NCCL connects at its first call; neither
     /// may happen in a capture or during a request. All ranks call this at the same time. Overwrites x.
     ///
     /// # Errors
@@ -279,9 +279,9 @@ impl Forward {
             }
             // NCCL uses different algorithms for different lengths, and connects for each algorithm at its first use.
             for doubled in (0..).map(|times| 4096 << times).take_while(|&count| count < most) {
-                link.sum(device, self.x.address(), doubled)?;
+                link.all_reduce(device, self.x.address(), doubled)?;
             }
-            link.sum(device, self.x.address(), most)
+            link.all_reduce(device, self.x.address(), most)
         }
     }
 
@@ -294,7 +294,7 @@ impl Forward {
         Attend { window, scale, ..Attend::new(q_heads as u32, head_dim as u32) }
     }
 
-    /// Submits a step that the backend has begun and whose products are planned. The rank that chooses tokens computes
+    /// Submits a step that the backend has begun and whose products are chosen. The rank that chooses tokens computes
     /// at most [`Forward::logits_rows`] draws at a time. After each such batch it calls `each` with the batch's first
     /// draw and its number of draws.
     ///
@@ -355,7 +355,7 @@ impl Forward {
         if self.leads {
             self.choose(device, step, parts, each)?;
         }
-        self.share(device, step.draw_count)
+        self.broadcast(device, step.draw_count)
     }
 
     /// Completes x, or the output to norm, by a sum over the ranks. Except for rounding, the result equals that of one
@@ -368,16 +368,16 @@ impl Forward {
         unsafe {
             match link.peers() {
                 Some(peers) if self.are_parts(tokens) => peers.add(device, x, self.normed.address(), count),
-                _ => link.sum(device, x, count),
+                _ => link.all_reduce(device, x, count),
             }
         }
     }
 
     /// Sends the tokens chosen by the first rank to all ranks; the next step reads them.
-    fn share(&self, device: &Device, draws: usize) -> Result<(), GpuError> {
+    fn broadcast(&self, device: &Device, draws: usize) -> Result<(), GpuError> {
         match &self.link {
             // SAFETY: there is memory for the step's draws, and all ranks submit the same step.
-            Some(link) if draws > 0 => unsafe { link.share(device, self.sampled.address(), draws) },
+            Some(link) if draws > 0 => unsafe { link.broadcast(device, self.sampled.address(), draws) },
             _ => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! The kernels of `ptx/src`, their parameters (the structs of `ptx/src/params.cuh`), and their launches.
 //!
-//! `twin.rs` computes the same as most of them in Rust.
+//! `tests/common/twin.rs` computes the same as most of them in Rust.
 
 pub(super) mod table;
 
@@ -129,7 +129,7 @@ pub enum ProductMode {
     Silu = 2,
 }
 
-/// A loaded kernel that takes a `P`.
+/// A kernel on the device that takes a `P`.
 #[derive(Debug)]
 pub struct Kernel<P> {
     function: Function,
@@ -137,8 +137,8 @@ pub struct Kernel<P> {
 }
 
 impl<P> Kernel<P> {
-    fn load(gpu: &Gpu, kernel: &'static Entry) -> Result<Self, GpuError> {
-        Ok(Self { function: gpu.load(kernel)?, params: PhantomData })
+    fn open(gpu: &Gpu, kernel: &'static Entry) -> Result<Self, GpuError> {
+        Ok(Self { function: gpu.compile(kernel)?, params: PhantomData })
     }
 }
 
@@ -194,62 +194,50 @@ pub const GEMMS: [GemmKernel; 6] = [
     gemm(table::GEMM_64_128, 64, 128),
 ];
 
-/// All kernels.
-#[derive(Debug)]
-#[allow(missing_docs)] // each field has the name of its kernel in ptx/
-pub struct Kernels {
-    pub load_step: Kernel<LoadStepParams>,
-    pub embed: Kernel<EmbedParams>,
-    pub rms_norm: Kernel<NormParams>,
-    pub silu_mul: Kernel<SiluMulParams>,
-    pub gelu_mul: Kernel<SiluMulParams>,
-    pub add_bias: Kernel<BiasParams>,
-    pub norm_add: Kernel<NormAddParams>,
-    pub route: Kernel<RouteParams>,
-    pub experts_up: Kernel<ExpertsParams>,
-    pub experts_down: Kernel<ExpertsParams>,
-    pub sample: Kernel<SampleParams>,
-    pub sample_filter: Kernel<SampleParams>,
-    pub sample_shaped: Kernel<ShapedParams>,
-    pub sum_ranks: Kernel<SumRanksParams>,
-    pub fill: Kernel<FillParams>,
-    pub fold: Kernel<FoldParams>,
-    /// Kernels of [`SKINNY`], in its order.
-    pub skinny: Vec<Kernel<SkinnyParams>>,
-    /// Kernels of [`GEMMS`], in its order; empty if the device does not support them.
-    pub gemm: Vec<Kernel<GemmParams>>,
-}
+macro_rules! kernels {
+    ($($field:ident: $params:ident = $entry:ident,)*) => {
+        /// All kernels.
+        #[derive(Debug)]
+        #[allow(missing_docs)] // each field has the name of its kernel in ptx/
+        pub struct Kernels {
+            $(pub $field: Kernel<$params>,)*
+            /// Kernels of [`SKINNY`], in its order.
+            pub skinny: Vec<Kernel<SkinnyParams>>,
+            /// Kernels of [`GEMMS`], in its order; empty if the device does not support them.
+            pub gemm: Vec<Kernel<GemmParams>>,
+        }
 
-impl Kernels {
-    /// Loads all kernels that the device supports.
-    pub(super) fn load(gpu: &Gpu) -> Result<Self, GpuError> {
-        let runs = |kernel: &&Entry| kernel.runs_on(gpu.capability());
-        gpu.load_all(&table::KERNELS.iter().filter(runs).collect::<Vec<_>>())?;
-        let mut gemm = Vec::new();
-        if gpu.capability() == 90 {
-            for kernel in &GEMMS {
-                gemm.push(Kernel::load(gpu, kernel.entry)?);
+        impl Kernels {
+            /// Opens all kernels that the device supports.
+            pub(super) fn open(gpu: &Gpu) -> Result<Self, GpuError> {
+                let runs = |kernel: &&Entry| kernel.runs_on(gpu.capability());
+                gpu.compile_all(&table::KERNELS.iter().filter(runs).collect::<Vec<_>>())?;
+                let gemms = GEMMS.iter().filter(|kernel| runs(&kernel.entry));
+                Ok(Self {
+                    $($field: Kernel::open(gpu, table::$entry)?,)*
+                    skinny: SKINNY.iter().map(|(entry, _)| Kernel::open(gpu, entry)).collect::<Result<_, _>>()?,
+                    gemm: gemms.map(|kernel| Kernel::open(gpu, kernel.entry)).collect::<Result<_, _>>()?,
+                })
             }
         }
-        Ok(Self {
-            load_step: Kernel::load(gpu, table::LOAD_STEP)?,
-            embed: Kernel::load(gpu, table::EMBED)?,
-            rms_norm: Kernel::load(gpu, table::RMS_NORM)?,
-            silu_mul: Kernel::load(gpu, table::SILU_MUL)?,
-            gelu_mul: Kernel::load(gpu, table::GELU_MUL)?,
-            add_bias: Kernel::load(gpu, table::ADD_BIAS)?,
-            norm_add: Kernel::load(gpu, table::NORM_ADD)?,
-            route: Kernel::load(gpu, table::ROUTE)?,
-            experts_up: Kernel::load(gpu, table::EXPERTS_UP)?,
-            experts_down: Kernel::load(gpu, table::EXPERTS_DOWN)?,
-            sample: Kernel::load(gpu, table::SAMPLE)?,
-            sample_filter: Kernel::load(gpu, table::SAMPLE_FILTER)?,
-            sample_shaped: Kernel::load(gpu, table::SAMPLE_SHAPED)?,
-            sum_ranks: Kernel::load(gpu, table::SUM_RANKS)?,
-            fill: Kernel::load(gpu, table::FILL)?,
-            fold: Kernel::load(gpu, table::FOLD)?,
-            skinny: SKINNY.iter().map(|(entry, _)| Kernel::load(gpu, entry)).collect::<Result<_, _>>()?,
-            gemm,
-        })
-    }
+    };
+}
+
+kernels! {
+    load_step: LoadStepParams = LOAD_STEP,
+    embed: EmbedParams = EMBED,
+    rms_norm: NormParams = RMS_NORM,
+    silu_mul: SiluMulParams = SILU_MUL,
+    gelu_mul: SiluMulParams = GELU_MUL,
+    add_bias: BiasParams = ADD_BIAS,
+    norm_add: NormAddParams = NORM_ADD,
+    route: RouteParams = ROUTE,
+    experts_up: ExpertsParams = EXPERTS_UP,
+    experts_down: ExpertsParams = EXPERTS_DOWN,
+    sample: SampleParams = SAMPLE,
+    sample_filter: SampleParams = SAMPLE_FILTER,
+    sample_shaped: ShapedParams = SAMPLE_SHAPED,
+    sum_ranks: SumRanksParams = SUM_RANKS,
+    fill: FillParams = FILL,
+    fold: FoldParams = FOLD,
 }

@@ -1,5 +1,5 @@
-//! Finds cublasLt and NCCL in the folders of two environment variables, Python's wheels and toolkits. Loads them by
-//! path, or else by name. When `cudarc` later opens cublasLt by name, the dynamic linker returns the loaded library.
+//! Finds cublasLt and NCCL in the folders of two environment variables, Python's wheels and toolkits. Opens them by
+//! path, or else by name. When `cudarc` later opens cublasLt by name, the dynamic linker returns the open library.
 
 use std::path::{Path, PathBuf};
 
@@ -12,29 +12,23 @@ const FOLDERS: &str = "KVARENA_CUDA_LIB";
 const CUBLASLT: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
 const NCCL: [&str; 1] = ["libnccl.so.2"];
 
-/// Loads cublasLt and never unloads it.
-pub(super) fn load_cublaslt() -> Result<(), GpuError> {
-    match load(&CUBLASLT) {
-        Ok(library) => {
-            std::mem::forget(library);
-            Ok(())
-        }
-        Err(why) => Err(GpuError::NoCublasLt { why }),
-    }
+/// Opens cublasLt and never closes it.
+pub(super) fn open_cublaslt() -> Result<(), GpuError> {
+    open(&CUBLASLT).map(std::mem::forget).map_err(|why| GpuError::NoCublasLt { why })
 }
 
-/// Loads NCCL, or returns the reason of the failure.
-pub(super) fn load_nccl() -> Result<Library, String> {
-    load(&NCCL)
+/// Opens NCCL, or returns the reason of the failure.
+pub(super) fn open_nccl() -> Result<Library, String> {
+    open(&NCCL)
 }
 
-fn load(names: &[&str]) -> Result<Library, String> {
+fn open(names: &[&str]) -> Result<Library, String> {
     let mut why = format!("cannot find {}; {FOLDERS} can list more folders", names.join(" or "));
     let folders = folders();
     for name in names {
         let found = folders.iter().map(|folder| folder.join(name)).filter(|path| path.exists());
         for path in found.chain([PathBuf::from(name)]) {
-            // SAFETY: loading NVIDIA's library runs its initialisers, which is intended.
+            // SAFETY: opening NVIDIA's library runs its initialisers, which is intended.
             match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
                 Ok(library) => return Ok(library),
                 Err(error) if path.is_absolute() => why = error.to_string(),

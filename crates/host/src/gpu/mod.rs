@@ -8,19 +8,19 @@
 //! products             matrix products by cublasLt or a kernel of ptx/, chosen by measurement
 //! gemm                 Hopper's kernels for products of up to 256 rows: how they split the work
 //! image, kept          upload of a step's tokens and sampling parameters, download of the sampled tokens; kept logits
-//! shapes               upload of the requests' changes to logits, and of min-p
+//! edits                upload of the requests' changes to logits, and of min-p
 //! shape, forward       checks of models; the launches of one step
 //! sparse               sparse reads: the positions and the channels that select them
 //! nccl, peers, sums    sums over several GPUs, by NCCL or peer memory
 //! ranks                a model spread over several GPUs, all with the plans of one engine
 //! runner               the `Runner` on a GPU: graphs, steps in flight, times
-//! twin                 the specification of most kernels, on the CPU
 //! ```
 //!
 //! Each GPU's launches go to one stream, so they run in the order of submission.
 #![allow(unsafe_code)]
 
 pub mod device;
+mod edits;
 pub mod error;
 pub mod forward;
 pub mod gemm;
@@ -34,10 +34,8 @@ pub mod products;
 pub mod ranks;
 pub mod runner;
 pub mod shape;
-mod shapes;
 pub mod sparse;
 pub mod sums;
-pub mod twin;
 pub mod weights;
 
 pub use error::GpuError;

@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 use super::error::GpuError;
-use super::libs::load_nccl;
+use super::libs::open_nccl;
 
 type Raw = *mut c_void;
 
@@ -31,8 +31,8 @@ struct Calls {
 fn calls() -> Result<&'static Calls, GpuError> {
     static CALLS: OnceLock<Result<Calls, String>> = OnceLock::new();
     let calls = CALLS.get_or_init(|| {
-        // The library stays loaded, because `Calls` contains its functions.
-        let library = Box::leak(Box::new(load_nccl()?));
+        // The library stays open, because `Calls` contains its functions.
+        let library = Box::leak(Box::new(open_nccl()?));
         let missing = |error: libloading::Error| error.to_string();
         // SAFETY: these are the functions' types in NCCL's header, which are stable in NCCL 2.
         unsafe {
@@ -105,7 +105,7 @@ impl Comm {
     /// # Safety
     /// Until the sum is done, `address` is valid for `count` numbers in this rank's memory. All ranks submit the same
     /// sum.
-    pub unsafe fn sum(&self, address: u64, count: usize, stream: u64) -> Result<(), GpuError> {
+    pub unsafe fn all_reduce(&self, address: u64, count: usize, stream: u64) -> Result<(), GpuError> {
         let calls = calls()?;
         let at = address as usize as Raw;
         // SAFETY: the caller guarantees the conditions.
@@ -119,8 +119,8 @@ impl Comm {
     /// Errors of NCCL.
     ///
     /// # Safety
-    /// See [`Comm::sum`].
-    pub unsafe fn share(&self, address: u64, count: usize, stream: u64) -> Result<(), GpuError> {
+    /// See [`Comm::all_reduce`].
+    pub unsafe fn broadcast(&self, address: u64, count: usize, stream: u64) -> Result<(), GpuError> {
         let calls = calls()?;
         let at = address as usize as Raw;
         // SAFETY: the caller guarantees the conditions.

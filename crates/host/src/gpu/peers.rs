@@ -114,7 +114,7 @@ impl Peers {
 
     /// Adds the sum of y over all ranks to x, in bf16 and in the stream's order. The sum is computed in f32, in the
     /// order of ranks, and rounded once. If all ranks begin with the same x, they get the same x. A count of 0 only
-    /// loads the kernel.
+    /// prepares the kernel.
     ///
     /// # Errors
     /// The launch failed.

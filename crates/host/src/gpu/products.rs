@@ -86,9 +86,9 @@ pub struct Product<'a> {
     pub operands: &'a [Operands],
 }
 
-/// A planned product of cublasLt.
+/// A product of cublasLt with one of its algorithms.
 #[derive(Clone, Copy, Debug)]
-struct Plan {
+struct Proposal {
     description: sys::cublasLtMatmulDesc_t,
     /// Layouts of the weight, x and y, created once and kept until the program ends.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
@@ -99,7 +99,7 @@ struct Plan {
 /// An implementation of a product.
 #[derive(Clone, Copy, Debug)]
 enum Method {
-    CublasLt(Plan),
+    CublasLt(Proposal),
     /// A kernel of [`SKINNY`].
     Skinny(usize),
     /// A kernel of `gemm.rs`.
@@ -147,7 +147,7 @@ impl Products {
     }
 
     /// Returns whether an implementation was chosen for a product of this many tokens.
-    pub fn is_planned(&self, op: Op, tokens: usize) -> bool {
+    pub fn is_chosen(&self, op: Op, tokens: usize) -> bool {
         self.methods.contains_key(&(op, padded_rows(tokens)))
     }
 
@@ -164,13 +164,13 @@ impl Products {
         }
     }
 
-    /// Submits a planned product.
+    /// Submits a product.
     ///
     /// # Errors
     /// The driver or cublasLt failed.
     ///
     /// # Panics
-    /// If the product was not planned.
+    /// If no implementation was chosen.
     ///
     /// # Safety
     /// The operands are valid for [`padded_rows`] of `tokens` rows of these widths until the work is done.
@@ -242,10 +242,10 @@ impl Products {
                 // SAFETY: the implementation was found to fit; the caller guarantees the operands.
                 unsafe { method.launch(device, &gemm) }
             }
-            Method::CublasLt(plan) => {
+            Method::CublasLt(proposal) => {
                 let (x, target) = (norm_rows()?, if op == Op::GateUp { gate_up } else { y });
                 // SAFETY: the caller guarantees the operands.
-                unsafe { self.multiply(&plan, weight, x, target, stream) }?;
+                unsafe { self.multiply(&proposal, weight, x, target, stream) }?;
                 if op != Op::GateUp {
                     return Ok(());
                 }
@@ -276,8 +276,8 @@ impl Products {
 
     /// # Safety
     /// As [`Products::run`].
-    unsafe fn multiply(&self, plan: &Plan, weight: u64, x: u64, y: u64, stream: u64) -> Result<(), GpuError> {
-        let [weights, xs, ys] = plan.layouts;
+    unsafe fn multiply(&self, proposal: &Proposal, weight: u64, x: u64, y: u64, stream: u64) -> Result<(), GpuError> {
+        let [weights, xs, ys] = proposal.layouts;
         let pointer = |address: u64| address as usize as *mut c_void;
         let alpha = 1.0_f32;
         // SAFETY: handle, description and layouts live; the algorithm was proposed for them with this workspace; the
@@ -285,9 +285,9 @@ impl Products {
         let result = unsafe {
             result::matmul(
                 self.handle,
-                plan.description,
+                proposal.description,
                 from_ref(&alpha).cast(),
-                from_ref(&plan.beta).cast(),
+                from_ref(&proposal.beta).cast(),
                 pointer(weight),
                 weights,
                 pointer(x),
@@ -296,7 +296,7 @@ impl Products {
                 ys,
                 pointer(y),
                 ys,
-                &plan.algorithm,
+                &proposal.algorithm,
                 pointer(self.workspace.address()),
                 WORKSPACE_BYTES,
                 stream as usize as sys::cudaStream_t,

@@ -54,7 +54,7 @@ pub enum WeightSource {
 }
 
 impl WeightSource {
-    /// Loads or generates a share of the weights on a device.
+    /// Reads or generates a share of the weights on a device.
     ///
     /// # Errors
     /// As [`checkpoint::open`], [`Weights::read`] and [`Weights::random`].
@@ -222,11 +222,11 @@ pub struct RanksRunner {
 }
 
 impl RanksRunner {
-    /// Opens a GPU for each rank, and loads each rank's share of the weights.
+    /// Opens a GPU for each rank, and reads each rank's share of the weights.
     ///
     /// # Errors
     /// Too few GPUs, no NCCL, no requested peer access, or too little memory. A model that the kernels do not support,
-    /// or that cannot be loaded or spread over the GPUs.
+    /// or that cannot be read or spread over the GPUs.
     pub fn new(config: &ModelConfig, source: &WeightSource, options: GpuOptions, ranks: usize) -> Result<Self> {
         let share = Share { rank: 0, ranks };
         let own_config = share.of(config)?;
@@ -252,7 +252,7 @@ impl RanksRunner {
     }
 
     /// Returns the smallest free memory of the GPUs, in bytes. For rank 0 it is the present free memory; for the
-    /// others, the free memory after they loaded their weights.
+    /// others, the free memory after they read their weights.
     ///
     /// # Errors
     /// Errors of the driver.

@@ -16,13 +16,13 @@ use kvarena::backend::cuda::{Cuda, CudaGraph, CudaOptions, GraphKey, Prepare};
 use kvarena::{BatchPlan, Extend, PlanSize};
 
 use super::device::Device;
+use super::edits::Shapes;
 use super::error::{GpuError, GpuResult};
 use super::forward::{Forward, Parts, StepAddresses, StepLimits};
 use super::image::Images;
 use super::kept::KeptLogits;
 use super::kernels::DeviceDraw;
 use super::products::padded_rows;
-use super::shapes::Shapes;
 use super::sparse::Reading;
 use super::sums::Link;
 use super::weights::Weights;
@@ -180,7 +180,7 @@ impl GpuRunner {
         }
     }
 
-    /// Loads all kernels of steps, and chooses the implementations of products. It chooses them for decode steps of
+    /// Prepares all kernels of steps, and chooses the implementations of products. It chooses them for decode steps of
     /// these numbers of streams, without drafts and with the most drafts. It also chooses them for a whole chunk, alone
     /// and with the largest of these steps. Steps of other sizes choose theirs when they are launched.
     ///
@@ -199,12 +199,12 @@ impl GpuRunner {
         for (&streams, width) in streams.iter().flat_map(|streams| [(streams, 1), (streams, width)]) {
             let (_, tokens) = padded_step(streams, streams * width);
             let logits = tokens.min(self.forward.logits_rows());
-            self.forward.plan(&self.device, (tokens, logits), true)?;
+            self.forward.choose_products(&self.device, (tokens, logits), true)?;
         }
         if let Some(most) = streams.iter().max() {
             let chunk = self.options.chunk as usize;
             for tokens in [chunk, chunk + most, chunk + most * width] {
-                self.forward.plan(&self.device, (tokens, 0), true)?;
+                self.forward.choose_products(&self.device, (tokens, 0), true)?;
             }
         }
         Ok(())
@@ -278,9 +278,9 @@ impl GpuRunner {
         let Self { device, forward, images, shapes, .. } = self;
         let tokens = plan.token_count();
         let rows = forward.logits_rows();
-        forward.plan(device, (tokens, draw_count.min(rows)), false)?;
+        forward.choose_products(device, (tokens, draw_count.min(rows)), false)?;
         if draw_count > rows {
-            forward.plan(device, (tokens, draw_count % rows), false)?;
+            forward.choose_products(device, (tokens, draw_count % rows), false)?;
         }
         self.number += 1;
         let (number, logits) = (self.number, forward.logits_address());

@@ -78,10 +78,10 @@ impl Link {
     /// Errors of NCCL.
     ///
     /// # Safety
-    /// See [`Comm::sum`].
-    pub unsafe fn sum(&self, device: &Device, x: u64, count: usize) -> Result<(), GpuError> {
+    /// See [`Comm::all_reduce`].
+    pub unsafe fn all_reduce(&self, device: &Device, x: u64, count: usize) -> Result<(), GpuError> {
         // SAFETY: the caller guarantees the conditions.
-        unsafe { self.comm.sum(x, count, device.raw()) }
+        unsafe { self.comm.all_reduce(x, count, device.raw()) }
     }
 
     /// Replaces numbers of 32 bits by those of the first rank, through NCCL.
@@ -90,9 +90,9 @@ impl Link {
     /// Errors of NCCL.
     ///
     /// # Safety
-    /// See [`Comm::share`].
-    pub unsafe fn share(&self, device: &Device, at: u64, count: usize) -> Result<(), GpuError> {
+    /// See [`Comm::broadcast`].
+    pub unsafe fn broadcast(&self, device: &Device, at: u64, count: usize) -> Result<(), GpuError> {
         // SAFETY: the caller guarantees the conditions.
-        unsafe { self.comm.share(at, count, device.raw()) }
+        unsafe { self.comm.broadcast(at, count, device.raw()) }
     }
 }

@@ -50,6 +50,11 @@ impl Limits {
         (self.positions.min(self.pool) + 1).saturating_sub(prompt)
     }
 
+    /// Returns the maximum number of tokens of a prompt.
+    pub fn longest_prompt(&self) -> usize {
+        self.room(0).saturating_sub(1)
+    }
+
     /// Returns the request with its final number of new tokens if it can be served. Raises a too low temperature, and
     /// removes stop tokens beyond the vocabulary, because they never occur.
     ///

@@ -151,9 +151,9 @@ struct ActiveRequest {
     open: u32,
 }
 
-/// The load of a server.
+/// Numbers of a server's streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Load {
+pub struct StreamCounts {
     /// Streams that wait to be admitted or resumed.
     pub waiting: usize,
     /// Streams that take part in steps.
@@ -264,10 +264,10 @@ impl<R: Runner> Server<R> {
         self.runner
     }
 
-    /// Returns the load.
-    pub fn load(&self) -> Load {
+    /// Returns the numbers of streams.
+    pub fn stream_counts(&self) -> StreamCounts {
         let waiting = self.waiting.len() + self.preempted.len();
-        Load { waiting, running: self.running.len() }
+        StreamCounts { waiting, running: self.running.len() }
     }
 
     /// Returns the limits of requests.
@@ -418,7 +418,7 @@ impl<R: Runner> Server<R> {
 
     /// Handles a plan without rows, which is valid only if no stream is left.
     fn check_idle(&self) -> Result<()> {
-        let Load { waiting, running } = self.load();
+        let StreamCounts { waiting, running } = self.stream_counts();
         let left = waiting + running;
         if left == 0 {
             return Ok(());

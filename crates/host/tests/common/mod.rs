@@ -9,10 +9,13 @@ pub mod gguf;
 pub mod gpu;
 pub mod serving;
 pub mod tokenizers;
+#[cfg(feature = "cuda")]
+pub mod twin;
 pub mod wrapped;
 
 use std::path::{Path, PathBuf};
 
+use kvarena_host::model::Model;
 use serde_json::Value;
 
 /// Golden models with heads of K and V, one MLP a layer, and layers that read all tokens.
@@ -30,6 +33,11 @@ pub const PUBLISHED: [&str; 3] = ["gpt-oss-mxfp4", "deepseek-fp8", "llama4-publi
 /// Returns a golden model's directory. The tests of the server include this file.
 pub fn dir(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/tests/data").join(model)
+}
+
+/// Reads a golden model.
+pub fn model(name: &str) -> Model {
+    Model::read(&dir(name)).expect("the golden model is read")
 }
 
 /// A golden case: a prompt, and the reference framework's tokens and first logits.

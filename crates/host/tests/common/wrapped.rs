@@ -1,6 +1,6 @@
-//! A CPU runner with the limits of a GPU and with hooks.
+//! A CPU runner with the limits of a GPU, which may choose a fixed token.
 
-use kvarena::{Cpu, Extend, PlanSize};
+use kvarena::Cpu;
 use kvarena_host::clock::Clock;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::cpu::CpuRunner;
@@ -13,21 +13,14 @@ pub struct Wrapped<'m> {
     /// Maximum number of edits and of draws of a step.
     pub edits: usize,
     pub draws: usize,
-    /// The size to which each step is padded.
-    pub size: Option<PlanSize>,
     /// The token that all draws choose.
     pub forced: Option<u32>,
-    pub before_plan: fn() -> Result<()>,
-    /// Runs after each collected step.
-    pub collected: fn(&mut Cpu),
 }
 
 impl<'m> Wrapped<'m> {
     pub fn new(model: &'m Model) -> Self {
         let (edits, draws) = (usize::MAX, usize::MAX);
-        let inner = CpuRunner::new(model);
-        let (before_plan, collected) = (|| Ok(()), |_: &mut Cpu| ());
-        Self { inner, edits, draws, size: None, forced: None, before_plan, collected }
+        Self { inner: CpuRunner::new(model), edits, draws, forced: None }
     }
 
     pub fn with_edits(model: &'m Model, edits: usize) -> Self {
@@ -44,14 +37,6 @@ impl Runner for Wrapped<'_> {
 
     fn config(&self) -> &ModelConfig {
         self.inner.config()
-    }
-
-    fn step_size(&self, _: &[Extend]) -> Option<PlanSize> {
-        self.size
-    }
-
-    fn before_plan(&mut self) -> Result<()> {
-        (self.before_plan)()
     }
 
     fn launch(&mut self, backend: &mut Cpu, work: &Work, clock: &mut Clock) -> Result<()> {
@@ -71,7 +56,6 @@ impl Runner for Wrapped<'_> {
     ) -> Result<()> {
         self.inner.collect(backend, work, fail, tokens, clock)?;
         self.forced.into_iter().for_each(|token| tokens.fill(token));
-        (self.collected)(backend);
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use kvarena::backend::cuda::CudaOptions;
 use kvarena::{Backend, Engine, EngineConfig, KvDtype, LabelChannels};
 
 use crate::args::{Args, DtypeName, Switch};
-use crate::built_in::GLOSSARY;
+use crate::built_in;
 use crate::setup;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::error::{Error, Result};
@@ -51,7 +51,7 @@ impl Loaded {
         let source = match &args.model {
             _ if args.random_model.is_some() => WeightSource::Random(args.seed),
             Some(dir) => WeightSource::Files(dir.clone()),
-            None => WeightSource::InMemory(GLOSSARY.weights),
+            None => WeightSource::InMemory(built_in::WEIGHTS),
         };
         let reading = reading(args, &config)?;
         let policy = setup::policy(args, &config)?;
@@ -122,7 +122,7 @@ impl Loaded {
 ///
 /// # Errors
 /// The memory cannot be pinned.
-pub(super) fn wait_for_swap_pages<B: Backend>(engine: &mut Engine<B>) -> Result<()> {
+pub fn wait_for_swap_pages<B: Backend>(engine: &mut Engine<B>) -> Result<()> {
     let wanted = engine.shape().layout.swap_region_pages();
     while engine.backend().swap_pages() < wanted {
         engine.backend_mut().moved().map_err(|error| Error::run(error.to_string()))?;

@@ -11,7 +11,8 @@ use super::api_error::{ApiError, Result};
 use super::body::{Body, RequestBody, brief};
 use super::fields::Kind;
 use super::host::{CHOICES_MAX, Host};
-use super::prompt::{Prompt, PromptText, messages, prediction, prompts, token};
+use super::prompt::{Prompt, PromptText, known, messages, prediction, prompts, token};
+use kvarena_host::decoder::Decoder;
 use kvarena_host::request::Request;
 use kvarena_host::shaping::Shaping;
 
@@ -35,14 +36,14 @@ const TOP_MAX: u32 = 20;
 const COMPLETION_TOKENS: u32 = 16;
 
 /// A request that the server can serve.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct CheckedRequest {
     /// Kind of the request.
     pub kind: Kind,
     /// Request of each prompt.
     pub requests: Vec<Request>,
-    /// Text of each prompt; `None` for a prompt of tokens and for a chat.
-    pub texts: Vec<Option<PromptText>>,
+    /// The state of the decoder after each prompt, and the prompt's text if the answer begins with it.
+    pub beginnings: Vec<(Decoder, Option<PromptText>)>,
     /// Stop strings. The answer does not contain them.
     pub stop: Vec<String>,
     /// Whether tokens are streamed.
@@ -95,21 +96,48 @@ impl CheckedRequest {
             // With n = 1, every allowed number of prompts is valid, so the error names `n`.
             return Err(ApiError::field("n", message));
         }
-        let (mut requests, mut texts) = (Vec::new(), Vec::new());
+        let (mut requests, mut beginnings) = (Vec::new(), Vec::new());
         let is_seeded = body.get("seed").is_some();
         for Prompt { tokens, mut text } in prompts {
             if let Some(own) = text.as_mut().filter(|_| template.scores_prompt) {
                 own.offsets = host.text.offsets(&own.text).map_err(|e| ApiError::field("prompt", e.message))?;
             }
+            beginnings.push(beginning(host, kind, echo, (&tokens, text)));
             requests.push(settle(host, kind, &template, tokens)?);
-            texts.push(text);
             if !is_seeded {
                 // Equal prompts without a seed have different answers.
                 template.sampling.seed = template.sampling.seed.wrapping_add(1);
             }
         }
-        Ok(Self { kind, requests, texts, stop, stream, include_usage, logprobs, echo, hides_new })
+        Ok(Self { kind, requests, beginnings, stop, stream, include_usage, logprobs, echo, hides_new })
     }
+}
+
+/// Decodes a prompt as far as its answer needs it. `own` is the prompt's text, unless the prompt is a list of tokens or a
+/// chat.
+pub(super) fn beginning(
+    host: &Host,
+    kind: Kind,
+    echo: bool,
+    (tokens, own): (&[u32], Option<PromptText>),
+) -> (Decoder, Option<PromptText>) {
+    let is_empty = own.as_ref().is_some_and(|own| own.text.is_empty());
+    // An answer to a chat is a text of its own.
+    if kind == Kind::Chat || is_empty {
+        return (Decoder::default(), own);
+    }
+    if !echo || own.is_some() {
+        return (Decoder::after(&host.text, tokens), own);
+    }
+    // Tokens that end inside a character are held back for the choice's own tokens.
+    let (mut decoder, mut shown, mut offsets, mut chars) = (Decoder::default(), String::new(), Vec::new(), 0);
+    for &token in tokens {
+        offsets.push(chars);
+        let text = decoder.push_shown(&host.text, token);
+        chars += text.chars().count();
+        shown += &text;
+    }
+    (decoder, Some(PromptText { text: shown, offsets }))
 }
 
 /// Returns the parameters that all prompts of a request share, as a request without a prompt.
@@ -152,7 +180,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     if body.flag("ignore_eos")? {
         request.stop.clear();
     }
-    request.stop.extend(ids(body, "stop_token_ids", STOP_TOKENS_MAX, host.limits.vocab)?);
+    request.stop.extend(ids(body, "stop_token_ids", STOP_TOKENS_MAX, host)?);
     request.shaping = shaping(body, host)?.map(Shaping::prepare);
     if request.shaping.as_ref().is_some_and(|s| !s.allows_some(&request.stop, host.limits.vocab)) {
         let name = ["allowed_token_ids", "bad_words"].into_iter().find(|name| body.get(name).is_some());
@@ -173,19 +201,17 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
 }
 
 /// Returns a list of at most `most` token ids of the model, without duplicates.
-fn ids(body: Body<'_>, name: &str, most: usize, vocab: usize) -> Result<Vec<u32>> {
+fn ids(body: Body<'_>, name: &str, most: usize, host: &Host) -> Result<Vec<u32>> {
     let list = body.list(name)?.unwrap_or_default();
     let wrong = |what: String| ApiError::field(name, format!("{name}: {what}"));
-    let mut ids = list.iter().map(token).collect::<std::result::Result<Vec<_>, _>>().map_err(wrong)?;
-    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
-        return Err(wrong(format!("token {id} is past the model's vocabulary of {vocab} tokens")));
-    }
+    let ids = list.iter().map(token).collect::<std::result::Result<Vec<_>, _>>().map_err(wrong)?;
+    let mut ids = known(host, name, ids)?;
     ids.sort_unstable();
     ids.dedup();
-    match ids.len() > most {
-        true => Err(wrong(format!("{} tokens, of at most {most}", ids.len()))),
-        false => Ok(ids),
+    if ids.len() > most {
+        return Err(wrong(format!("{} tokens, of at most {most}", ids.len())));
     }
+    Ok(ids)
 }
 
 /// Returns the edits of logits, if any.
@@ -204,7 +230,7 @@ fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
             Some([]) => {
                 return Err(ApiError::field("allowed_token_ids", "allowed_token_ids: the list is empty"));
             }
-            Some(_) => Some(ids(body, "allowed_token_ids", vocab, vocab)?),
+            Some(_) => Some(ids(body, "allowed_token_ids", vocab, host)?),
             None => None,
         },
         bad_words: bad_words(body, host)?,
@@ -287,9 +313,13 @@ fn settle(host: &Host, kind: Kind, template: &Request, prompt: Vec<u32>) -> Resu
         max_new_tokens: Some(new_tokens),
         ..template.clone()
     };
-    host.limits.check(request).map_err(|what| match new_tokens as usize > room {
-        true => ApiError::too_long(name, what, host.limits.room(0).saturating_sub(1)),
-        false => ApiError::field(name, what),
+    host.limits.check(request).map_err(|what| {
+        let is_too_long = new_tokens as usize > room;
+        if is_too_long {
+            ApiError::too_long(name, what, host.limits.longest_prompt())
+        } else {
+            ApiError::field(name, what)
+        }
     })
 }
 
@@ -338,10 +368,10 @@ fn stops(body: Body<'_>) -> Result<Vec<String>> {
     if let Some(stop) = stops.iter().find(|stop| stop.len() > STOP_BYTES_MAX) {
         return Err(wrong(format!("a stop string of {} bytes, of at most {STOP_BYTES_MAX}", stop.len())));
     }
-    match stops.iter().any(String::is_empty) {
-        true => Err(wrong("a stop string is empty".into())),
-        false => Ok(stops),
+    if stops.iter().any(String::is_empty) {
+        return Err(wrong("a stop string is empty".into()));
     }
+    Ok(stops)
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ impl EngineLoop {
     }
 
     fn receive<R: Runner>(&mut self, server: &mut Server<R>, queue: &Queue<Job>) {
-        queue.take(server.load().waiting, &mut self.incoming);
+        queue.take(server.stream_counts().waiting, &mut self.incoming);
         for job in self.incoming.drain(..) {
             match server.submit_since(job.request.clone(), job.since) {
                 Ok(number) => {

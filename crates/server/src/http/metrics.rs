@@ -10,7 +10,7 @@ use kvarena::Stats;
 
 use kvarena_host::clock::Part;
 use kvarena_host::runner::Runner;
-use kvarena_host::server::{Load, Server};
+use kvarena_host::server::{Server, StreamCounts};
 use kvarena_host::tally::Tally;
 
 /// Number of ended streams by reason.
@@ -36,7 +36,7 @@ pub struct Metrics {
 struct Snapshot {
     stats: Stats,
     tally: Tally,
-    load: Load,
+    streams: StreamCounts,
     ended: Ended,
     parts: [Duration; Part::ALL.len()],
     page_bytes: u64,
@@ -49,7 +49,7 @@ impl Metrics {
         let mut snapshot = lock(&self.snapshot);
         snapshot.stats = server.engine().stats();
         snapshot.tally.clone_from(tally);
-        snapshot.load = server.load();
+        snapshot.streams = server.stream_counts();
         snapshot.ended = ended;
         snapshot.page_bytes = server.engine().shape().layout.page_bytes();
         snapshot.parts = Part::ALL.map(|part| clock.spent(part));
@@ -74,14 +74,14 @@ impl Metrics {
         for ((path, status), count) in &*lock(&self.answers) {
             writeln!(out, "kvarena_server_answers_total{{path=\"{path}\",status=\"{status}\"}} {count}")?;
         }
-        let Snapshot { stats, tally, load, ended, parts, page_bytes } = &*lock(&self.snapshot);
+        let Snapshot { stats, tally, streams, ended, parts, page_bytes } = &*lock(&self.snapshot);
         head(out, "kvarena_server_streams_ended_total", "counter", "Streams that ended, by reason.")?;
         let Ended { stopped, at_length, cancelled } = ended;
         for (why, count) in [("stop", stopped), ("length", at_length), ("cancelled", cancelled)] {
             writeln!(out, "kvarena_server_streams_ended_total{{why=\"{why}\"}} {count}")?;
         }
         head(out, "kvarena_server_streams", "gauge", "Streams that wait to be admitted, or run.")?;
-        for (state, count) in [("waiting", waiting), ("running", load.running)] {
+        for (state, count) in [("waiting", waiting), ("running", streams.running)] {
             writeln!(out, "kvarena_server_streams{{state=\"{state}\"}} {count}")?;
         }
         head(out, "kvarena_server_host_bytes_total", "counter", "Bytes copied to and from swap memory.")?;
@@ -172,8 +172,8 @@ mod tests {
             } else if !line.starts_with('#') {
                 let (name, value) = line.rsplit_once(' ').expect("a name and a number");
                 assert!(value.parse::<f64>().is_ok(), "{line}");
-                let of = types.last().expect("a type comes first");
-                assert!(name.starts_with(of), "{line}");
+                let metric = types.last().expect("a type comes first");
+                assert!(name.starts_with(metric), "{line}");
             }
         }
         let open = open_metrics(&text);

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! ```text
-//! options, connections   the command line; accepting, time limits, the bound of open connections
+//! options, connections   the command line; accepting, the bound of open connections
+//! peer, watched          a connection's state and time limits; streams that record it and detect hang-ups
 //! intake, guard          limits of requests; the API key and origins
 //! fields, body, host     the table of fields; typed look-ups; the served model and its limits
 //! checked_request        a request with all its checks
@@ -34,7 +35,7 @@ mod checked_request;
 mod choice;
 mod connections;
 mod engine_loop;
-mod fields;
+pub mod fields;
 mod guard;
 mod host;
 mod intake;
@@ -42,12 +43,14 @@ mod job;
 mod journal;
 mod metrics;
 pub mod options;
+mod peer;
 mod prompt;
 mod queue;
 mod routes;
 mod sse;
 mod stop;
 mod tokens;
+mod watched;
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -64,7 +67,7 @@ use tokio::sync::oneshot;
 use tower_http::cors::CorsLayer;
 
 use crate::args::Args;
-use crate::built_in::GLOSSARY;
+use crate::built_in;
 use crate::setup;
 use announcer::Announcer;
 use host::Host;
@@ -167,7 +170,7 @@ fn announce(what: &str) -> Result<()> {
 fn host<R: Runner>(args: &Args, generation: &Generation, text: Text, server: &Server<R>) -> Result<Host> {
     let model = match (&args.model, args.random_model) {
         (_, Some(shape)) => shape.name(),
-        (None, None) => GLOSSARY.name.to_owned(),
+        (None, None) => built_in::NAME.to_owned(),
         (Some(dir), None) => {
             let dir = dir.canonicalize().unwrap_or(dir.clone());
             dir.file_name().unwrap_or(Path::new("model").as_os_str()).to_string_lossy().into_owned()

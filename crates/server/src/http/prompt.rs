@@ -43,14 +43,14 @@ fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>
             host.text.longest_token(),
             host.limits.least(room)
         );
-        return Err(ApiError::too_long(name, what, host.limits.room(0).saturating_sub(1)));
+        return Err(ApiError::too_long(name, what, host.limits.longest_prompt()));
     }
     let tokens = host.text.encode_with(text, special).map_err(|e| ApiError::field(name, e.message))?;
     known(host, name, tokens)
 }
 
 /// Returns the tokens if the model has all of them. A tokenizer may have more tokens, such as those of images.
-fn known(host: &Host, name: &str, tokens: Vec<u32>) -> Result<Vec<u32>> {
+pub fn known(host: &Host, name: &str, tokens: Vec<u32>) -> Result<Vec<u32>> {
     let vocab = host.limits.vocab;
     match tokens.iter().find(|&&token| token as usize >= vocab) {
         Some(token) => Err(ApiError::field(
@@ -113,7 +113,7 @@ fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
     let room = host.limits.room(0);
     if list.len() > room {
         let what = format!("a prompt of {} tokens, but {}", list.len(), host.limits.least(list.len()));
-        return Err(ApiError::too_long("prompt", what, room - 1));
+        return Err(ApiError::too_long("prompt", what, host.limits.longest_prompt()));
     }
     let id = |json: &&RawValue| {
         let wrong = || ApiError::field("prompt", format!("{} is not a token id", brief_json(json.get())));
@@ -173,11 +173,13 @@ fn message(value: &Value) -> std::result::Result<Value, String> {
     let mut message = json!({ "role": role, "content": content });
     for (name, value) in value.as_object().into_iter().flatten() {
         let is_empty = super::fields::Neutral::Empty.accepts(value);
-        match PASSED.contains(&&name[..]) {
-            _ if is_empty || ["role", "content"].contains(&&name[..]) => {}
-            true => message[name] = value.clone(),
-            false => return Err(format!("{name}: {} is not served here", brief(value))),
+        if is_empty || ["role", "content"].contains(&&name[..]) {
+            continue;
         }
+        if !PASSED.contains(&&name[..]) {
+            return Err(format!("{name}: {} is not served here", brief(value)));
+        }
+        message[name] = value.clone();
     }
     if has_calls {
         // Templates write arguments as JSON; clients send them as a string that already contains JSON.

@@ -10,11 +10,11 @@ use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::AttendParams;
 use crate::backend::cuda::kernels::{Kernel, Latent, Selection};
 use crate::backend::cuda::plan::image::StepLimits;
-use crate::backend::cuda::plan::ring::{Load, UploadRing};
+use crate::backend::cuda::plan::ring::UploadRing;
 use crate::backend::cuda::store::pool::Pool;
 use crate::id::LayerId;
 use crate::layout::{KvShape, PoolLayout};
@@ -23,12 +23,12 @@ use crate::plan::BatchPlan;
 /// The shape that kernels support.
 const SERVED: KvShape = KvShape::Latent { rank: 512, rope: 64 };
 /// Maximum number of variants.
-const VARIANTS_MAX: usize = 8;
+const VARIANTS_MAX: u64 = 8;
 /// Maximum number of query heads over latent rows.
-pub(in crate::backend::cuda) const LATENT_HEADS_MAX: u32 = 128;
+pub const LATENT_HEADS_MAX: u32 = 128;
 
 /// Rejects latent rows of unsupported lengths, and latent rows together with other shapes.
-pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
+pub fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
     let shapes = layout.views().map(|layout| layout.shape());
     let mut latent = shapes.filter(|shape| matches!(shape, KvShape::Latent { .. }));
     match latent.find(|&shape| shape != SERVED || !layout.has_one_shape()) {
@@ -38,7 +38,7 @@ pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), C
 }
 
 /// Returns all kernels of a pool.
-pub(in crate::backend::cuda) fn kernels(of: &Selection) -> Vec<&'static Kernel> {
+pub fn kernels(of: &Selection) -> Vec<&'static Kernel> {
     match of.latent() {
         Latent::Plain(kernel) => vec![kernel],
         Latent::Split(kernels, _) => kernels.to_vec(),
@@ -68,17 +68,17 @@ struct Variant {
 }
 
 #[derive(Debug, Default)]
-pub(in crate::backend::cuda) struct LatentVariants {
+pub struct LatentVariants {
     list: Vec<Variant>,
 }
 
 impl LatentVariants {
-    pub(in crate::backend::cuda) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.list.len()
     }
 
     /// Returns the bytes of the largest plan: that of the narrowest items.
-    pub(in crate::backend::cuda) fn plan_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
+    pub fn plan_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         if !layout.is_latent() {
             return 0;
         }
@@ -88,7 +88,7 @@ impl LatentVariants {
 
     /// Returns the variant's index, and allocates memory for a new variant. Returns `None` if the pool uses the plain
     /// kernel, which needs no memory.
-    pub(in crate::backend::cuda) fn prepare(
+    pub fn prepare(
         &mut self,
         gpu: &Gpu,
         pool: &Pool,
@@ -102,13 +102,13 @@ impl LatentVariants {
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(Some(index));
         }
-        if self.list.len() == VARIANTS_MAX {
-            return Err(CudaError::Variants { max: VARIANTS_MAX });
-        }
+        Limit::Variants.check(self.list.len() as u64 + 1, VARIANTS_MAX)?;
         if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }
-        kernels.iter().try_for_each(|kernel| gpu.load(kernel).map(|_| ()))?;
+        for kernel in kernels {
+            gpu.compile(kernel)?;
+        }
         let (ctas, sizes) = (ctas(gpu), (limits.rows, limits.tokens));
         // TMA boxes bring 16-bit rows to both CTAs of a cluster; fp8 rows need no boxes.
         let pairs = fp8 || row_boxes::rows(pool.layout()) > 0;
@@ -129,32 +129,22 @@ impl LatentVariants {
     }
 
     /// Splits a step for every variant.
-    pub(in crate::backend::cuda) fn split(&mut self, plan: &BatchPlan<'_>) {
+    pub fn split(&mut self, plan: &BatchPlan<'_>) {
         for variant in &mut self.list {
             variant.cut = variant.split.plan(plan.rows);
         }
     }
 
     /// Sends the plans of the last split.
-    pub(in crate::backend::cuda) fn send(
-        &self,
-        gpu: &Gpu,
-        ring: &mut UploadRing,
-        stream: RawStream,
-    ) -> Result<(), CudaError> {
+    pub fn send(&self, gpu: &Gpu, ring: &mut UploadRing, stream: RawStream) -> Result<(), CudaError> {
         for variant in &self.list {
-            let bytes: &[u8] = bytemuck::cast_slice(variant.split.words());
-            let mut upload = ring.acquire(stream)?;
-            upload.bytes()[..bytes.len()].copy_from_slice(bytes);
-            let (image_bytes, image) = (bytes.len(), variant.plan.address());
-            let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
-            upload.send(gpu, &load, stream)?;
+            ring.send_image(gpu, bytemuck::cast_slice(variant.split.words()), variant.plan.address(), stream)?;
         }
         Ok(())
     }
 
     /// Writes each variant's part of a graph key: whether the staged step must join sums.
-    pub(in crate::backend::cuda) fn key(&self, kernels: &mut [u8; KEY_VARIANTS]) {
+    pub fn key(&self, kernels: &mut [u8; KEY_VARIANTS]) {
         for (key, variant) in kernels.iter_mut().zip(&self.list) {
             *key = u8::from(variant.cut > 0);
         }
@@ -164,7 +154,7 @@ impl LatentVariants {
     ///
     /// # Safety
     /// The addresses in `params` have rows for every token of the staged step, and belong to the layer.
-    pub(in crate::backend::cuda) unsafe fn launch(
+    pub unsafe fn launch(
         &self,
         gpu: &Gpu,
         pool: &Pool,
@@ -180,9 +170,10 @@ impl LatentVariants {
         params.counters = tops.address();
         params.plan = plan.address() + 4 * split.lists_at() as u64;
         let first = start.first(capturing);
-        let extra = match fp8 {
-            true => extra(pool, layer),
-            false => ExtraParams { boxes: row_boxes::of(pool, layer)?, ..ExtraParams::default() },
+        let extra = if fp8 {
+            extra(pool, layer)
+        } else {
+            ExtraParams { boxes: row_boxes::of_layer(pool, layer)?, ..ExtraParams::default() }
         };
         // SAFETY: the caller guarantees the rows; plan and sums belong to this variant and grid, scales and rope to the
         // layer.
@@ -207,7 +198,7 @@ fn extra(pool: &Pool, layer: LayerId) -> ExtraParams {
 ///
 /// # Safety
 /// The addresses in `params` have rows for every token of the staged step, and belong to the layer.
-pub(in crate::backend::cuda) unsafe fn launch_plain(
+pub unsafe fn launch_plain(
     gpu: &Gpu,
     pool: &Pool,
     layer: LayerId,

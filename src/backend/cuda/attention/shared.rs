@@ -1,11 +1,10 @@
 //! Decode with shared spans: the kernel that reads spans once, and its memory for a variant of attention.
 //!
 //! A step uses this kernel only if its split accepts a span. For rows with several new tokens there are kernels with
-//! larger tails ([`TAIL_ROWS`]).
+//! larger suffixes ([`SUFFIX_ROWS`]).
 
 use super::split::{
     ITEM_ROWS, ITEMS_MAX, RowAssignment, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanWork, SplitShape,
-    TAIL_ROWS,
 };
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
@@ -16,12 +15,12 @@ use crate::backend::cuda::kernels::params::{
     AttendParams, AttendSharedParams, DecodeWork, LayerScales, RowShare, SharedHead, SpanItem, SpanMeeting, SpanMember,
     SpanParts,
 };
-use crate::backend::cuda::kernels::{Selection, Shared};
+use crate::backend::cuda::kernels::{SUFFIX_ROWS, Selection, Shared};
 use crate::backend::cuda::plan::image::{StepLimits, put};
 use crate::plan::BatchPlan;
 
 /// Maximum number of variants with this kernel, for which the image has space.
-pub(in crate::backend::cuda) const SHARED_VARIANTS_MAX: usize = 2;
+pub const SHARED_VARIANTS_MAX: usize = 2;
 
 /// Maximum number of CTAs per multiprocessor, which registers limit.
 const RESIDENT: u32 = 2;
@@ -55,7 +54,7 @@ impl Offsets {
 
 /// The kernels of one variant of attention that read spans once, with their plan and memory.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct SharedDecode {
+pub struct SharedDecode {
     kernels: Shared,
     split: SharedSplit,
     grid: SharedGrid,
@@ -65,7 +64,7 @@ pub(in crate::backend::cuda) struct SharedDecode {
     /// Bytes from the start of the image's splits to this kernel's plan.
     image_at: usize,
     offsets: Offsets,
-    /// Partial sums of tails, then of spans; then for each row the maximum logit and the sum of its weights.
+    /// Partial sums of suffixes, then of spans; then for each row the maximum logit and the sum of its weights.
     partial: DeviceBuffer,
     /// A barrier for each CTA, then a counter for each (row, kv head).
     counters: DeviceBuffer,
@@ -73,7 +72,7 @@ pub(in crate::backend::cuda) struct SharedDecode {
 
 impl SharedDecode {
     /// Returns the maximum number of image bytes for the plans.
-    pub(in crate::backend::cuda) fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
+    pub fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
         let rows = limits.rows.min(SHARED_ROWS_MAX) as usize;
         // The maximum is at one query head for each kv head.
         let members = (limits.tokens as usize).min(rows * ITEM_ROWS as usize);
@@ -81,26 +80,18 @@ impl SharedDecode {
     }
 
     /// Allocates the memory, if a kernel supports this pool on this device.
-    pub(in crate::backend::cuda) fn new(
+    pub fn new(
         gpu: &Gpu,
         selection: &Selection,
         shape: SplitShape,
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Option<Self>, CudaError> {
-        let multiprocessors = gpu.multiprocessors();
-        let fp8 = selection.scaling.is_some();
-        let Some(kernels) = selection.shared(&shape) else {
+        let Some(kernels) = selection.shared(shape.window) else {
             return Ok(None);
         };
         let resident = gpu.resident(kernels[shape.narrowest()])?.min(RESIDENT);
-        let grid = if kernels[0].is_sm90a() {
-            SharedGrid::hopper(multiprocessors)
-        } else if fp8 {
-            SharedGrid::over_fp8(multiprocessors, resident, shape.head_dim)
-        } else {
-            SharedGrid::general(multiprocessors, resident, shape.head_dim)
-        };
+        let grid = SharedGrid::new(kernels[0], gpu.multiprocessors(), resident);
         if resident == 0 || !grid.serves(&shape) {
             return Ok(None);
         }
@@ -127,9 +118,9 @@ impl SharedDecode {
         grid.ctas as usize * size_of::<SpanMeeting>()
     }
 
-    /// Returns the number of query rows in the memory for sums of tails.
+    /// Returns the number of query rows in the memory for sums of suffixes.
     fn own_rows(shape: &SplitShape, grid: &SharedGrid) -> usize {
-        let (rows, part) = (SharedSplit::rows_max(shape), TAIL_ROWS[TAIL_ROWS.len() - 1]);
+        let (rows, part) = (SharedSplit::rows_max(shape), SUFFIX_ROWS[SUFFIX_ROWS.len() - 1]);
         part as usize * (2 * grid.warps * grid.ctas + rows * shape.kv_heads) as usize
     }
 
@@ -141,22 +132,18 @@ impl SharedDecode {
         self.shape.taken(&self.grid, plan.token_count(), plan.rows)
     }
 
-    /// Loads the kernel that a step with spans may use, because a later capture cannot load it.
-    pub(in crate::backend::cuda) fn load(&self, gpu: &Gpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
-        // The narrowest kernel is loaded with the variant.
-        let wide = self.taken_of(plan).filter(|taken| taken.tails > self.shape.narrowest());
-        wide.map_or(Ok(()), |taken| gpu.load(self.kernels[taken.tails]).map(|_| ()))
+    /// Compiles the kernel that a step with spans may use, because a later capture cannot compile it.
+    pub fn compile(&self, gpu: &Gpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+        // The narrowest kernel is compiled with the variant.
+        if let Some(taken) = self.taken_of(plan).filter(|taken| taken.suffixes > self.shape.narrowest()) {
+            gpu.compile(self.kernels[taken.suffixes])?;
+        }
+        Ok(())
     }
 
     /// Splits a step, writes the plan to `image` and returns the number of bytes to keep. `image` begins `image_at`
     /// bytes after the start of all splits. If `last` is set, no data follows, so unused bytes are not counted.
-    pub(in crate::backend::cuda) fn split(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        image: &mut [u8],
-        image_at: usize,
-        last: bool,
-    ) -> usize {
+    pub fn split(&mut self, plan: &BatchPlan<'_>, image: &mut [u8], image_at: usize, last: bool) -> usize {
         self.image_at = image_at;
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
         let works = self.grid.work_count(&self.shape);
@@ -180,12 +167,12 @@ impl SharedDecode {
     }
 
     /// Returns the work of the staged step, if the step reads a span once.
-    pub(in crate::backend::cuda) fn work(&self) -> Option<SpanWork> {
+    pub fn work(&self) -> Option<SpanWork> {
         self.taken.map(|_| self.split.work)
     }
 
     /// Returns the rows that the kernel takes from the staged step, if the step reads a span once.
-    pub(in crate::backend::cuda) fn taken(&self) -> Option<&RowAssignment> {
+    pub fn taken(&self) -> Option<&RowAssignment> {
         self.taken.as_ref()
     }
 
@@ -193,7 +180,7 @@ impl SharedDecode {
     ///
     /// # Safety
     /// The addresses in `attend` have rows for every token of the staged step, and `scales` belong to the layer.
-    pub(in crate::backend::cuda) unsafe fn launch(
+    pub unsafe fn launch(
         &self,
         gpu: &Gpu,
         splits: u64,
@@ -223,7 +210,7 @@ impl SharedDecode {
             span_tops: tops + own * 8,
         };
         let taken = self.taken.expect("the staged step reads a span once");
-        let (kernel, ctas) = (self.kernels[taken.tails], self.grid.ctas);
+        let (kernel, ctas) = (self.kernels[taken.suffixes], self.grid.ctas);
         let extra = ExtraParams { scales, ..ExtraParams::default() };
         // SAFETY: the caller guarantees the rows; plan, sums and counters belong to this variant and grid.
         unsafe { gpu.launch_attention(kernel, ctas, &params, &extra, start, stream) }

@@ -3,14 +3,14 @@
 //! `variants.rs` lists the variants and launches them.
 
 use super::shared::SharedDecode;
-use super::split::{DECODE_ROWS, Split, SplitCount, SplitShape, decode_extra};
+use super::split::{Split, SplitCount, SplitShape, decode_extra};
 use crate::backend::Attend;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::RawStream;
 use crate::backend::cuda::error::CudaError;
 use crate::backend::cuda::kernels::params::{Lists, wide_magic};
-use crate::backend::cuda::kernels::{Decodes, Kernel, Selection};
+use crate::backend::cuda::kernels::{DECODE_ROWS, Decodes, Kernel, Selection};
 use crate::backend::cuda::plan::chunk_rows;
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::backend::cuda::store::pool::Pool;
@@ -41,7 +41,7 @@ pub(super) struct VariantKey {
 
 /// Slots of the listed positions of a step, which a kernel writes.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct ListBuffers {
+pub struct ListBuffers {
     /// u32 `[rows, kv_heads, top]`.
     pub listed: DeviceBuffer,
     /// u32 `[rows, kv_heads]`.
@@ -100,13 +100,16 @@ pub(super) fn key(pool: &Pool, attend: &Attend, top: u32) -> VariantKey {
 }
 
 /// Returns a variant's shape, without grids.
-pub(super) fn shape_of(pool: &Pool, key: VariantKey, limits: StepLimits) -> SplitShape {
+pub(super) fn shape_of(pool: &Pool, key: VariantKey, limits: StepLimits) -> Result<SplitShape, CudaError> {
     let layout = pool.layout();
-    let kv_heads = layout.kv_heads();
-    SplitShape {
+    let (kv_heads, head_dim) = (layout.kv_heads(), layout.head_dim());
+    let extend = pool.selection().extend().ok_or(CudaError::HeadDim { head_dim })?;
+    Ok(SplitShape {
         kv_heads,
         group: key.q_heads / kv_heads,
-        head_dim: layout.head_dim(),
+        head_dim,
+        extend_rows: extend.item_rows(),
+        extend_tokens: extend.cut_tokens(),
         window: key.window,
         top: key.top,
         extra: decode_extra(layout.dtype().is_quantised()),
@@ -114,12 +117,11 @@ pub(super) fn shape_of(pool: &Pool, key: VariantKey, limits: StepLimits) -> Spli
         extend_ctas: 0,
         batch_max: if key.chunk > 0 { chunk_rows::most(layout, limits) } else { limits.rows },
         tokens_max: limits.tokens,
-    }
+    })
 }
 
 /// Returns the decode kernels of a supported shape.
 pub(super) fn decodes_of(of: &Selection, shape: &SplitShape) -> Result<Decodes, CudaError> {
-    of.extend().ok_or(CudaError::HeadDim { head_dim: of.head_dim })?;
     if shape.top == 0 {
         return Ok(of.decodes(shape.group));
     }
@@ -160,13 +162,13 @@ impl Variant {
     /// Returns the number that identifies the staged step's kernels. `trees` is set if some rows are trees.
     pub(super) fn key_of(&self, trees: bool) -> u8 {
         let taken = self.shared.as_ref().and_then(SharedDecode::taken);
-        let tails = taken.map_or(0, |taken| taken.tails as u8 + 1);
+        let suffixes = taken.map_or(0, |taken| taken.suffixes as u8 + 1);
         let decode = u8::from(self.count.decode_units > 0);
         let extend = match self.count.extend_items {
             0 => 0,
             _ => 1 + u8::from(trees),
         };
-        decode | extend << 1 | (self.count.width as u8) << 3 | tails << 5
+        decode | extend << 1 | (self.count.width as u8) << 3 | suffixes << 5
     }
 
     /// Returns the decode kernel of a width.
@@ -182,7 +184,7 @@ impl Variant {
         stream: RawStream,
     ) -> Result<Self, CudaError> {
         let of = *pool.selection();
-        let mut shape = shape_of(pool, key, limits);
+        let mut shape = shape_of(pool, key, limits)?;
         let (decode, narrowest) = (decodes_of(&of, &shape)?, shape.narrowest());
         let of_group = ctas(gpu, decode[narrowest].expect("every group has a decode kernel"))?;
         for (width, ctas) in shape.decode_ctas.iter_mut().enumerate().skip(narrowest) {
@@ -206,7 +208,7 @@ impl Variant {
         })
     }
 
-    /// Loads the extend kernel and allocates its memory, once.
+    /// Compiles the extend kernel and allocates its memory, once.
     pub(super) fn add_extend(&mut self, gpu: &Gpu, stream: RawStream) -> Result<(), CudaError> {
         if self.extend.is_some() {
             return Ok(());
@@ -225,7 +227,7 @@ impl Variant {
         Ok(())
     }
 
-    /// Loads the kernel that reads spans once and allocates its memory, if it supports the variant.
+    /// Compiles the kernel that reads spans once and allocates its memory, if it supports the variant.
     pub(super) fn add_shared(&mut self, gpu: &Gpu, limits: StepLimits, stream: RawStream) -> Result<(), CudaError> {
         if self.may_share {
             self.shared = SharedDecode::new(gpu, &self.of, *self.split.shape(), limits, stream)?;

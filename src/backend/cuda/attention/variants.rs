@@ -9,18 +9,18 @@
 use super::graph_key::KEY_VARIANTS;
 use super::latent::LatentVariants;
 use super::shared::{SHARED_VARIANTS_MAX, SharedDecode};
-use super::split::{DECODE_ROWS, ITEM_ROWS, SpanWork, SplitShape, TAIL_ROWS, decode_extra};
+use super::split::{ITEM_ROWS, SpanWork, SplitShape, decode_extra};
 use super::variant::{ListBuffers, RESIDENT_MAX, Variant, VariantKey, decodes_of, key, shape_of};
 use crate::backend::Attend;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::{ExtraParams, Start};
 use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
-use crate::backend::cuda::error::CudaError;
-use crate::backend::cuda::kernels::Kernel;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::{AttendParams, DecodeWork, LayerScales};
+use crate::backend::cuda::kernels::{DECODE_ROWS, GROUP_MAX, Kernel, SUFFIX_ROWS, extend_rows_min};
 use crate::backend::cuda::plan::chunk_rows::{self, ChunkRows};
 use crate::backend::cuda::plan::image::{Image, StepLimits};
-use crate::backend::cuda::plan::ring::{Load, UploadRing};
+use crate::backend::cuda::plan::ring::UploadRing;
 use crate::backend::cuda::prepare::Prepare;
 use crate::backend::cuda::store::pool::Pool;
 use crate::layout::PoolLayout;
@@ -29,54 +29,59 @@ use crate::plan::{BatchPlan, BatchRow};
 /// Number of variants for which the image has space; twice as many if the pool has labels.
 const VARIANTS_MAX: usize = 8;
 /// Prepared attention: the pool of its layers, its parameters, and the length of its lists (0 for none).
-pub(in crate::backend::cuda) type Prepared<'a> = (&'a Pool, Attend, u32);
+pub type Prepared<'a> = (&'a Pool, Attend, u32);
 
 /// The variants of attention. Rows of f32 need none.
 #[derive(Debug, Default)]
-pub(in crate::backend::cuda) struct Variants {
+pub struct Variants {
     list: Vec<Variant>,
     /// The variants of a latent pool, which has no others.
-    pub(in crate::backend::cuda) latent: LatentVariants,
+    pub latent: LatentVariants,
 }
 
 impl Variants {
-    pub(in crate::backend::cuda) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.list.len() + self.latent.len()
     }
 
     /// Returns the staged step's work, the input of the time model, if the first variant reads a span once.
-    pub(in crate::backend::cuda) fn span_work(&self) -> Option<SpanWork> {
+    pub fn span_work(&self) -> Option<SpanWork> {
         self.list.first()?.shared.as_ref()?.work()
     }
 
     /// Returns the image bytes of all variants' decode splits.
-    pub(in crate::backend::cuda) fn image_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
+    pub fn image_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         let works = (gpu.multiprocessors() * RESIDENT_MAX) as usize * size_of::<DecodeWork>();
         variants_max(layout) * (works + limits.rows as usize * size_of::<BatchRow>())
     }
 
     /// Returns the bytes of the largest plan of the extend kernel or over latent rows.
-    pub(in crate::backend::cuda) fn extend_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
+    pub fn extend_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         let ctas = gpu.multiprocessors() * RESIDENT_MAX;
-        let words = |own: PoolLayout| SplitShape {
-            kv_heads: 1,
-            group: 16,
-            head_dim: own.head_dim(),
-            window: 0,
-            top: 0,
-            extra: decode_extra(own.dtype().is_quantised()),
-            decode_ctas: [ctas; DECODE_ROWS.len()],
-            extend_ctas: ctas,
-            batch_max: chunk_rows::most(layout, limits),
-            tokens_max: limits.tokens,
+        let words = |own: PoolLayout| {
+            let shape = SplitShape {
+                kv_heads: 1,
+                group: GROUP_MAX,
+                head_dim: own.head_dim(),
+                extend_rows: extend_rows_min(own.head_dim())?,
+                extend_tokens: 1,
+                window: 0,
+                top: 0,
+                extra: decode_extra(own.dtype().is_quantised()),
+                decode_ctas: [ctas; DECODE_ROWS.len()],
+                extend_ctas: ctas,
+                batch_max: chunk_rows::most(layout, limits),
+                tokens_max: limits.tokens,
+            };
+            Some(shape.extend_words())
         };
-        let words = layout.views().map(|own| words(own).extend_words()).max();
-        (4 * words.expect("there is a group")).max(LatentVariants::plan_bytes(gpu, layout, limits))
+        let words = layout.views().filter_map(words).max().unwrap_or(0);
+        (4 * words).max(LatentVariants::plan_bytes(gpu, layout, limits))
     }
 
-    /// Loads the missing kernels of a step, because a later capture of the step cannot load them. The narrowest decode
-    /// kernel is loaded with its variant.
-    pub(in crate::backend::cuda) fn load(
+    /// Compiles the missing kernels of a step, because a later capture of the step cannot compile them. The narrowest
+    /// decode kernel is compiled with its variant.
+    pub fn compile(
         &mut self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
@@ -84,29 +89,32 @@ impl Variants {
         stream: RawStream,
     ) -> Result<(), CudaError> {
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
-        self.list.iter_mut().try_for_each(|variant| {
+        for variant in &mut self.list {
             let shape = *variant.split.shape();
             if !plan.shared.spans.is_empty() {
                 variant.add_shared(gpu, limits, stream)?;
-                variant.shared.as_ref().map_or(Ok(()), |shared| shared.load(gpu, plan))?;
+                if let Some(shared) = &variant.shared {
+                    shared.compile(gpu, plan)?;
+                }
             }
             if variant.extend.is_none() && shape.has_extend(plan) {
                 variant.add_extend(gpu, stream)?;
             }
             if !plan.masks.is_empty() {
-                let trees = variant.extend.as_ref().and_then(|extend| extend.trees);
-                trees.map_or(Ok(()), |kernel| gpu.load(kernel).map(|_| ()))?;
+                if let Some(kernel) = variant.extend.as_ref().and_then(|extend| extend.trees) {
+                    gpu.compile(kernel)?;
+                }
             }
             let width = shape.width(tokens, rows);
-            if width == shape.narrowest() {
-                return Ok(());
+            if width > shape.narrowest() {
+                gpu.compile(variant.decode_of(width))?;
             }
-            gpu.load(variant.decode_of(width)).map(|_| ())
-        })
+        }
+        Ok(())
     }
 
     /// Returns the kernels of prepared work, for the prepared variants.
-    pub(in crate::backend::cuda) fn kernels(
+    pub fn kernels(
         &self,
         variants: &[Prepared<'_>],
         limits: StepLimits,
@@ -121,7 +129,7 @@ impl Variants {
             if index == keys.len() {
                 keys.push(key);
             }
-            let mut shape = shape_of(pool, key, limits);
+            let mut shape = shape_of(pool, key, limits)?;
             let decodes = decodes_of(of, &shape)?;
             shape.decode_ctas = decodes.map(|kernel| u32::from(kernel.is_some()));
             let (group, narrowest) = (shape.group, shape.narrowest());
@@ -129,10 +137,10 @@ impl Variants {
             let most = if work.extend { ITEM_ROWS } else { work.decode_tokens.clamp(1, ITEM_ROWS) };
             kernels.extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
             if work.spans && may_share(&key, index) {
-                let shared = of.shared(&shape).into_iter().flatten();
-                let [few, more] = TAIL_ROWS;
+                let shared = of.shared(shape.window).into_iter().flatten();
+                let [few, more] = SUFFIX_ROWS;
                 let is_wide = (1..=most).any(|tokens| (few + 1..=more).contains(&(tokens * group)));
-                let last = if is_wide { TAIL_ROWS.len() - 1 } else { narrowest };
+                let last = if is_wide { SUFFIX_ROWS.len() - 1 } else { narrowest };
                 kernels.extend(shared.take(last + 1).skip(narrowest));
             }
             if has_extend(work) {
@@ -144,7 +152,7 @@ impl Variants {
     }
 
     /// Allocates the memory of prepared work, for each prepared variant.
-    pub(in crate::backend::cuda) fn prepare_all(
+    pub fn prepare_all(
         &mut self,
         gpu: &Gpu,
         variants: &[Prepared<'_>],
@@ -166,13 +174,7 @@ impl Variants {
     }
 
     /// Splits a step for every variant into the image from `at` on, and returns the end of the splits.
-    pub(in crate::backend::cuda) fn split(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        chunks: &ChunkRows,
-        image: &mut [u8],
-        at: usize,
-    ) -> usize {
+    pub fn split(&mut self, plan: &BatchPlan<'_>, chunks: &ChunkRows, image: &mut [u8], at: usize) -> usize {
         self.latent.split(plan);
         // Decode splits come first, so that they do not move in the first step that reads spans once.
         let mut end = at;
@@ -207,7 +209,7 @@ impl Variants {
 
     /// Sends the plans over latent rows and the extend plans of the last split. With `decode_only`, extend plans
     /// without items are not sent.
-    pub(in crate::backend::cuda) fn send_extend(
+    pub fn send_extend(
         &self,
         gpu: &Gpu,
         decode_only: bool,
@@ -220,18 +222,13 @@ impl Variants {
             if decode_only && variant.count.extend_items == 0 {
                 continue;
             }
-            let bytes: &[u8] = bytemuck::cast_slice(variant.split.extend_words());
-            let mut upload = ring.acquire(stream)?;
-            upload.bytes()[..bytes.len()].copy_from_slice(bytes);
-            let (image_bytes, image) = (bytes.len(), extend.plan.address());
-            let load = Load { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
-            upload.send(gpu, &load, stream)?;
+            ring.send_image(gpu, bytemuck::cast_slice(variant.split.extend_words()), extend.plan.address(), stream)?;
         }
         Ok(())
     }
 
     /// Returns the index of a variant, and allocates the memory of a new one. Rows of f32 have no variants.
-    pub(in crate::backend::cuda) fn prepare(
+    pub fn prepare(
         &mut self,
         gpu: &Gpu,
         pool: &Pool,
@@ -243,10 +240,7 @@ impl Variants {
         if let Some(index) = self.list.iter().position(|variant| variant.key == key) {
             return Ok(index);
         }
-        let max = variants_max(pool.layout());
-        if self.list.len() == max {
-            return Err(CudaError::Variants { max });
-        }
+        Limit::Variants.check(self.list.len() as u64 + 1, variants_max(pool.layout()) as u64)?;
         if is_capturing(stream)? {
             return Err(CudaError::NotPrepared);
         }
@@ -256,12 +250,12 @@ impl Variants {
         Ok(self.list.len() - 1)
     }
 
-    pub(in crate::backend::cuda) fn lists(&self, index: usize) -> Option<&ListBuffers> {
+    pub fn lists(&self, index: usize) -> Option<&ListBuffers> {
         self.list[index].lists.as_ref()
     }
 
     /// Writes each variant's part of a graph key: the code of the staged step's kernels.
-    pub(in crate::backend::cuda) fn key(&self, trees: bool) -> [u8; KEY_VARIANTS] {
+    pub fn key(&self, trees: bool) -> [u8; KEY_VARIANTS] {
         let mut kernels = [0; KEY_VARIANTS];
         for (key, variant) in kernels.iter_mut().zip(&self.list) {
             *key = variant.key_of(trees);
@@ -276,7 +270,7 @@ impl Variants {
     ///
     /// # Safety
     /// The addresses in `params` have rows for every token of the staged step, and `scales` belong to the layer.
-    pub(in crate::backend::cuda) unsafe fn launch(
+    pub unsafe fn launch(
         &self,
         gpu: &Gpu,
         index: usize,
@@ -359,7 +353,7 @@ fn variants_max(layout: &PoolLayout) -> usize {
 ///
 /// # Safety
 /// The addresses in `params` have rows for every token of the staged step.
-pub(in crate::backend::cuda) unsafe fn launch_f32(
+pub unsafe fn launch_f32(
     gpu: &Gpu,
     pool: &Pool,
     params: AttendParams,

@@ -9,7 +9,7 @@ use super::raw::RawContext;
 use super::sys::{self, CUdevice_attribute as Attribute};
 use super::work;
 use crate::backend::cuda::error::{CudaError, check};
-use crate::backend::cuda::kernels::Loaded;
+use crate::backend::cuda::kernels::Compiled;
 
 /// CUDA version of the kernels' PTX (ISA 8.0), for drivers from 525 on. Tested with driver 580.
 const CUDA_WANTED: i32 = 12_000;
@@ -28,7 +28,7 @@ pub struct Gpu {
 #[derive(Debug)]
 struct Shared {
     // This field precedes the context, because modules must be unloaded before the context is released.
-    loaded: Mutex<Loaded>,
+    compiled: Mutex<Compiled>,
     context: Context,
     ordinal: u32,
     capability: u32,
@@ -102,9 +102,9 @@ impl Gpu {
             return Err(CudaError::DeviceTooOld { capability });
         }
         let context = Context::retain(device)?;
-        let loaded = Mutex::new(Loaded::new(version >= PDL_WANTED));
+        let compiled = Mutex::new(Compiled::new(version >= PDL_WANTED));
         let pools = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
-        let shared = Shared { loaded, context, ordinal, capability, multiprocessors, pools };
+        let shared = Shared { compiled, context, ordinal, capability, multiprocessors, pools };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -128,9 +128,6 @@ impl Gpu {
     /// `Capacity::Bytes(gpu.free_memory()?.saturating_sub(reserve))` sizes a pool; page tables, plans and partial sums
     /// use the reserve. Unless a stream is being captured, the call first frees dropped memory. To do so, it waits for
     /// the work that may use that memory.
-    ///
-    /// # Errors
-    /// The error of a call of the CUDA driver.
     pub fn free_memory(&self) -> Result<u64, CudaError> {
         self.bind()?;
         let _ = work::reclaim(self.context());
@@ -158,9 +155,6 @@ impl Gpu {
     }
 
     /// Makes the device's primary context current in this thread, for the host's own calls of the driver.
-    ///
-    /// # Errors
-    /// The error of a call of the CUDA driver.
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained while `self` lives.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.raw()) })
@@ -173,10 +167,10 @@ impl Gpu {
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
-    /// Returns the kernels loaded so far.
-    pub(in crate::backend::cuda) fn loaded(&self) -> MutexGuard<'_, Loaded> {
+    /// Returns the kernels compiled so far.
+    pub(in crate::backend::cuda) fn compiled(&self) -> MutexGuard<'_, Compiled> {
         // A panic leaves no partial change of the list.
-        self.shared.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.compiled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

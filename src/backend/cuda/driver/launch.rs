@@ -133,7 +133,7 @@ fn launch_ex() -> Result<LaunchEx, CudaError> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::backend::cuda) enum Start {
+pub enum Start {
     /// Start after all earlier work of the stream.
     InOrder,
     /// May start before the end of earlier work, by PDL, if kernel and device support it.
@@ -159,7 +159,7 @@ impl Start {
 /// Further parameters of kernels, which follow the struct. The `extra` list of a kernel names the parameters that the
 /// kernel takes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::backend::cuda) struct ExtraParams {
+pub struct ExtraParams {
     pub scales: LayerScales,
     pub lists: Lists,
     pub rope: LayerRope,
@@ -193,46 +193,46 @@ impl ExtraParams {
 }
 
 impl Gpu {
-    /// Loads a kernel now instead of at its first launch, and returns its handle. The driver compiles the kernel, which
-    /// takes up to a second unless the result is in the driver's cache.
+    /// Compiles a kernel now instead of at its first launch, and returns its handle. This takes up to a second, unless
+    /// the result is in the driver's cache.
     ///
     /// # Errors
     /// [`CudaError::Capability`] if the device cannot run it, [`CudaError::Archive`] if its PTX archive is corrupt
     /// or lacks it, [`CudaError::Ptx`] if the driver rejects it, or another error of the driver.
-    pub fn load(&self, kernel: &'static Kernel) -> Result<Function, CudaError> {
+    pub fn compile(&self, kernel: &'static Kernel) -> Result<Function, CudaError> {
         self.bind()?;
         self.function(kernel)
     }
 
-    /// Loads several kernels on up to 8 threads. If the driver rejects one, the others stay loaded.
+    /// Compiles several kernels on up to 8 threads. If the driver rejects one, the others stay compiled.
     ///
     /// # Errors
-    /// As [`Gpu::load`], for the first rejected kernel.
-    pub fn load_all(&self, kernels: &[&'static Kernel]) -> Result<(), CudaError> {
+    /// As [`Gpu::compile`], for the first rejected kernel.
+    pub fn compile_all(&self, kernels: &[&'static Kernel]) -> Result<(), CudaError> {
         self.bind()?;
-        self.loaded().load(kernels, self.capability(), || self.bind())
+        self.compiled().compile(kernels, self.capability(), || self.bind())
     }
 
-    /// Returns the names of the kernels that this handle and its clones have loaded, in order.
+    /// Returns the names of the kernels that this handle and its clones have compiled, in order.
     pub fn kernels(&self) -> Vec<&'static str> {
-        self.loaded().kernels().map(Kernel::name).collect()
+        self.compiled().kernels().map(Kernel::name).collect()
     }
 
-    /// Returns the number of modules that this handle and its clones have loaded, including the host's own.
+    /// Returns the number of modules that this handle and its clones have compiled, including the host's own.
     pub fn module_count(&self) -> usize {
-        self.loaded().module_count()
+        self.compiled().module_count()
     }
 
     /// Returns the kernel's handle. The context is bound.
     fn function(&self, kernel: &'static Kernel) -> Result<Function, CudaError> {
-        self.loaded().function(kernel, self.capability())
+        self.compiled().function(kernel, self.capability())
     }
 
     /// Returns the number of the kernel's CTAs that one multiprocessor runs at a time.
     pub(in crate::backend::cuda) fn resident(&self, kernel: &'static Kernel) -> Result<u32, CudaError> {
-        let function = self.load(kernel)?.handle();
+        let function = self.compile(kernel)?.handle();
         let mut blocks = 0;
-        // SAFETY: `blocks` is valid memory for one i32; the function is loaded.
+        // SAFETY: `blocks` is valid memory for one i32; the function is compiled.
         let result = unsafe {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &mut blocks,
@@ -248,8 +248,8 @@ impl Gpu {
     /// Launches a kernel without waiting. The context is bound.
     ///
     /// # Errors
-    /// As [`Gpu::load`] if the kernel is not loaded, or [`CudaError::NotPrepared`] if the stream is also captured. The
-    /// driver's errors.
+    /// As [`Gpu::compile`] if the kernel is not compiled, or [`CudaError::NotPrepared`] if the stream is also captured.
+    /// The driver's errors.
     ///
     /// # Safety
     /// The addresses in `params` stay valid for the kernel's accesses until it is done.
@@ -298,8 +298,8 @@ impl Gpu {
         params: *const c_void,
         start: Start,
     ) -> Result<(), CudaError> {
-        let loaded = self.loaded().find(kernel);
-        let function = match loaded {
+        let compiled = self.compiled().find(kernel);
+        let function = match compiled {
             Some(function) => function,
             None if is_capturing(stream)? => return Err(CudaError::NotPrepared),
             None => self.function(kernel)?,
@@ -327,7 +327,7 @@ mod tests {
         let frame = compress_to_vec(TEXT, CompressionLevel::Uncompressed);
         let archive = Box::leak(Box::new(Archive::new("nonsense", frame.leak())));
         let kernel = Box::leak(Box::new(Kernel::new("nonsense", archive, 32, 0)));
-        let error = gpu.load(kernel).expect_err("that is no PTX");
+        let error = gpu.compile(kernel).expect_err("that is no PTX");
         let CudaError::Ptx { kernel: "nonsense", capability, code: 218, log } = &error else { panic!("{error:?}") };
         assert_eq!(*capability, gpu.capability());
         assert!(log.contains("nonsense") || log.contains("line 4"), "{log}");

@@ -1,7 +1,7 @@
 //! The driver layer: devices, memory, streams and launches; independent of plans and pools.
 //!
 //! ```text
-//! gpu       a device and its context, with the kernels loaded through it
+//! gpu       a device and its context, with the kernels compiled through it
 //! stream    streams, events, graphs
 //! memory    device memory, pinned memory, rows by address
 //! mapping   swap memory that is pinned piece by piece

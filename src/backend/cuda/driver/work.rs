@@ -75,12 +75,12 @@ fn work() -> MutexGuard<'static, Work> {
 }
 
 /// Registers a stream to which work may be submitted.
-pub(in crate::backend::cuda) fn add_stream(context: RawContext, stream: RawStream) {
+pub fn add_stream(context: RawContext, stream: RawStream) {
     work().streams.push((context, stream));
 }
 
 /// Removes one handle of a stream that still exists. The context is bound.
-pub(in crate::backend::cuda) fn remove_stream(context: RawContext, stream: RawStream) {
+pub fn remove_stream(context: RawContext, stream: RawStream) {
     let (mut work, entry) = (work(), (context, stream));
     let at = work.streams.iter().position(|known| *known == entry).expect("a known stream");
     work.streams.swap_remove(at);

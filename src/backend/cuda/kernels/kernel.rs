@@ -18,6 +18,8 @@ pub struct Kernel {
     extra: &'static [Extra],
     trees: bool,
     serves: Option<Serves>,
+    items: (u32, u32),
+    suffixes: u32,
 }
 
 /// A struct that a kernel takes after its parameter struct. Each is a field of `ExtraParams`. A kernel that takes
@@ -30,7 +32,7 @@ pub(in super::super) enum Extra {
     RowBoxes,
 }
 
-/// The part of a step that an attention kernel computes.
+/// The part of a step that a kernel computes for pools and rows of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) enum Step {
     /// Sequences of few query rows.
@@ -47,9 +49,13 @@ pub(in super::super) enum Step {
     LatentJoin,
     /// All sequences, computed in f32.
     Check,
+    /// Scores of labels.
+    Score,
+    /// Norm and rotation of q and k.
+    Rope,
 }
 
-/// The element types that an attention kernel supports in pools. `Rows` is the type of q. The fp8 variants differ in
+/// The element types that a kernel supports in pools. `Rows` is the type of q. The fp8 variants differ in
 /// the scales that they support: both kinds, static scales, or scales by token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in super::super) enum Cache {
@@ -73,9 +79,9 @@ impl Cache {
     }
 }
 
-/// The attention that a kernel supports; a head_dim of 0 means any.
+/// The part of a step, the pools and the rows that a kernel supports; a head_dim of 0 means any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Serves {
+pub(in super::super) struct Serves {
     pub step: Step,
     pub cache: Cache,
     pub dtype: Dtype,
@@ -99,6 +105,8 @@ impl Kernel {
             extra: &[],
             trees: true,
             serves: None,
+            items: (0, 0),
+            suffixes: 0,
         }
     }
 
@@ -146,6 +154,18 @@ impl Kernel {
         rows: u32,
     ) -> Self {
         self.serves = Some(Serves { step, cache, dtype, head_dim, rows });
+        self
+    }
+
+    /// Sets the maximum number of query rows of an item, and the number of tokens at whose multiples items are cut.
+    pub(in super::super) const fn items(mut self, rows: u32, cut: u32) -> Self {
+        self.items = (rows, cut);
+        self
+    }
+
+    /// Sets the number of warps of a CTA that work on suffixes.
+    pub(in super::super) const fn suffixes(mut self, warps: u32) -> Self {
+        self.suffixes = warps;
         self
     }
 
@@ -198,8 +218,23 @@ impl Kernel {
         self.trees
     }
 
-    pub(super) fn attention(&self) -> Option<Serves> {
+    pub(in super::super) fn supported(&self) -> Option<Serves> {
         self.serves
+    }
+
+    /// Returns the maximum number of query rows of an item.
+    pub(in super::super) fn item_rows(&self) -> u32 {
+        self.items.0
+    }
+
+    /// Returns the number of tokens at whose multiples items are cut.
+    pub(in super::super) fn cut_tokens(&self) -> u32 {
+        self.items.1
+    }
+
+    /// Returns the number of warps of a CTA that work on suffixes.
+    pub(in super::super) fn suffix_warps(&self) -> u32 {
+        self.suffixes
     }
 
     /// Returns whether a device of this compute capability, as 10 * major + minor, can run the kernel. PTX for 8.0 is

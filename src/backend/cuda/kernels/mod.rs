@@ -8,7 +8,7 @@
 //! archive    texts of a family, compressed
 //! marks      instructions of newer devices in a text
 //! params     structs that kernels take by value
-//! loaded     the modules of a `Gpu`: the driver compiles each text after `marks` has replaced its marks
+//! compiled   the modules of a `Gpu`: the driver compiles each text after `marks` has replaced its marks
 //! selection  compute capability, pool and step -> kernels of attention
 //! ```
 //!
@@ -16,18 +16,18 @@
 //! a pool waits only for the kernels that it uses. The CUDA sources are in `ptx/src`.
 
 mod archive;
+mod compiled;
 mod kernel;
-mod loaded;
 mod marks;
 pub(super) mod params;
 mod selection;
 mod table;
 
 pub use archive::Archive;
+pub use compiled::Function;
 pub use kernel::Kernel;
-pub use loaded::Function;
 
+pub(super) use compiled::Compiled;
 pub(super) use kernel::{Cache, Extra, Step};
-pub(super) use loaded::Loaded;
-pub(super) use selection::{Decodes, Latent, Selection, Shared};
+pub(super) use selection::{Decodes, Latent, Selection, Shared, extend_rows_min};
 pub(super) use table::*;

@@ -1,23 +1,23 @@
-//! Selects the attention kernels for a pool and a device. Only this file selects by compute capability.
+//! Selects kernels for a pool and a device. Only this file selects by compute capability.
 //!
-//! Each step of attention uses the kernel in the table that matches the pool's contents, the type of rows and the
+//! Each part of a step uses the kernel in the table that matches the pool's contents, the type of rows and the
 //! head_dim. If two kernels match, the step uses the one that runs only on this compute capability. The table's columns
 //! `step` and `cache` select the family.
 
 use super::kernel::{Kernel, Step};
-use super::table::KERNELS;
-use crate::backend::cuda::attention::split::{DECODE_ROWS, LatentItems, SplitShape, TAIL_ROWS};
+use super::table::{DECODE_ROWS, KERNELS, SUFFIX_ROWS};
+use crate::backend::cuda::attention::split::LatentItems;
 use crate::layout::{Dtype, PoolLayout, Scaling};
 
 /// The decode kernels of [`DECODE_ROWS`] that exist.
-pub(in super::super) type Decodes = [Option<&'static Kernel>; DECODE_ROWS.len()];
+pub type Decodes = [Option<&'static Kernel>; DECODE_ROWS.len()];
 
-/// The kernels that read spans once, for each of [`TAIL_ROWS`].
-pub(in super::super) type Shared = [&'static Kernel; TAIL_ROWS.len()];
+/// The kernels that read spans once, for each of [`SUFFIX_ROWS`].
+pub type Shared = [&'static Kernel; SUFFIX_ROWS.len()];
 
 /// The kernels over latent rows.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) enum Latent {
+pub enum Latent {
     /// A kernel whose work the host splits into these items, and the kernel that joins parts.
     Split([&'static Kernel; 2], LatentItems),
     /// The kernel over f32 rows, whose work is not split.
@@ -26,7 +26,7 @@ pub(in super::super) enum Latent {
 
 /// The properties that select kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in super::super) struct Selection {
+pub struct Selection {
     /// Compute capability, as 10 * major + minor.
     pub capability: u32,
     /// Scales of the pool, if quantised.
@@ -46,7 +46,7 @@ impl Selection {
     /// `own`, kernels that run only on this compute capability are allowed.
     fn find(&self, step: Step, query_rows: u32, own: bool) -> Option<&'static Kernel> {
         let serves = |kernel: &&Kernel| {
-            kernel.attention().is_some_and(|serves| {
+            kernel.supported().is_some_and(|serves| {
                 serves.step == step
                     && serves.cache.has(self.scaling)
                     && serves.dtype == self.rows
@@ -84,12 +84,12 @@ impl Selection {
         if has_trees { None } else { self.find(Step::Extend, 0, false) }
     }
 
-    /// Returns the kernels that read spans once.
-    pub fn shared(&self, shape: &SplitShape) -> Option<Shared> {
-        if shape.window > 0 {
+    /// Returns the kernels that read spans once, for attention with this window or 0.
+    pub fn shared(&self, window: u32) -> Option<Shared> {
+        if window > 0 {
             return None;
         }
-        let [narrow, wide] = TAIL_ROWS.map(|rows| self.find(Step::Shared, rows, true));
+        let [narrow, wide] = SUFFIX_ROWS.map(|rows| self.find(Step::Shared, rows, true));
         Some([narrow?, wide?])
     }
 
@@ -103,40 +103,44 @@ impl Selection {
         }
     }
 
+    /// Returns the kernel that computes scores of labels.
+    pub fn score(&self) -> Option<&'static Kernel> {
+        self.find(Step::Score, 0, true)
+    }
+
+    /// Returns the kernel that rotates rows.
+    pub fn rope(&self) -> Option<&'static Kernel> {
+        self.find(Step::Rope, 0, true)
+    }
+
     /// Returns the kernel over f32 rows.
     pub fn check(&self) -> &'static Kernel {
         self.find(Step::Check, 0, true).expect("every pool has a check kernel")
     }
 }
 
+/// Returns the minimum number of query rows of an extend item over all devices; `None` without kernels for the
+/// head_dim.
+pub fn extend_rows_min(head_dim: u32) -> Option<u32> {
+    let serves = |kernel: &&Kernel| {
+        kernel.supported().is_some_and(|serves| serves.step == Step::Extend && serves.head_dim == head_dim)
+    };
+    KERNELS.iter().filter(serves).map(Kernel::item_rows).min()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::archive::find;
+    use super::super::table::HEAD_DIMS;
     use super::*;
-    use crate::backend::cuda::attention::split::DECODE_EXTRA;
 
     const CAPABILITIES: [u32; 7] = [80, 86, 89, 90, 100, 103, 120];
     const SCALINGS: [Option<Scaling>; 3] = [None, Some(Scaling::Static), Some(Scaling::ByToken)];
 
-    fn shape(group: u32, head_dim: u32) -> SplitShape {
-        SplitShape {
-            kv_heads: 8,
-            group,
-            head_dim,
-            window: 0,
-            top: 0,
-            extra: DECODE_EXTRA,
-            decode_ctas: [132; 3],
-            extend_ctas: 132,
-            batch_max: 64,
-            tokens_max: 64,
-        }
-    }
-
     fn each(mut check: impl FnMut(Selection)) {
         for capability in CAPABILITIES {
             for (scaling, rows) in SCALINGS.into_iter().flat_map(|s| [(s, Dtype::Bf16), (s, Dtype::F16)]) {
-                for head_dim in [64, 128, 256] {
+                for head_dim in HEAD_DIMS {
                     check(Selection { capability, scaling, rows, head_dim });
                 }
             }
@@ -164,7 +168,7 @@ mod tests {
                 let middle_name = name(&of, "decode", 16, false);
                 assert_eq!(middle, has_middle.then_some(&*middle_name));
                 assert_eq!(wide, own.then_some(&*name(&of, "decode", 64, true)));
-                let shared = of.shared(&shape(group, of.head_dim)).expect("spans are served");
+                let shared = of.shared(0).expect("spans are served");
                 assert_eq!(
                     shared.map(Kernel::name),
                     [8, 16].map(|rows| name(&of, "shared", rows, own)).each_ref().map(|n| &**n)
@@ -191,10 +195,9 @@ mod tests {
     #[test]
     fn spans_are_read_once_for_rows_of_16_bits_alone() {
         each(|of| {
-            let with_window = SplitShape { window: 64, ..shape(4, of.head_dim) };
-            assert!(of.shared(&with_window).is_none());
+            assert!(of.shared(64).is_none());
             let of = Selection { rows: Dtype::F32, ..of };
-            assert!(of.shared(&shape(4, of.head_dim)).is_none());
+            assert!(of.shared(0).is_none());
             assert!(of.check().name().ends_with("_f32") && of.extend().is_none());
         });
     }
@@ -224,7 +227,7 @@ mod tests {
     #[test]
     fn a_text_of_attention_has_one_entry() {
         let mut texts = (String::new(), "");
-        for kernel in KERNELS.iter().filter(|kernel| kernel.attention().is_some()) {
+        for kernel in KERNELS.iter().filter(|kernel| kernel.supported().is_some()) {
             if texts.1 != kernel.archive().name() {
                 let text = kernel.archive().decompress().expect("an intact archive");
                 texts = (text, kernel.archive().name());
@@ -249,7 +252,7 @@ mod tests {
             };
             return [list(&kernels), "the same".into(), list(&[]), list(&[])];
         }
-        let spans = of.shared(&shape(1, of.head_dim)).map_or([None; 2], |k| k.map(Some));
+        let spans = of.shared(0).map_or([None; 2], |k| k.map(Some));
         let extend = [of.extend(), of.trees()];
         [list(&of.decodes(16)), list(&extend), list(&spans), list(&of.selected())]
     }
@@ -259,7 +262,7 @@ mod tests {
         let mut text =
             String::from("| pool, head_dim | compute capability | decode | extend, trees | spans | lists |\n")
                 + "|---|---|---|---|---|---|\n";
-        let of_heads = SCALINGS.into_iter().flat_map(|s| [64, 128, 256].map(|d| (s, d)));
+        let of_heads = SCALINGS.into_iter().flat_map(|s| HEAD_DIMS.map(|d| (s, d)));
         let latent = [(None, 576), (Some(Scaling::ByToken), 576)];
         for (scaling, head_dim) in of_heads.chain(latent) {
             let pool = match scaling {

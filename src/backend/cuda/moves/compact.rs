@@ -9,7 +9,7 @@ use super::copy::unit_bytes;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::raw::RawStream;
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::COMPACT_SLOTS;
 use crate::backend::cuda::kernels::params::{COMPACTIONS_MAX, CompactSlotsParams};
 use crate::backend::cuda::plan::tables::Tables;
@@ -27,7 +27,7 @@ struct PlaneRun {
 }
 
 /// Moves slots in the stream's order. The caller has checked the compactions.
-pub(in crate::backend::cuda) fn compact(
+pub fn compact(
     gpu: &Gpu,
     (pool, tracks): (&Pool, Range<u32>),
     tables: &Tables,
@@ -71,10 +71,7 @@ fn compact_planes(
     let run_stride = if runs > 1 { head } else { 0 };
     let unit = unit_bytes(&[address, lane, page, slot, run_stride, run_bytes]);
     let all = u64::from(layers) * u64::from(runs) * run_bytes;
-    let max = u64::from(u32::MAX - 256) * u64::from(unit);
-    if all > max {
-        return Err(CudaError::PageBytes { bytes: all, max });
-    }
+    Limit::PageBytes.check(all, u64::from(u32::MAX - 256) * u64::from(unit))?;
     let shape = tables.shape();
     let mut params = CompactSlotsParams {
         pool: address,

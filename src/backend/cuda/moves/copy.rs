@@ -6,7 +6,7 @@
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::raw::RawStream;
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::COPY_PAGES;
 use crate::backend::cuda::kernels::params::{COPY_PAGES_MAX, CopyPagesParams, wide_magic};
 use crate::backend::cuda::store::pool::{Pages, Pieces};
@@ -17,7 +17,7 @@ use crate::plan::PageCopy;
 const BLOCK_UNITS: u32 = 1024;
 
 /// Copies checked pages, between any memory that the device can access, in the stream's order.
-pub(in crate::backend::cuda) fn copy_on_device(
+pub fn copy_on_device(
     gpu: &Gpu,
     source: &Pages,
     target: &Pages,
@@ -51,15 +51,12 @@ struct Units {
 impl Units {
     /// Returns the units that fit both source and target.
     fn of(source: &Pieces, target: &Pieces) -> Result<Self, CudaError> {
-        let strides = |of: &Pieces| [of.address, of.page_stride, of.piece_stride];
+        let strides = |pieces: &Pieces| [pieces.address, pieces.page_stride, pieces.piece_stride];
         let [a, b, c] = strides(source);
         let [d, e, f] = strides(target);
         let bytes = unit_bytes(&[source.piece_bytes, a, b, c, d, e, f]);
         // Threads of the last block compute indices up to `BLOCK_UNITS` beyond the page; these must fit in 32 bits.
-        let max = u64::from(u32::MAX - BLOCK_UNITS) * u64::from(bytes);
-        if source.bytes() > max {
-            return Err(CudaError::PageBytes { bytes: source.bytes(), max });
-        }
+        Limit::PageBytes.check(source.bytes(), u64::from(u32::MAX - BLOCK_UNITS) * u64::from(bytes))?;
         let units = |n: u64| (n / u64::from(bytes)) as u32;
         Ok(Self { bytes, piece: units(source.piece_bytes), page: units(source.bytes()) })
     }
@@ -98,7 +95,7 @@ fn copy_pieces(
 }
 
 /// Returns the largest of 16, 4 and 2 bytes that divides all of `multiples`; 0 if none does. It is the unit of a copy.
-pub(in crate::backend::cuda) fn unit_bytes(multiples: &[u64]) -> u32 {
+pub fn unit_bytes(multiples: &[u64]) -> u32 {
     let serves = |unit: &u32| multiples.iter().all(|n| n.is_multiple_of(u64::from(*unit)));
     [16, 4, 2].into_iter().find(serves).unwrap_or(0)
 }
@@ -124,11 +121,12 @@ mod tests {
         let max = 16 * u64::from(u32::MAX - BLOCK_UNITS);
         let largest = Units { bytes: 16, piece: u32::MAX - BLOCK_UNITS, page: u32::MAX - BLOCK_UNITS };
         assert_eq!(units(max, 1), Ok(largest));
-        assert_eq!(units(max + 16, 1), Err(CudaError::PageBytes { bytes: max + 16, max }));
+        let refused = |value, max| Err(CudaError::Limit { what: Limit::PageBytes, value, max });
+        assert_eq!(units(max + 16, 1), refused(max + 16, max));
         // 2^32 units in one piece, the same number in 64 pieces, and more than 2^32 units of 2 bytes.
-        assert_eq!(units(64 << 30, 1), Err(CudaError::PageBytes { bytes: 64 << 30, max }));
-        assert_eq!(units(1 << 30, 64), Err(CudaError::PageBytes { bytes: 64 << 30, max }));
+        assert_eq!(units(64 << 30, 1), refused(64 << 30, max));
+        assert_eq!(units(1 << 30, 64), refused(64 << 30, max));
         let (bytes, max) = (8 * ((1 << 30) + 2), 2 * u64::from(u32::MAX - BLOCK_UNITS));
-        assert_eq!(units((1 << 30) + 2, 8), Err(CudaError::PageBytes { bytes, max }));
+        assert_eq!(units((1 << 30) + 2, 8), refused(bytes, max));
     }
 }

@@ -14,7 +14,7 @@ const EVENTS_MAX: usize = 64;
 
 /// The direction of moves between device and swap pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::backend::cuda) enum Direction {
+pub enum Direction {
     Save,
     Load,
 }

@@ -22,8 +22,8 @@ impl Cuda {
     /// # Errors
     /// Returns an error if pages do not exist or differ in shape or fingerprint, or if the pool or the stream is on
     /// another device.
-    /// [`CudaError::PageBytes`] for pages that are too large for the kernel. In a capture, [`CudaError::PageInUse`] for
-    /// pages with an unfinished move, or [`CudaError::NotPrepared`] if the kernel is not loaded. The driver's errors.
+    /// [`CudaError::Limit`] for pages that are too large for the kernel. In a capture, [`CudaError::PageInUse`] for
+    /// pages with an unfinished move, or [`CudaError::NotPrepared`] if the kernel is not compiled. The driver's errors.
     pub fn copy_to_pool(
         &self,
         target: &mut Cuda,
@@ -90,7 +90,10 @@ impl Cuda {
 
     /// Makes the stream wait until all pages that steps use are loaded, before a call that may use any of these pages.
     pub(in crate::backend::cuda) fn before_pages(&mut self) -> Result<(), CudaError> {
-        self.swap.as_mut().map_or(Ok(()), |swap| swap.before_all(&self.stream))
+        match &mut self.swap {
+            Some(swap) => swap.before_all(&self.stream),
+            None => Ok(()),
+        }
     }
 
     /// Makes the stream wait until this layer of all pages that steps use is loaded, before a call of the layer.
@@ -98,10 +101,11 @@ impl Cuda {
         let Some(swap) = &mut self.swap else { return Ok(()) };
         let layout = self.pools.of(0).layout();
         check::layer(layer, layout)?;
-        match layout.has_one_shape() {
-            true => swap.before_lane(layout.place(layer).lane, &self.stream),
+        if layout.has_one_shape() {
+            swap.before_lane(layout.place(layer).lane, &self.stream)
+        } else {
             // Lanes differ by group, so loads are not split into parts.
-            false => swap.before_all(&self.stream),
+            swap.before_all(&self.stream)
         }
     }
 

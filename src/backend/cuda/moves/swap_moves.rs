@@ -24,7 +24,7 @@ use crate::backend::cuda::store::pool::Pages;
 use crate::backend::{Moved, PlanError, check};
 use crate::id::{MoveId, PageId, StepId, SwapPageId};
 use crate::layout::PoolLayout;
-use crate::memory;
+use crate::memory::Memory;
 use crate::plan::{PageMove, StepEnd};
 
 /// Maximum number of parts of a load.
@@ -37,7 +37,7 @@ const PART_BYTES: u64 = 192 << 10;
 
 /// The swap pages of a backend and the moves from and to them.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct SwapMoves {
+pub struct SwapMoves {
     gpu: Gpu,
     region: Region,
     /// The region's pages, as the pool's kernels address them.
@@ -58,8 +58,8 @@ pub(in crate::backend::cuda) struct SwapMoves {
     /// Open steps, and the end of the backend's stream when each began.
     begins: VecDeque<(StepId, CudaEvent)>,
     spare: Vec<CudaEvent>,
-    /// The newest step at the time of the last call that belonged to an older step or to none.
-    outside: StepId,
+    /// The newest step at the time of the last *stray call*, which belonged to an older step or to none.
+    newest_at_stray_call: StepId,
     /// The last load that wrote a page of a begun step.
     needed: MoveId,
     /// The last part of a load for which the backend's stream waits or has waited. This wait covers all earlier parts.
@@ -75,14 +75,13 @@ impl SwapMoves {
     pub fn new(gpu: &Gpu, layout: &PoolLayout, pool: &Pages, fewer: bool) -> Result<Self, CudaError> {
         let region = Region::new(gpu, layout, fewer)?;
         let columns = |count: u32| {
-            memory::filled(count.into(), Moved::default())
+            Memory::new(false)
+                .filled(count.into(), Moved::default())
                 .map_err(|error| CudaError::OutOfMemory { bytes: error.bytes })
         };
         let load_transfer = Transfer::new(gpu, Direction::Load, pool)?;
-        let parts = match load_transfer.is_by_engines() {
-            true => pool.page_bytes() / (u64::from(pool.planes()) * PART_BYTES),
-            false => 1,
-        };
+        let most = pool.page_bytes() / (u64::from(pool.planes()) * PART_BYTES);
+        let parts = if load_transfer.is_by_engines() { most } else { 1 };
         Ok(Self {
             gpu: gpu.clone(),
             parts: parts.clamp(1, PARTS_MAX.min(pool.lanes.into())) as u32,
@@ -98,7 +97,7 @@ impl SwapMoves {
             fork: CudaEvent::new(gpu, false)?,
             begins: VecDeque::new(),
             spare: Vec::new(),
-            outside: StepId::new(0),
+            newest_at_stray_call: StepId::new(0),
             needed: MoveId::new(0),
             awaited: Part::default(),
         })
@@ -122,7 +121,9 @@ impl SwapMoves {
         };
         match self.begins.front() {
             // All work outside the open steps was submitted before the first of them began.
-            Some((first, begin)) if direction == Direction::Load && *first > self.outside => begin.block(own)?,
+            Some((first, begin)) if direction == Direction::Load && *first > self.newest_at_stray_call => {
+                begin.block(own)?
+            }
             _ => {
                 self.fork.record(stream)?;
                 self.fork.block(own)?;
@@ -189,7 +190,7 @@ impl SwapMoves {
     }
 
     fn latest_of(&self, moves: &[PageMove]) -> Moved {
-        let both = |of: &PageMove| [self.of_device[of.device.index()], self.of_swap[of.swap.index()]];
+        let both = |pages: &PageMove| [self.of_device[pages.device.index()], self.of_swap[pages.swap.index()]];
         latest(moves.iter().flat_map(both))
     }
 
@@ -276,8 +277,8 @@ impl SwapMoves {
         }
         let (saved, loaded) = (self.saves.done(), self.loads.done());
         let is_moving = |page: &PageId| {
-            let of = self.of_device[page.index()];
-            of.saved > saved || of.loaded > loaded
+            let last = self.of_device[page.index()];
+            last.saved > saved || last.loaded > loaded
         };
         match pages.find(is_moving) {
             Some(page) => Err(CudaError::PageInUse { page: page.raw() }),
@@ -286,8 +287,8 @@ impl SwapMoves {
     }
 
     /// Records a call that does not belong to `last`, the last step that has begun.
-    pub fn outside(&mut self, last: StepId) {
-        self.outside = last;
+    pub fn note_stray_call(&mut self, last: StepId) {
+        self.newest_at_stray_call = last;
     }
 
     /// Ends steps; `last` is the last step that has begun.
@@ -300,7 +301,7 @@ impl SwapMoves {
             StepEnd::Abort(step) => {
                 // Loads must also wait for calls of the aborted steps. These calls came after the steps that stay open
                 // had begun.
-                self.outside = last;
+                self.newest_at_stray_call = last;
                 let open = self.begins.iter().take_while(|(begun, _)| *begun < step).count();
                 self.begins.drain(open..)
             }
@@ -317,15 +318,15 @@ impl SwapMoves {
 
     /// Leases a swap page to a reader.
     pub fn lease(&mut self, page: SwapPageId) -> CudaRead {
-        let (of, moved) = (self.of_swap[page.index()], self.moved());
-        assert!(moved.is_ok_and(|done| of.saved <= done.saved), "B16: a save writes {page:?}");
+        let (last, moved) = (self.of_swap[page.index()], self.moved());
+        assert!(moved.is_ok_and(|done| last.saved <= done.saved), "B16: a save writes {page:?}");
         self.region.lease(page)
     }
 
     /// Leases a swap page to a writer.
     pub fn lease_mut(&mut self, page: SwapPageId) -> CudaWrite {
-        let (of, moved) = (self.of_swap[page.index()], self.moved());
-        let is_done = |done: Moved| of.saved <= done.saved && of.loaded <= done.loaded;
+        let (last, moved) = (self.of_swap[page.index()], self.moved());
+        let is_done = |done: Moved| last.saved <= done.saved && last.loaded <= done.loaded;
         assert!(moved.is_ok_and(is_done), "B16: a move uses {page:?}");
         self.region.lease_mut(page)
     }

@@ -3,8 +3,8 @@
 //! * Copy engines move contiguous pages. A part of a load copies only some layers of each page. Copy engines move these
 //!   parts too, because adjacent layers are contiguous in each plane of such a page. The driver takes many copies in
 //!   one call (CUDA 12.8 and newer), so no time is lost between them.
-//! * Pages of many pieces take two copies. To save them, a kernel gathers them in a chunk of device memory, and copy
-//!   engines move the chunk; to load them, the kernel scatters the chunk afterwards.
+//! * Pages of many pieces take two copies. To save them, a kernel gathers them in staging memory on the device, and
+//!   copy engines move the staging memory; to load them, the kernel scatters the staging memory afterwards.
 //! * The kernel alone moves small pages. It reads and writes pinned memory directly.
 //!
 //! `swap_moves.rs` orders the streams.
@@ -26,8 +26,8 @@ use crate::plan::{PageCopy, PageMove};
 const BATCHED_BYTES: u64 = 128 << 10;
 /// The same limit for drivers that take one copy in a call. Each call costs some microseconds.
 const SINGLE_BYTES: u64 = 256 << 10;
-/// Maximum bytes of the chunk, in which pages of many pieces become contiguous. A larger page gets a chunk of its size.
-const CHUNK_BYTES: u64 = 32 << 20;
+/// Maximum bytes of the staging memory, in which pages of many pieces become contiguous. A larger page gets as much.
+const STAGING_BYTES: u64 = 32 << 20;
 /// Maximum number of copies in one call of the driver. On an H100, both directions together copy pages of 2.25 MiB at
 /// 94 to 96 GB/s with 32 copies a call. With 1 or 128 copies a call they reach 89 to 92 GB/s; with 1,024 copies they
 /// reach 85 to 91 GB/s.
@@ -42,7 +42,7 @@ pub(super) struct Transfer {
     by_engines: bool,
     /// Device memory in which the kernel gathers and scatters pages; `None` if the copy engines or the kernel move all
     /// pages directly.
-    chunk: Option<DeviceBuffer>,
+    staging: Option<DeviceBuffer>,
     /// The copies of the kernel's last launch. Each launch reuses this allocation.
     copies: Vec<PageCopy>,
 }
@@ -52,14 +52,12 @@ impl Transfer {
         let batch = BatchCopy::find();
         let least = if batch.is_some() { BATCHED_BYTES } else { SINGLE_BYTES };
         let by_engines = pool.page_bytes() >= least;
-        let chunk = match by_engines && !pool.is_packed() {
-            true => {
-                let pages = (CHUNK_BYTES / pool.page_bytes()).clamp(1, pool.count.into());
-                Some(DeviceBuffer::lasting(gpu, pages * pool.page_bytes())?)
-            }
-            false => None,
-        };
-        Ok(Self { direction, batch, by_engines, chunk, copies: Vec::new() })
+        let mut staging = None;
+        if by_engines && !pool.is_packed() {
+            let pages = (STAGING_BYTES / pool.page_bytes()).clamp(1, pool.count.into());
+            staging = Some(DeviceBuffer::lasting(gpu, pages * pool.page_bytes())?);
+        }
+        Ok(Self { direction, batch, by_engines, staging, copies: Vec::new() })
     }
 
     pub fn is_by_engines(&self) -> bool {
@@ -77,24 +75,24 @@ impl Transfer {
         stream: RawStream,
     ) -> Result<(), CudaError> {
         if !self.by_engines {
-            let ends = moves.iter().map(|of| (of.device, PageId::new(of.swap.raw())));
+            let ends = moves.iter().map(|pages| (pages.device, PageId::new(pages.swap.raw())));
             return self.on_device(gpu, (pool, swap), ends, stream);
         }
-        let Some(chunk) = &self.chunk else {
-            let pairs = moves.iter().map(|of| (of.device.raw(), of.swap.raw()));
+        let Some(staging) = &self.staging else {
+            let pairs = moves.iter().map(|pages| (pages.device.raw(), pages.swap.raw()));
             return self.by_engines((pool, swap), pairs, stream);
         };
-        let most = chunk.bytes() / pool.page_bytes();
-        let chunk = Pages::packed(chunk.address(), pool, most as u32);
+        let most = staging.bytes() / pool.page_bytes();
+        let staging = Pages::packed(staging.address(), pool, most as u32);
         for moves in moves.chunks(most as usize) {
-            let ends = || moves.iter().zip(0..).map(|(of, at)| (of.device, PageId::new(at)));
-            let pairs = moves.iter().zip(0..).map(|(of, at)| (at, of.swap.raw()));
+            let ends = || moves.iter().zip(0..).map(|(pages, at)| (pages.device, PageId::new(at)));
+            let pairs = moves.iter().zip(0..).map(|(pages, at)| (at, pages.swap.raw()));
             if self.direction == Direction::Save {
-                self.on_device(gpu, (pool, &chunk), ends(), stream)?;
+                self.on_device(gpu, (pool, &staging), ends(), stream)?;
             }
-            self.by_engines((&chunk, swap), pairs, stream)?;
+            self.by_engines((&staging, swap), pairs, stream)?;
             if self.direction == Direction::Load {
-                self.on_device(gpu, (pool, &chunk), ends(), stream)?;
+                self.on_device(gpu, (pool, &staging), ends(), stream)?;
             }
         }
         Ok(())
@@ -131,14 +129,14 @@ impl Transfer {
         let whole = device.is_packed() && swap.is_packed();
         let count = if whole { 1 } else { swap.groups().len() };
         let range = |pages: &Pages, group: usize, page: u32| {
-            let of = if whole { pages.whole() } else { pages.groups()[group] };
-            debug_assert!(of.count == 1 || of.piece_stride == of.piece_bytes);
-            (of.address + u64::from(page) * of.page_stride, of.bytes())
+            let pieces = if whole { pages.whole() } else { pages.groups()[group] };
+            debug_assert!(pieces.count == 1 || pieces.piece_stride == pieces.piece_bytes);
+            (pieces.address + u64::from(page) * pieces.page_stride, pieces.bytes())
         };
-        let mut ranges = pairs.flat_map(|(at, of)| {
+        let mut ranges = pairs.flat_map(|(page, swap_page)| {
             (0..count).map(move |group| {
-                let (pinned, bytes) = range(swap, group, of);
-                Range { device: range(device, group, at).0, pinned, bytes }
+                let (pinned, bytes) = range(swap, group, swap_page);
+                Range { device: range(device, group, page).0, pinned, bytes }
             })
         });
         match &mut self.batch {
@@ -236,8 +234,8 @@ impl BatchCopy {
         let (source_place, target_place) = ([0; 2], [0; 2]);
         let mut attributes = BatchAttributes { source_order: 1, source_place, target_place, flags: 1 };
         let (mut start, mut failed) = (0, 0);
-        // SAFETY: the arrays contain `count` entries each, all of checked pages of pinned memory, the pool or a chunk.
-        // The driver copies the arrays before it returns.
+        // SAFETY: the arrays contain `count` entries each, all of checked pages of pinned memory, the pool or staging
+        // memory. The driver copies the arrays before it returns.
         let result = unsafe {
             (self.function)(
                 self.targets.as_mut_ptr(),
@@ -259,7 +257,8 @@ impl BatchCopy {
 fn copy(direction: Direction, range: Range, stream: RawStream) -> Result<(), CudaError> {
     let Range { device, pinned, bytes } = range;
     let (bytes, pinned) = (bytes as usize, pinned as usize as *mut _);
-    // SAFETY: the pinned range is in a checked page of the region, the other one in a page of the pool or of a chunk.
+    // SAFETY: the pinned range is in a checked page of the region, the other one in a page of the pool or of staging
+    // memory.
     let result = unsafe {
         match direction {
             Direction::Save => sys::cuMemcpyDtoHAsync_v2(pinned, device, bytes, raw(stream)),

@@ -5,7 +5,7 @@
 //! multiples of the page tables' chunks, so the pages of a chunk row begin at a directory word of its row. The row
 //! number of a chunk row is the index of that word, as in a directory with one word for each row.
 
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::{TREE_ROW, is_tree};
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::id::RowId;
@@ -20,26 +20,26 @@ fn sizes(layout: &PoolLayout) -> impl Iterator<Item = u32> + use<'_> {
 
 /// Returns the number of chunk rows, including empty ones, for chunks of `size` tokens in a step of these numbers of
 /// tokens and rows. It does not depend on the lengths of rows, so a graph has a fixed number.
-pub(in crate::backend::cuda) fn count(size: u32, tokens: usize, rows: usize) -> usize {
+pub fn count(size: u32, tokens: usize, rows: usize) -> usize {
     // Only the first and the last chunk row of a row may be short.
     rows + rows.min(tokens / 2) + tokens / size as usize
 }
 
 /// Returns the maximum number of chunk rows of a step.
-pub(in crate::backend::cuda) fn most(layout: &PoolLayout, limits: StepLimits) -> u32 {
+pub fn most(layout: &PoolLayout, limits: StepLimits) -> u32 {
     let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
     sizes(layout).map(|size| count(size, tokens, rows)).max().unwrap_or(rows) as u32
 }
 
 /// Returns the bytes of all chunk rows of a step.
-pub(in crate::backend::cuda) fn bytes(layout: &PoolLayout, tokens: usize, rows: usize) -> usize {
+pub fn bytes(layout: &PoolLayout, tokens: usize, rows: usize) -> usize {
     let count: usize = sizes(layout).map(|size| count(size, tokens, rows)).sum();
     count * size_of::<BatchRow>()
 }
 
 /// The chunk rows of the staged step's rows, for each size of chunks.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct ChunkRows {
+pub struct ChunkRows {
     list: Vec<RowsOfSize>,
     /// Number of directory words of a row.
     row_words: u32,
@@ -55,17 +55,14 @@ struct RowsOfSize {
 
 impl ChunkRows {
     /// Allocates the chunk rows of the largest step.
-    pub(in crate::backend::cuda) fn new(
-        layout: &PoolLayout,
-        table: &TableShape,
-        limits: StepLimits,
-    ) -> Result<Self, CudaError> {
-        let chunk_tokens = table.chunk_pages * layout.page_size();
+    pub fn new(layout: &PoolLayout, table: &TableShape, limits: StepLimits) -> Result<Self, CudaError> {
+        let (page_size, chunk_tokens) = (layout.page_size(), table.chunk_pages * layout.page_size());
         let of_size = |size: u32| {
-            let is_numbered = table.directory_words() <= u64::from(TREE_ROW);
-            if !size.is_multiple_of(chunk_tokens) || !is_numbered {
-                return Err(CudaError::ChunkTokens { chunk: size, tokens: chunk_tokens });
+            // A page table chunk has a power of two of pages, and no more tokens than the smallest chunk of a group.
+            if !size.is_multiple_of(chunk_tokens) {
+                return Err(CudaError::ChunkPages { chunk: size, page_size });
             }
+            Limit::DirectoryWords.check(table.directory_words(), TREE_ROW.into())?;
             let rows = Vec::with_capacity(most(layout, limits) as usize);
             Ok(RowsOfSize { size, words: size / chunk_tokens, rows })
         };
@@ -75,7 +72,7 @@ impl ChunkRows {
 
     /// Cuts the rows of a step of `tokens` tokens. Draft trees have no chunk rows, because layers with chunks reject
     /// them.
-    pub(in crate::backend::cuda) fn cut(&mut self, rows: &[BatchRow], tokens: usize) {
+    pub fn cut(&mut self, rows: &[BatchRow], tokens: usize) {
         for chunks in &mut self.list {
             let count = count(chunks.size, tokens, rows.len());
             chunks.rows.clear();
@@ -88,13 +85,13 @@ impl ChunkRows {
     }
 
     /// Returns the chunk rows for chunks of a size.
-    pub(in crate::backend::cuda) fn of(&self, size: u32) -> Option<&[BatchRow]> {
+    pub fn of(&self, size: u32) -> Option<&[BatchRow]> {
         let chunks = self.list.iter().find(|chunks| chunks.size == size)?;
         Some(&chunks.rows)
     }
 
     /// Returns the chunk rows of each chunk size: their offset in bytes, the chunk size, and the chunk rows.
-    pub(in crate::backend::cuda) fn all(&self) -> impl Iterator<Item = (usize, u32, &[BatchRow])> {
+    pub fn all(&self) -> impl Iterator<Item = (usize, u32, &[BatchRow])> {
         let mut at = 0;
         self.list.iter().map(move |chunks| {
             let before = at;
@@ -191,11 +188,11 @@ mod tests {
     #[test]
     fn chunks_that_pages_do_not_divide_are_refused() {
         let limits = StepLimits { tokens: 10, rows: 1, all_spans: false };
-        for (size, page_size, chunk_tokens) in [(8, 16, 16), (64, 3, 48), (2048, 3, 768)] {
+        for (size, page_size) in [(8, 16), (64, 3), (2048, 3)] {
             let layout = layout(size, page_size);
             let table = TableShape::of(&layout, 1, 100, 100).expect("a small table");
             let refused = ChunkRows::new(&layout, &table, limits).map(|_| ());
-            let error = CudaError::ChunkTokens { chunk: size, tokens: chunk_tokens };
+            let error = CudaError::ChunkPages { chunk: size, page_size };
             assert_eq!(refused, Err(error));
         }
     }

@@ -20,7 +20,7 @@
 
 use super::chunk_rows::{self, ChunkRows};
 use super::image::{Image, StepLimits, put};
-use super::ring::{Load, UploadRing};
+use super::ring::{Payload, UploadRing};
 use super::tables::Tables;
 use crate::backend::cuda::attention::graph_key::GraphKey;
 use crate::backend::cuda::attention::shared::SharedDecode;
@@ -30,7 +30,7 @@ use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::{TREE_ROW, is_tree};
 use crate::backend::cuda::store::labels;
 use crate::backend::{Attend, check};
@@ -92,7 +92,7 @@ impl Offsets {
 
 /// The image on the device, and its upload ring.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct Stage {
+pub struct Stage {
     image: DeviceBuffer,
     ring: UploadRing,
     limits: StepLimits,
@@ -110,11 +110,11 @@ pub(in crate::backend::cuda) struct Stage {
     marked: Vec<BatchRow>,
     /// How to start the next kernel that reads the plan and the page tables before it waits for earlier kernels. After
     /// an upload, the first such kernel starts in order. Later kernels start after the first, so they may use PDL.
-    pub(in crate::backend::cuda) start: Start,
+    pub start: Start,
 }
 
 impl Stage {
-    pub(in crate::backend::cuda) fn new(
+    pub fn new(
         gpu: &Gpu,
         (layout, table): (&PoolLayout, &TableShape),
         limits: StepLimits,
@@ -144,16 +144,16 @@ impl Stage {
         })
     }
 
-    pub(in crate::backend::cuda) fn sent_bytes(&self) -> u64 {
+    pub fn sent_bytes(&self) -> u64 {
         self.ring.sent_bytes()
     }
 
-    pub(in crate::backend::cuda) fn switch_stream(&mut self) {
+    pub fn switch_stream(&mut self) {
         self.ring.switch_stream();
     }
 
     /// Stages the plan if necessary, and returns its addresses. Rejects an upload while the stream is captured.
-    pub(in crate::backend::cuda) fn ensure(
+    pub fn ensure(
         &mut self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
@@ -195,14 +195,14 @@ impl Stage {
     }
 
     /// Returns the address and number of the rows for a variant of attention, which may have chunks.
-    pub(in crate::backend::cuda) fn rows_of(&self, image: &Image, chunk: Option<u32>) -> Result<(u64, u32), CudaError> {
+    pub fn rows_of(&self, image: &Image, chunk: Option<u32>) -> Result<(u64, u32), CudaError> {
         let Some(chunk) = chunk else { return Ok((image.rows, image.row_count as u32)) };
         let (at, _, rows) = self.chunks.all().find(|&(_, size, _)| size == chunk).ok_or(CudaError::Chunk { chunk })?;
         Ok((image.chunks + at as u64, rows.len() as u32))
     }
 
     /// Rejects chunks that no group of the pool has.
-    pub(in crate::backend::cuda) fn check_chunk(&self, attend: &Attend) -> Result<(), CudaError> {
+    pub fn check_chunk(&self, attend: &Attend) -> Result<(), CudaError> {
         match attend.chunk {
             Some(chunk) if self.chunks.of(chunk).is_none() => Err(CudaError::Chunk { chunk }),
             _ => Ok(()),
@@ -210,13 +210,13 @@ impl Stage {
     }
 
     /// Returns the key of the graphs that may be replayed for the staged plan.
-    pub(in crate::backend::cuda) fn key(&self, image: &Image, variants: &Variants) -> GraphKey {
+    pub fn key(&self, image: &Image, variants: &Variants) -> GraphKey {
         let Image { token_count: tokens, row_count: rows, slot_bytes, trees, .. } = *image;
         GraphKey { tokens, rows, slot_bytes, kernels: variants.key(trees) }
     }
 
     /// Sends a plan's arrays and applies its table writes.
-    pub(in crate::backend::cuda) fn begin(
+    pub fn begin(
         &mut self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
@@ -228,19 +228,19 @@ impl Stage {
         check::table_writes(plan.table_writes, &self.layout, tables.shape())?;
         let sent = self.send(gpu, plan, plan.table_writes, variants, tables, stream)?;
         // Each further upload sends as many of the remaining writes as fit one slot of the upload ring.
-        let empty = self.load(tables);
+        let empty = self.empty_payload(tables);
         for writes in plan.table_writes[sent..].chunks(self.ring.slot_bytes() / 8) {
             let mut upload = self.ring.acquire(stream)?;
             put(upload.bytes(), 0, writes);
-            upload.send(gpu, &Load { writes: writes.len(), ..empty }, stream)?;
+            upload.send(gpu, &Payload { writes: writes.len(), ..empty }, stream)?;
         }
         Ok(())
     }
 
-    /// Returns a load without contents.
-    fn load(&self, tables: &Tables) -> Load {
+    /// Returns a payload without contents.
+    fn empty_payload(&self, tables: &Tables) -> Payload {
         let (image, words) = (self.image.address(), tables.address());
-        Load { image_bytes: 0, image, writes_at: 0, writes: 0, words }
+        Payload { image_bytes: 0, image, writes_at: 0, writes: 0, words }
     }
 
     /// Sends the image with as many of `writes` as fit, and returns their number.
@@ -253,13 +253,15 @@ impl Stage {
         tables: &Tables,
         stream: RawStream,
     ) -> Result<usize, CudaError> {
-        variants.load(gpu, plan, self.limits, stream)?;
+        variants.compile(gpu, plan, self.limits, stream)?;
         self.staged = None;
         self.trees = !plan.masks.is_empty();
         self.start = Start::InOrder;
         let offsets = Offsets::of(plan, &self.layout);
-        let empty = self.load(tables);
-        self.send_masks(gpu, plan, &empty, stream)?;
+        let empty = self.empty_payload(tables);
+        if !plan.masks.is_empty() {
+            self.ring.send_image(gpu, bytemuck::cast_slice(plan.masks), self.masks.address(), stream)?;
+        }
         let plan = &BatchPlan { rows: mark_trees(plan, &mut self.marked), ..*plan };
         let mut upload = self.ring.acquire(stream)?;
         let bytes = upload.bytes();
@@ -282,28 +284,11 @@ impl Stage {
         let writes_at = image_bytes.next_multiple_of(16);
         let fit = writes.len().min((bytes.len() - writes_at) / size_of::<TableWrite>());
         put(bytes, writes_at, &writes[..fit]);
-        upload.send(gpu, &Load { image_bytes, writes_at, writes: fit, ..empty }, stream)?;
+        upload.send(gpu, &Payload { image_bytes, writes_at, writes: fit, ..empty }, stream)?;
         let decode_only = plan.token_count() <= plan.rows.len();
         variants.send_extend(gpu, decode_only, &mut self.ring, stream)?;
         self.staged = Some(Staged::of(plan, variants.len()));
         Ok(fit)
-    }
-
-    /// Sends the masks, if some rows are trees.
-    fn send_masks(
-        &mut self,
-        gpu: &Gpu,
-        plan: &BatchPlan<'_>,
-        empty: &Load,
-        stream: RawStream,
-    ) -> Result<(), CudaError> {
-        if plan.masks.is_empty() {
-            return Ok(());
-        }
-        let mut upload = self.ring.acquire(stream)?;
-        let image_bytes = put(upload.bytes(), 0, plan.masks);
-        let load = Load { image_bytes, image: self.masks.address(), ..*empty };
-        upload.send(gpu, &load, stream)
     }
 
     /// Rejects a plan that would make a kernel access memory outside the pool, the tables or the image, or that exceeds
@@ -311,17 +296,14 @@ impl Stage {
     fn check(&mut self, plan: &BatchPlan<'_>, tables: &Tables) -> Result<(), CudaError> {
         let StepLimits { tokens, rows, .. } = self.limits;
         check::step_tokens(plan, tokens)?;
-        if plan.rows.len() > rows as usize {
-            return Err(CudaError::StepRows { rows: plan.rows.len(), max: rows });
-        }
+        Limit::StepRows.check(plan.rows.len() as u64, rows.into())?;
         check::plan(plan, &self.layout, tables.shape())?;
         check::spans(&mut self.spans, plan)?;
         // Beyond its tokens, a row takes the extra units. Rounding up to whole units adds less than one unit.
         let is_quantised = self.layout.views().any(|layout| layout.dtype().is_quantised());
         let overhead = (decode_extra(is_quantised) + 1) * DECODE_UNIT;
         let seen = plan.rows.iter().map(|row| u64::from(row.kv_len) + u64::from(overhead)).sum();
-        let max = most_seen(self.layout.most_kv_heads());
-        if seen <= max { Ok(()) } else { Err(CudaError::StepSees { tokens: seen, max }) }
+        Limit::SeenTokens.check(seen, most_seen(self.layout.most_kv_heads()))
     }
 }
 

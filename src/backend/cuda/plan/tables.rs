@@ -4,14 +4,14 @@ use crate::backend::check::longest_row;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::RawStream;
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::id::PageId;
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::TableWrite;
 
 /// One pool's page tables.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct Tables {
+pub struct Tables {
     words: DeviceBuffer,
     shape: TableShape,
     page_size: u32,
@@ -19,47 +19,39 @@ pub(in crate::backend::cuda) struct Tables {
 
 impl Tables {
     /// Allocates tables of zeros.
-    pub(in crate::backend::cuda) fn new(
-        gpu: &Gpu,
-        shape: TableShape,
-        layout: &PoolLayout,
-        stream: RawStream,
-    ) -> Result<Self, CudaError> {
+    pub fn new(gpu: &Gpu, shape: TableShape, layout: &PoolLayout, stream: RawStream) -> Result<Self, CudaError> {
         check_shape(&shape, layout.page_size())?;
         let words = DeviceBuffer::zeros(gpu, 4 * shape.words(), stream)?;
         Ok(Self { words, shape, page_size: layout.page_size() })
     }
 
-    pub(in crate::backend::cuda) fn shape(&self) -> &TableShape {
+    pub fn shape(&self) -> &TableShape {
         &self.shape
     }
 
-    pub(in crate::backend::cuda) fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.words.address()
     }
 
     /// Returns the index of a track's first word in the first chunk. All directories precede the chunks.
-    pub(in crate::backend::cuda) fn chunk_base(&self, track: u32) -> u32 {
+    pub fn chunk_base(&self, track: u32) -> u32 {
         self.shape.page_word(track, 0)
     }
 
     /// Returns the pages that checked writes store in the tables.
-    pub(in crate::backend::cuda) fn pages<'a>(
-        &self,
-        writes: &'a [TableWrite],
-    ) -> impl Iterator<Item = PageId> + use<'a> {
+    pub fn pages<'a>(&self, writes: &'a [TableWrite]) -> impl Iterator<Item = PageId> + use<'a> {
         let first = self.chunk_base(0);
         let pages = writes.iter().filter(move |write| write.index >= first);
         pages.map(|write| PageId::new(write.value))
     }
 
     /// Returns the maximum number of tokens of one row.
-    pub(in crate::backend::cuda) fn longest_row(&self) -> u64 {
+    pub fn longest_row(&self) -> u64 {
         longest_row(&self.shape, self.page_size)
     }
 
     /// Waits for all submitted work, and returns the words on the device. For tests.
-    pub(in crate::backend::cuda) fn read(&self) -> Result<Vec<u32>, CudaError> {
+    pub fn read(&self) -> Result<Vec<u32>, CudaError> {
         self.words.read(0, self.shape.words())
     }
 }
@@ -68,8 +60,7 @@ impl Tables {
 /// with [`magic`](crate::backend::cuda::kernels::params::magic), which is exact only for small positions.
 fn check_shape(shape: &TableShape, page_size: u32) -> Result<(), CudaError> {
     let exact = if page_size.is_power_of_two() { 1 } else { u64::from(page_size) };
-    let (tokens, max) = (longest_row(shape, page_size), (1 << 32) / exact.max(2));
-    if tokens <= max { Ok(()) } else { Err(CudaError::RowTokens { tokens, max }) }
+    Limit::RowTokens.check(longest_row(shape, page_size), (1 << 32) / exact.max(2))
 }
 
 #[cfg(test)]
@@ -91,7 +82,8 @@ mod tests {
                 assert_eq!(page, position / page_size, "{position} / {page_size}");
             }
             let longer = shape(limit + 1);
-            let error = CudaError::RowTokens { tokens: longest_row(&longer, page_size), max: limit.into() };
+            let (what, value) = (Limit::RowTokens, longest_row(&longer, page_size));
+            let error = CudaError::Limit { what, value, max: limit.into() };
             assert_eq!(check_shape(&longer, page_size), Err(error), "{page_size}");
         }
     }

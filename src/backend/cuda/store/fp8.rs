@@ -18,12 +18,13 @@ use crate::id::LayerId;
 use crate::layout::{Dtype, PoolLayout};
 
 const THREADS: u32 = 256;
-/// Number of elements that a thread of the fast kernels stores.
+/// Number of elements that a thread of the fast kernels stores, and the maximum number of threads for a head.
 const UNIT: u32 = 16;
+const HEAD_UNITS_MAX: u32 = 16;
 
 /// Returns all kernels that a store may use. A store selects one by the alignment of the host's rows and the bytes of a
 /// slot number.
-pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec<&'static Kernel> {
+pub fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec<&'static Kernel> {
     if layout.is_latent() {
         return vec![STORE_LATENT_FP8];
     }
@@ -32,14 +33,15 @@ pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec
     kernels
 }
 
-/// Returns whether a fast kernel supports aligned rows of this type.
+/// Returns whether a fast kernel supports aligned rows of this type. The kernel reduces over the threads of a head.
 fn has_fast(layout: &PoolLayout, rows: Dtype) -> bool {
-    let units = layout.store_widths()[0] as u32 / UNIT;
-    rows != Dtype::F32 && matches!(layout.value_dim(), 64 | 128 | 256) && units <= THREADS
+    let (units, head_units) = (layout.store_widths()[0] as u32 / UNIT, layout.value_dim() / UNIT);
+    let is_reduced = head_units.is_power_of_two() && head_units <= HEAD_UNITS_MAX;
+    rows != Dtype::F32 && layout.value_dim().is_multiple_of(UNIT) && is_reduced && units <= THREADS
 }
 
 /// Stores the rows of the staged plan.
-pub(in crate::backend::cuda) fn store(
+pub fn store(
     gpu: &Gpu,
     pool: &Pool,
     image: &Image,

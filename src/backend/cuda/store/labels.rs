@@ -10,14 +10,14 @@ use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::memory::{DeviceBuffer, DeviceRows};
 use crate::backend::cuda::driver::raw::RawStream;
-use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::{
     AttendParams, CANDIDATES, SCORE_TOKENS, SelectParams, StoreLabelsParams, is_tree, wide_magic,
 };
-use crate::backend::cuda::kernels::{Kernel, SCORE_LABELS_BF16, SCORE_LABELS_F16, SELECT_TOP, STORE_LABELS};
+use crate::backend::cuda::kernels::{Kernel, SELECT_TOP, STORE_LABELS, Selection};
 use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
-use crate::layout::{Dtype, LabelChannels, LayerPlace, PlaneName, PoolLayout, Strides};
+use crate::layout::{LabelChannels, LayerPlace, PlaneName, PoolLayout, Strides};
 use crate::plan::{BatchPlan, BatchRow};
 
 /// Number of CTAs of `score_labels_*` for each multiprocessor.
@@ -29,12 +29,14 @@ const TOP_PARTS: u32 = 8;
 
 /// The labels of a pool.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct Labels {
+pub struct Labels {
     /// u32 `[layers, kv_heads, channels]`.
     channels: DeviceBuffer,
     channel_count: u32,
     /// Strides of the plane of labels.
     strides: Strides,
+    /// The kernel that computes scores.
+    score: &'static Kernel,
     pool: u64,
     /// u32 `[key_chunks, kv_heads, SCORE_TOKENS]`.
     keys: DeviceBuffer,
@@ -45,7 +47,7 @@ pub(in crate::backend::cuda) struct Labels {
     gather_counters: DeviceBuffer,
     /// Whether a selection has been launched or prepared. From then on, staging rejects a plan whose scores exceed the
     /// memory, because a graph may replay the selection.
-    pub(in crate::backend::cuda) used: bool,
+    pub used: bool,
 }
 
 /// Returns the number of chunks of scores of a row; `tree` is set for a draft tree.
@@ -55,7 +57,7 @@ fn chunks(row: &BatchRow, tree: bool) -> u32 {
 
 /// Calls `put` with the index of each row's first chunk, and at the end with the number of chunks. Draft trees are
 /// marked.
-pub(in crate::backend::cuda) fn starts(rows: &[BatchRow], mut put: impl FnMut(u32)) {
+pub fn starts(rows: &[BatchRow], mut put: impl FnMut(u32)) {
     let mut start = 0;
     for row in rows {
         put(start);
@@ -67,12 +69,7 @@ pub(in crate::backend::cuda) fn starts(rows: &[BatchRow], mut put: impl FnMut(u3
 impl Labels {
     /// Creates the labels of a pool with channels `given`, and allocates memory for the scores of `tokens` tokens in
     /// `rows` rows.
-    pub(in crate::backend::cuda) fn new(
-        gpu: &Gpu,
-        pool: &Pool,
-        given: &LabelChannels,
-        (tokens, rows): (u64, u32),
-    ) -> Result<Self, CudaError> {
+    pub fn new(gpu: &Gpu, pool: &Pool, given: &LabelChannels, (tokens, rows): (u64, u32)) -> Result<Self, CudaError> {
         let layout = pool.layout();
         let mut channels = DeviceBuffer::lasting(gpu, size_of_val(given.values()) as u64)?;
         channels.write(0, given.values())?;
@@ -88,6 +85,7 @@ impl Labels {
             gathered: DeviceBuffer::lasting(gpu, 8 * u64::from(CANDIDATES) * divided)?,
             gather_counters,
             channel_count: given.channels(),
+            score: pool.selection().score().expect("pools of 16 bits have labels"),
             strides: layout.strides(PlaneName::Labels).expect("the pool has labels"),
             pool: pool.memory().address(),
             keys: DeviceBuffer::lasting(gpu, u64::from(key_chunks).saturating_mul(chunk_bytes))?,
@@ -96,28 +94,18 @@ impl Labels {
         })
     }
 
-    /// Returns the kernel that scores rows of a type.
-    fn score(rows: Dtype) -> &'static Kernel {
-        if rows == Dtype::F16 { SCORE_LABELS_F16 } else { SCORE_LABELS_BF16 }
-    }
-
     /// Returns the kernels that stores use, and if `selects`, those that selections use.
-    pub(in crate::backend::cuda) fn kernels(rows: Dtype, selects: bool) -> Vec<&'static Kernel> {
-        match selects {
-            true => vec![STORE_LABELS, Self::score(rows), SELECT_TOP],
-            false => vec![STORE_LABELS],
-        }
+    pub fn kernels(pool: &Selection, selects: bool) -> Vec<&'static Kernel> {
+        let selection = [pool.score(), Some(SELECT_TOP)].into_iter().flatten().filter(|_| selects);
+        std::iter::once(STORE_LABELS).chain(selection).collect()
     }
 
     /// Rejects a step whose scores exceed the memory.
-    pub(in crate::backend::cuda) fn check(&self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+    pub fn check(&self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         let chunks = |row| u64::from(chunks(row, plan.tree(row).is_some()));
         let wanted: u64 = plan.rows.iter().map(chunks).sum();
-        if wanted <= u64::from(self.key_chunks) {
-            return Ok(());
-        }
         let tokens = |chunks: u64| chunks * u64::from(SCORE_TOKENS);
-        Err(CudaError::SelectTokens { tokens: tokens(wanted), max: tokens(self.key_chunks.into()) })
+        Limit::SelectTokens.check(tokens(wanted), tokens(self.key_chunks.into()))
     }
 
     fn channels_of(&self, layout: &PoolLayout, layer: LayerId) -> u64 {
@@ -126,7 +114,7 @@ impl Labels {
     }
 
     /// Stores the labels of the staged plan's rows of K, which were checked.
-    pub(in crate::backend::cuda) fn store(
+    pub fn store(
         &self,
         gpu: &Gpu,
         pool: &Pool,
@@ -170,7 +158,7 @@ impl Labels {
     ///
     /// # Safety
     /// The addresses have q for every token of the staged step, and space for all lists.
-    pub(in crate::backend::cuda) unsafe fn select(
+    pub unsafe fn select(
         &self,
         gpu: &Gpu,
         pool: &Pool,
@@ -200,7 +188,7 @@ impl Labels {
             key_chunks: self.key_chunks,
             ..SelectParams::default()
         };
-        let score = Self::score(pool.rows());
+        let score = self.score;
         let kv_heads = layout.kv_heads();
         let grid = (kv_heads.max(SCORE_RESIDENT * gpu.multiprocessors()), 1);
         // SAFETY: the caller guarantees the addresses; the kernel skips rows whose scores exceed the memory.

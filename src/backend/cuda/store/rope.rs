@@ -7,59 +7,45 @@ use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
 use crate::backend::cuda::driver::raw::RawStream;
 use crate::backend::cuda::error::CudaError;
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::kernels::params::RopeStoreParams;
-use crate::backend::cuda::kernels::{
-    Kernel, ROPE_STORE_BF16_D64, ROPE_STORE_BF16_D128, ROPE_STORE_BF16_D256, ROPE_STORE_F16_D64, ROPE_STORE_F16_D128,
-    ROPE_STORE_F16_D256, ROPE_STORE_F32_D64, ROPE_STORE_F32_D128, ROPE_STORE_F32_D256,
-};
 use crate::backend::cuda::plan::image::Image;
-use crate::backend::{Operand, Rope, rope};
+use crate::backend::rope::check as check_rope;
+use crate::backend::{Operand, Rope};
 use crate::id::LayerId;
-use crate::layout::Dtype;
 
 /// Number of heads that fill the device. With twice as many or more, a warp takes several heads and reuses the angles
 /// of their token.
 const FILLING_HEADS: usize = 16384;
 
 /// Returns the kernel of a pool's rows.
-pub(in crate::backend::cuda) fn kernel(pool: &Pool) -> Result<&'static Kernel, CudaError> {
-    rope::check(pool.layout())?;
-    let head_dim = pool.layout().head_dim();
-    let kernels = match pool.rows() {
-        Dtype::F32 => [ROPE_STORE_F32_D64, ROPE_STORE_F32_D128, ROPE_STORE_F32_D256],
-        Dtype::Bf16 => [ROPE_STORE_BF16_D64, ROPE_STORE_BF16_D128, ROPE_STORE_BF16_D256],
-        Dtype::F16 => [ROPE_STORE_F16_D64, ROPE_STORE_F16_D128, ROPE_STORE_F16_D256],
-    };
-    match head_dim {
-        64 => Ok(kernels[0]),
-        128 => Ok(kernels[1]),
-        256 => Ok(kernels[2]),
-        _ => Err(CudaError::HeadDim { head_dim }),
-    }
+pub fn kernel(pool: &Pool) -> Result<&'static Kernel, CudaError> {
+    check_rope(pool.layout())?;
+    pool.rotates().ok_or(CudaError::HeadDim { head_dim: pool.layout().head_dim() })
 }
 
 /// Rotates the rows of the staged plan, and stores k and v if the pool has the type of the rows. Returns the rows of k
 /// and of v.
-pub(in crate::backend::cuda) fn rotate<'a>(
+pub fn rotate<'a>(
     gpu: &Gpu,
     pool: &Pool,
     image: &Image,
     layer: LayerId,
-    of: &Rope<DeviceRows<'_>, DeviceRows<'_>>,
+    rope: &Rope<DeviceRows<'_>, DeviceRows<'_>>,
     qkv: DeviceRowsMut<'a>,
     stream: RawStream,
 ) -> Result<[DeviceRows<'a>; 2], CudaError> {
     let kernel = kernel(pool)?;
     let (layout, dtype, tokens) = (pool.layout(), pool.rows(), image.token_count);
     let (dim, size) = (layout.head_dim() as usize, u64::from(dtype.size()));
-    let (q_heads, kv_heads) = (of.q_heads as usize, layout.kv_heads() as usize);
+    let (q_heads, kv_heads) = (rope.q_heads as usize, layout.kv_heads() as usize);
     let width = (q_heads + 2 * kv_heads) * dim;
     let qkv_stride = row_stride(Operand::Qkv, &qkv.extent, tokens, width, dtype)?;
-    let norms = [of.q_norm, of.k_norm];
+    let norms = [rope.q_norm, rope.k_norm];
     for norm in norms.iter().flatten() {
         row_stride(Operand::Norm, &norm.extent, 1, dim, dtype)?;
     }
-    check_vector(Operand::Frequencies, &of.frequencies, dim / 2)?;
+    check_vector(Operand::Frequencies, &rope.frequencies, dim / 2)?;
     let [q_norm, k_norm] = norms.map(|norm| norm.map_or(0, |norm| norm.extent.address));
     let align = layout.head_dim() / 64 * dtype.size();
     let addresses = [qkv.extent.address, qkv_stride, q_norm, k_norm];
@@ -68,10 +54,7 @@ pub(in crate::backend::cuda) fn rotate<'a>(
     }
     let part = |heads: usize| qkv.part((heads * dim) as u64 * size, qkv_stride / size);
     let parts = [part(q_heads), part(q_heads + kv_heads)];
-    let [k_pool, v_pool] = match layout.dtype().is_quantised() {
-        true => [0; 2],
-        false => pool.origins(layer)?,
-    };
+    let [k_pool, v_pool] = if layout.dtype().is_quantised() { [0; 2] } else { pool.origins(layer)? };
     if tokens == 0 {
         return Ok(parts);
     }
@@ -83,7 +66,7 @@ pub(in crate::backend::cuda) fn rotate<'a>(
         slots: image.slots_of(layout.place(layer).track),
         q_norm,
         k_norm,
-        frequencies: of.frequencies.extent.address,
+        frequencies: rope.frequencies.extent.address,
         k_pool,
         v_pool,
         page_stride: pool.strides().page,
@@ -92,10 +75,10 @@ pub(in crate::backend::cuda) fn rotate<'a>(
         slot_bytes: image.slot_bytes as u32,
         page_size: layout.page_size(),
         tokens: tokens as u32,
-        q_heads: of.q_heads,
+        q_heads: rope.q_heads,
         kv_heads: layout.kv_heads(),
         heads_each: heads_each as u32,
-        eps: of.eps,
+        eps: rope.eps,
     };
     let warps = tokens * heads.div_ceil(heads_each);
     let grid = u32::try_from(warps.div_ceil(4)).expect("a grid of 32 bits");

@@ -4,7 +4,6 @@
 //!
 //!     cargo run --release -p kvarena-candle-models --bin batch -- --model FOLDER --system TEXT --prompts FILE
 
-use std::error::Error;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -15,8 +14,8 @@ use clap::Parser;
 use kvarena_candle::KvArena;
 use kvarena_candle_models::contiguous::Contiguous;
 use kvarena_candle_models::serve::{Limits, serve};
-use kvarena_candle_models::text::Text;
-use kvarena_candle_models::{device, load, run};
+use kvarena_candle_models::{Outcome, device, load, run};
+use kvarena_host::text::Text;
 
 #[derive(Parser)]
 struct Args {
@@ -45,14 +44,18 @@ fn main() -> ExitCode {
     run("batch", || batch(&args))
 }
 
-fn batch(args: &Args) -> Result<(), Box<dyn Error>> {
-    let text = Text::load(&args.model).map_err(|error| format!("{}: tokenizer.json: {error}", args.model.display()))?;
+fn batch(args: &Args) -> Outcome {
+    let text = Text::read(&args.model, usize::MAX, None)?;
+    let encode = |prompt: String| match text.has_tokenizer() {
+        true => text.encode(&prompt),
+        false => Ok(prompt.bytes().map(u32::from).collect()),
+    };
     let questions = match &args.prompts {
         Some(path) => fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?,
         None => (1..=8).map(|n| format!("What is {n} times {n}?\n")).collect(),
     };
-    let prompts = questions.lines().map(|line| text.encode(&format!("{}\n{line}\n", args.system), true));
-    let prompts = prompts.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+    let prompts = questions.lines().map(|line| encode(format!("{}\n{line}\n", args.system)));
+    let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
     let (device, dtype) = device(args.gpu)?;
     let loaded = load(&args.model, dtype, &device)?;
     let lens = prompts.iter().map(|prompt| prompt.len() + args.new_tokens.get());

@@ -3,7 +3,6 @@
 //!
 //!     cargo run --release -p kvarena-candle-models -- --model FOLDER
 
-use std::error::Error;
 use std::io::{self, BufRead, Write};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -13,7 +12,7 @@ use clap::Parser;
 use kvarena_candle::KvArena;
 use kvarena_candle_models::chat::Chat;
 use kvarena_candle_models::serve::{Limits, serve};
-use kvarena_candle_models::{device, load, read_config, run};
+use kvarena_candle_models::{Outcome, device, load, read_config, run};
 
 #[derive(Parser)]
 struct Args {
@@ -39,7 +38,7 @@ fn main() -> ExitCode {
     run("chat", || converse(&args))
 }
 
-fn converse(args: &Args) -> Result<(), Box<dyn Error>> {
+fn converse(args: &Args) -> Outcome {
     // The small files are checked before the weights are read.
     read_config(&args.model)?;
     let mut chat = Chat::read(&args.model)?;

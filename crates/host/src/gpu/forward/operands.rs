@@ -7,7 +7,7 @@ use super::Forward;
 use crate::config::ModelConfig;
 
 impl Forward {
-    /// Chooses the implementations of all products for steps of this many tokens and draws, with `Products::plan`.
+    /// Chooses the implementations of all products for steps of this many tokens and draws, with `Products::choose`.
     /// If `unhurried`, also measures products of many rows. Overwrites the activations.
     ///
     /// # Errors
@@ -15,26 +15,31 @@ impl Forward {
     ///
     /// # Panics
     /// If there are more tokens than the limits allow, or more draws than rows of logits at a time.
-    pub fn plan(&mut self, device: &Device, (tokens, draws): (usize, usize), unhurried: bool) -> Result<(), GpuError> {
+    pub fn choose_products(
+        &mut self,
+        device: &Device,
+        (tokens, draws): (usize, usize),
+        unhurried: bool,
+    ) -> Result<(), GpuError> {
         assert!(tokens <= padded_rows(self.limits.tokens) && draws <= self.limits.logits);
         // Separate kernels compute experts, so a layer with experts has only two products.
         let ops: &[Op] = match self.mixture {
             Some(_) => &[Op::Qkv, Op::Out],
             None => &[Op::Qkv, Op::Out, Op::GateUp, Op::Down],
         };
-        if tokens > 0 && !self.products.is_planned(Op::Qkv, tokens) {
+        if tokens > 0 && !self.products.is_chosen(Op::Qkv, tokens) {
             let layers = 0..self.config.layers;
             let of_layers =
                 |&op| -> Vec<Operands> { layers.clone().map(|layer| self.operands(op, layer, tokens)).collect() };
             let operands: Vec<_> = ops.iter().map(of_layers).collect();
             let product = |(&op, operands)| Product { op, widths: self.widths(op), operands };
             let products: Vec<_> = ops.iter().zip(operands.iter().map(Vec::as_slice)).map(product).collect();
-            self.products.plan(device, tokens, &products, unhurried)?;
+            self.products.choose(device, tokens, &products, unhurried)?;
         }
-        if draws > 0 && !self.products.is_planned(Op::Logits, draws) {
+        if draws > 0 && !self.products.is_chosen(Op::Logits, draws) {
             let (op, widths, operands) = (Op::Logits, self.widths(Op::Logits), &[self.logits_operands(0)][..]);
             let product = Product { op, widths, operands };
-            self.products.plan(device, draws, &[product], unhurried)?;
+            self.products.choose(device, draws, &[product], unhurried)?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::ptr::from_ref;
 use cudarc::cublaslt::{result, sys};
 use kvarena::backend::cuda::CudaEvent;
 
-use super::{Method, Op, Plan, Product, Products, WORKSPACE_BYTES, Widths, lt, padded_rows};
+use super::{Method, Op, Product, Products, Proposal, WORKSPACE_BYTES, Widths, lt, padded_rows};
 use crate::gpu::device::Device;
 use crate::gpu::error::GpuError;
 use crate::gpu::gemm::GemmMethod;
@@ -20,7 +20,7 @@ const ALGORITHMS: usize = 8;
 /// Maximum number of rows of the skinny kernels.
 const SKINNY_ROWS: usize = 16;
 /// Maximum number of rows of a product that is tuned. Products of more rows use the first algorithm of cublasLt, unless
-/// the caller of [`Products::plan`] is `unhurried`.
+/// the caller of [`Products::choose`] is `unhurried`.
 const TUNED_ROWS: usize = 512;
 /// Number of layers over which a product is measured, if the model has as many; their weights exceed the cache.
 /// Products of more than [`TUNED_ROWS`] rows are measured over one layer.
@@ -60,7 +60,7 @@ impl Products {
     ///
     /// # Errors
     /// cublasLt has no algorithm, or a call failed.
-    pub fn plan(
+    pub fn choose(
         &mut self,
         device: &Device,
         tokens: usize,
@@ -89,7 +89,7 @@ impl Products {
             }
         }
         for (product, method) in sequence(&chosen) {
-            // A first launch loads the kernel, which must not happen in a capture.
+            // A first launch moves the kernel to the device, which must not happen in a capture.
             // SAFETY: the caller passes operands for that many rows.
             unsafe { self.run_method(device, product.op, product.widths, rows, method, product.operands[0]) }?;
             self.methods.insert((product.op, rows), method);
@@ -184,8 +184,8 @@ impl Products {
             return Err(GpuError::NoProduct { shape: [rows, outs, ins] });
         }
         let beta = if self.mode_of(op, rows) == ProductMode::Add { 1.0 } else { 0.0 };
-        let plan = |algorithm| Method::CublasLt(Plan { description, layouts, algorithm, beta });
-        Ok(proposed.into_iter().map(plan).collect())
+        let method = |algorithm| Method::CublasLt(Proposal { description, layouts, algorithm, beta });
+        Ok(proposed.into_iter().map(method).collect())
     }
 
     /// Returns at most `most` algorithms that cublasLt proposes for a product.
@@ -245,13 +245,13 @@ impl Products {
             // Logits have only one matrix, which exceeds the cache in any large model.
             for layer in 0..sequence[0].0.layers(rows) {
                 for &(Product { op, widths, operands }, method) in sequence {
-                    // SAFETY: the caller of `plan` passes operands for that many rows.
+                    // SAFETY: the caller of `choose` passes operands for that many rows.
                     unsafe { self.run_method(device, op, widths, rows, method, operands[layer]) }?;
                 }
             }
             Ok::<_, GpuError>(())
         };
-        // The first run is outside a capture, because it loads the kernels.
+        // The first run is outside a capture, because it moves the kernels to the device.
         all()?;
         device.stream.synchronize()?;
         let graph = device.stream.capture(all)?;

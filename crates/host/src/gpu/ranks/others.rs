@@ -90,7 +90,7 @@ pub struct OtherRanks {
     pub(super) senders: Vec<Sender<Message>>,
     threads: Vec<JoinHandle<()>>,
     pub progress: Vec<Arc<Progress>>,
-    /// The minimum of the other GPUs' free memory after they have loaded their weights, in bytes.
+    /// The minimum of the other GPUs' free memory after they have read their weights, in bytes.
     pub free: u64,
 }
 
@@ -103,10 +103,10 @@ struct Seed {
 }
 
 impl OtherRanks {
-    /// Starts a thread for each rank but the first, and waits until all have loaded their weights.
+    /// Starts a thread for each rank but the first, and waits until all have read their weights.
     ///
     /// # Errors
-    /// A GPU that cannot be used, weights that cannot be loaded, or too little memory.
+    /// A GPU that cannot be used, weights that cannot be read, or too little memory.
     pub fn start(links: Vec<Link>, config: &ModelConfig, source: &WeightSource, options: GpuOptions) -> Result<Self> {
         let (mut senders, mut threads, mut ready) = (Vec::new(), Vec::new(), Vec::new());
         let progress: Vec<_> = links.iter().map(|_| Arc::new(Progress::default())).collect();

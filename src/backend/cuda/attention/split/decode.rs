@@ -6,16 +6,18 @@
 //! improves memory locality.
 
 use super::{DecodeFilter, SplitShape};
+use crate::backend::cuda::kernels::DECODE_ROWS;
 use crate::backend::cuda::kernels::params::DecodeWork;
 use crate::plan::BatchRow;
 use core::mem::size_of;
+use core::ops::Range;
 
 /// Number of tokens of a decode unit.
 pub const DECODE_UNIT: u32 = 16;
 /// Extra units without tokens at the end of a sequence's head. They represent the fixed cost of the head. A padding row
 /// has no other units; the CTA of its extra units writes the zeros.
 pub const DECODE_EXTRA: u32 = 6;
-/// Extra units for a pool of fp8, whose units take half the time. Tails beside shared spans have [`DECODE_EXTRA`].
+/// Extra units for a pool of fp8, whose units take half the time. Suffixes beside shared spans have [`DECODE_EXTRA`].
 pub const DECODE_EXTRA_FP8: u32 = 12;
 
 /// Returns the number of extra units for a pool.
@@ -23,36 +25,27 @@ pub const fn decode_extra(is_quantised: bool) -> u32 {
     if is_quantised { DECODE_EXTRA_FP8 } else { DECODE_EXTRA }
 }
 
-/// Maximum number of query rows of one sequence and kv head for each decode kernel: `attend_decode_*_r8` and so on.
-/// Only Hopper has the last kernel.
-pub const DECODE_ROWS: [u32; 3] = [8, 16, 64];
-/// The first decode kernel that supports draft trees.
+/// The first decode kernel that supports draft trees; only Hopper has it.
 const TREES_FROM: usize = 2;
 pub(super) const DECODE_WORDS: usize = size_of::<DecodeWork>() / 4;
 
 impl SplitShape {
     /// Returns the narrowest decode kernel of the group, as an index of [`DECODE_ROWS`].
     pub const fn narrowest(&self) -> usize {
-        if self.group > 8 { 1 } else { 0 }
+        if self.group > DECODE_ROWS[0] { 1 } else { 0 }
     }
 
     /// Returns the decode kernel for a step of these numbers of tokens and rows. It is the narrowest that takes a row
     /// of the average number of tokens, or the narrowest of all if none does. Lengths do not matter, so all
     /// steps that replay a graph use the same kernel.
-    pub const fn width(&self, tokens: usize, rows: usize) -> usize {
+    pub fn width(&self, tokens: usize, rows: usize) -> usize {
         let narrowest = self.narrowest();
         if tokens <= rows || rows == 0 {
             return narrowest;
         }
         let wanted = tokens.div_ceil(rows) * self.group as usize;
-        let mut width = narrowest;
-        while width < DECODE_ROWS.len() {
-            if self.decode_ctas[width] > 0 && wanted <= DECODE_ROWS[width] as usize {
-                return width;
-            }
-            width += 1;
-        }
-        narrowest
+        let takes = |&width: &usize| self.decode_ctas[width] > 0 && wanted <= DECODE_ROWS[width] as usize;
+        (narrowest..DECODE_ROWS.len()).find(takes).unwrap_or(narrowest)
     }
 
     /// Returns the filter of the sequences that a decode kernel takes.
@@ -62,58 +55,32 @@ impl SplitShape {
 
     /// Returns the number of words of the largest decode plan: a [`DecodeWork`] for each work chunk of a stripe. All
     /// stripes read the same words.
-    pub const fn decode_words(&self) -> usize {
-        let (mut most, mut width) = (0, self.narrowest());
-        while width < DECODE_ROWS.len() {
-            let words = self.width_words(width);
-            most = if words > most { words } else { most };
-            width += 1;
-        }
-        most
+    pub fn decode_words(&self) -> usize {
+        (self.narrowest()..DECODE_ROWS.len()).map(|width| self.width_words(width)).max().unwrap_or(0)
     }
 
-    pub(super) const fn width_words(&self, width: usize) -> usize {
+    pub(super) fn width_words(&self, width: usize) -> usize {
         let ctas = self.decode_ctas[width];
         if ctas == 0 { 0 } else { ctas.div_ceil(self.decode_stripes(width)) as usize * DECODE_WORDS }
     }
 
-    /// Returns the number of bytes of a decode kernel's `partial`.
-    pub const fn width_partial_bytes(&self, width: usize) -> usize {
-        let slots = 2 * self.decode_ctas[width] as usize;
-        slots * (DECODE_ROWS[width] * (self.head_dim + 2) * 4) as usize
-    }
-
     /// Returns the number of bytes of the `partial` that all decode kernels share.
-    pub const fn decode_partial_bytes(&self) -> usize {
-        let (mut most, mut width) = (0, 0);
-        while width < DECODE_ROWS.len() {
-            let bytes = self.width_partial_bytes(width);
-            most = if bytes > most { bytes } else { most };
-            width += 1;
-        }
-        most
+    pub fn decode_partial_bytes(&self) -> usize {
+        let kernels = self.decode_ctas.into_iter().zip(DECODE_ROWS);
+        let bytes = kernels.map(|(ctas, rows)| 2 * ctas as usize * (rows * (self.head_dim + 2) * 4) as usize);
+        bytes.max().unwrap_or(0)
     }
 
     /// Returns the number of bytes of the decode kernels' `counters`.
-    pub const fn decode_counter_bytes(&self) -> usize {
-        let (mut most, mut width) = (0, 0);
-        while width < DECODE_ROWS.len() {
-            let ctas = self.decode_ctas[width];
-            most = if ctas > most { ctas } else { most };
-            width += 1;
-        }
-        most as usize * 4
+    pub fn decode_counter_bytes(&self) -> usize {
+        4 * self.decode_ctas.into_iter().max().unwrap_or(0) as usize
     }
 
     /// Returns the number of stripes of a decode plan: the largest divisor of `kv_heads` that is at most 8 and at most
     /// the number of CTAs.
-    pub const fn decode_stripes(&self, width: usize) -> u32 {
-        let ctas = self.decode_ctas[width];
-        let mut stripes = if ctas < 8 { ctas } else { 8 };
-        while !self.kv_heads.is_multiple_of(stripes) {
-            stripes -= 1;
-        }
-        stripes
+    pub fn decode_stripes(&self, width: usize) -> u32 {
+        let divides = |stripes: &u32| self.kv_heads.is_multiple_of(*stripes);
+        (1..=self.decode_ctas[width].min(8)).rev().find(divides).expect("the kernel has CTAs")
     }
 
     /// Returns the number of decode units of a sequence's kv head.
@@ -151,24 +118,42 @@ impl DecodeSplit {
         // Small steps gain more from fewer parts to join than from more CTAs.
         let least = (total / 16).clamp(1, 32);
         let per = total.div_ceil(shape.decode_ctas[width] / stripes).max(least);
-        let mut index = 0;
-        let words = &mut words[..shape.width_words(width)];
-        let (works, []) = words.as_chunks_mut::<DECODE_WORDS>() else { unreachable!("a work chunk is whole") };
-        for (i, work) in works.iter_mut().enumerate() {
-            let begin = i as u32 * per;
-            *work = [0; DECODE_WORDS];
-            work[0] = per;
-            // Chunks after the last unit are empty. The last chunk is always empty if it has no CTA in some stripe.
-            if begin < total {
-                while self.ends[index] * heads <= begin {
-                    index += 1;
-                }
-                let start = if index == 0 { 0 } else { self.ends[index - 1] * heads };
-                let row = &rows[index];
-                work[1..4].copy_from_slice(&[(begin + per).min(total), index as u32, start]);
-                work[4..].copy_from_slice(&[row.row.raw(), row.qo_start, row.extend_len, row.kv_len]);
-            }
-        }
+        let start = |i: usize| if i == 0 { 0 } else { self.ends[i - 1] * heads };
+        let chunks = work_chunks(rows, per, total, |i| start(i)..self.ends[i] * heads);
+        let works: &mut [DecodeWork] = bytemuck::cast_slice_mut(&mut words[..shape.width_words(width)]);
+        // The last chunk is always empty if it has no CTA in some stripe.
+        works.iter_mut().zip(chunks).for_each(|(work, chunk)| *work = chunk);
         total * stripes
     }
+}
+
+/// Returns the work chunks of a stripe with `total` units, `per` units each, and then empty ones without end. `units`
+/// returns the units of a row.
+pub(super) fn work_chunks(
+    rows: &[BatchRow],
+    per: u32,
+    total: u32,
+    units: impl Fn(usize) -> Range<u32>,
+) -> impl Iterator<Item = DecodeWork> {
+    let mut index = 0;
+    (0..).map(move |i: u32| {
+        let begin = i.saturating_mul(per);
+        if begin >= total {
+            return DecodeWork { work_units: per, ..DecodeWork::default() };
+        }
+        while units(index).end <= begin {
+            index += 1;
+        }
+        let BatchRow { row, qo_start, extend_len, kv_len } = rows[index];
+        DecodeWork {
+            work_units: per,
+            unit_end: (begin + per).min(total),
+            batch_index: index as u32,
+            unit_start: units(index).start,
+            row: row.raw(),
+            qo_start,
+            extend_len,
+            kv_len,
+        }
+    })
 }

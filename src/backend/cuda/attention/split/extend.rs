@@ -4,7 +4,7 @@
 //! there are too few items to fill the device, long items are cut over their tokens.
 
 use super::SplitShape;
-use crate::backend::cuda::kernels::params::{ExtendHead, ExtendWork};
+use crate::backend::cuda::kernels::params::{ExtendHead, ExtendWork, words_of};
 use crate::plan::BatchRow;
 use core::mem::size_of;
 
@@ -17,28 +17,18 @@ pub(super) const HEAD_WORDS: usize = size_of::<ExtendHead>() / 4;
 pub(super) const EXTEND_WORDS: usize = size_of::<ExtendWork>() / 4;
 
 impl SplitShape {
-    /// Returns the number of packed query rows of an extend item.
-    pub const fn extend_rows(&self) -> u32 {
-        if self.head_dim > 128 { 64 } else { 128 }
-    }
-
-    /// Returns the granularity of cuts of extend items, in tokens.
-    pub const fn extend_tokens(&self) -> u32 {
-        if self.head_dim > 128 { 32 } else { 64 }
-    }
-
     /// Returns the maximum number of words of the extend plan, a multiple of 4.
     pub const fn extend_words(&self) -> usize {
         // The last tile of each sequence may be partly empty; each slot may be an extra item.
         let tiles =
-            (self.tokens_max as u64 * self.group as u64 / self.extend_rows() as u64) as usize + self.batch_max as usize;
+            (self.tokens_max as u64 * self.group as u64 / self.extend_rows as u64) as usize + self.batch_max as usize;
         HEAD_WORDS + (tiles + self.extend_slots() as usize) * EXTEND_WORDS
     }
 
     /// Returns the number of bytes of the extend kernel's `partial`.
     pub const fn extend_partial_bytes(&self) -> usize {
         let slots = self.extend_slots() as usize * self.kv_heads as usize;
-        slots * (self.extend_rows() * (self.head_dim + 2) * 4) as usize
+        slots * (self.extend_rows * (self.head_dim + 2) * 4) as usize
     }
 
     /// Returns the number of bytes of the extend kernel's `counters`.
@@ -101,15 +91,12 @@ impl ExtendSplit {
             }
         };
         self.words.clear();
-        self.words.extend([works.len() as u32, 0, 0, 0]);
+        self.words.extend_from_slice(words_of(&ExtendHead { work_count: works.len() as u32, reserved: [0; 3] }));
         let longest = works.iter().map(last_token).max().unwrap_or(0);
         let shift = longest.checked_ilog2().unwrap_or(0).saturating_sub(LENGTHS_LOG2 - 1);
         for length in (0..=longest >> shift).rev() {
             for work in works.iter().filter(|work| last_token(work) >> shift == length) {
-                let &ExtendWork { row, qo_start, extend_len, kv_len, .. } = work;
-                let &ExtendWork { q_begin, kv_begin, kv_end, part, .. } = work;
-                self.words.extend([row, qo_start, extend_len, kv_len]);
-                self.words.extend([q_begin, kv_begin, kv_end, part]);
+                self.words.extend_from_slice(words_of(work));
             }
         }
         works.len() as u32 * shape.kv_heads
@@ -127,7 +114,7 @@ const fn last_token(work: &ExtendWork) -> u32 {
 
 /// Appends a sequence's query tiles, longest first, each with all tokens that it sees.
 fn tiles(shape: &SplitShape, row: &BatchRow, works: &mut Vec<ExtendWork>) {
-    let size = shape.extend_rows();
+    let size = shape.extend_rows;
     let cached_len = row.kv_len.saturating_sub(row.extend_len);
     for tile in (0..(row.extend_len * shape.group).div_ceil(size)).rev() {
         let q_begin = tile * size;
@@ -154,7 +141,7 @@ fn parts(shape: &SplitShape, whole: &[ExtendWork]) -> Option<u32> {
     if whole.is_empty() || shape.fills_machine(whole.len()) {
         return None;
     }
-    let step = shape.extend_tokens();
+    let step = shape.extend_tokens;
     let count = |work: &ExtendWork| (work.kv_end - work.kv_begin).div_ceil(step).max(1);
     let longest = whole.iter().map(count).max()?;
     // The sum over the tiles of long rows and all heads may exceed 32 bits.

@@ -11,7 +11,11 @@
 //!
 //! * K5. Each (query row, visible token) is in exactly one part; parts of an item have consecutive slots.
 
-use crate::backend::cuda::kernels::params::{ExtendWork, LatentJoin};
+use core::ops::Range;
+
+use bytemuck::Pod;
+
+use crate::backend::cuda::kernels::params::{ExtendWork, LatentHead, LatentJoin, words_of};
 use crate::plan::BatchRow;
 
 /// Maximum number of query rows of a CTA's item in the kernels for compute capability 9.0.
@@ -67,6 +71,7 @@ const PAIR: TileShape = TileShape { rows: 2 * LATENT_ROWS, tokens: 64, extra: 3,
 const TILE: TileShape = TileShape { rows: 16, tokens: 32, extra: 3, least: 2, ctas: 1 };
 /// Maximum number of turns in which the tiles of the sequences are dealt.
 const TURNS: usize = 4;
+const HEAD_WORDS: usize = size_of::<LatentHead>() / 4;
 const WORK_WORDS: usize = size_of::<ExtendWork>() / 4;
 const JOIN_WORDS: usize = size_of::<LatentJoin>() / 4;
 
@@ -82,8 +87,8 @@ pub struct LatentSplit {
     /// Items begin at multiples of this number, a divisor of the page size. So kernels read no page before a window's
     /// first page.
     align: u32,
-    /// `[joins, maximum rows of a join, maximum parts of a join, rows from part to part] | LatentJoin[ctas] | first
-    /// item of each CTA or pair of CTAs, number of items, rows of an item | ExtendWork[..]`
+    /// `LatentHead | LatentJoin[ctas] | first item of each CTA or pair of CTAs, number of items, rows of an item |
+    /// ExtendWork[..]`
     words: Vec<u32>,
     used: usize,
     /// The number of turns in which the items were dealt.
@@ -129,7 +134,7 @@ impl LatentSplit {
     }
 
     const fn lists(ctas: u32) -> usize {
-        4 + ctas as usize * JOIN_WORDS
+        HEAD_WORDS + ctas as usize * JOIN_WORDS
     }
 
     const fn works_at(ctas: u32) -> usize {
@@ -157,69 +162,85 @@ impl LatentSplit {
 
     /// Splits a step, without allocation, and returns the number of items that were cut.
     pub fn plan(&mut self, rows: &[BatchRow]) -> u32 {
+        let schedule = self.schedule(rows);
+        let tile = schedule.items.tile;
+        let mut dealt = Dealt { cta: 0, left: schedule.share, count: 0 };
+        let mut head = LatentHead { part_rows: self.items.rows() * tile.ctas, ..LatentHead::default() };
+        let mut slot = 0;
+        self.list(0, 0);
+        for work in schedule.items.all(rows, schedule.turns) {
+            let first = dealt.count;
+            self.deal(&schedule, &work, &mut dealt);
+            if dealt.count - first > 1 {
+                self.join(&schedule, &work, first..dealt.count, slot, &mut head);
+                slot += dealt.count - first;
+            }
+        }
+        let fit = slot * tile.ctas <= self.slots() && head.joins <= schedule.ctas;
+        assert!(fit, "K5: parts have slots");
+        (dealt.cta + 1..=self.ctas).for_each(|cta| self.list(cta, dealt.count));
+        self.list(self.ctas + 1, tile.rows);
+        self.put(0, &head);
+        self.turns = schedule.turns;
+        self.used = self.work_at(dealt.count);
+        head.joins
+    }
+
+    /// Decides whether items are cut. A cut item costs memory and a join, so whole items are preferred if they take up
+    /// to a twelfth more, or if the longest takes up to an eighth more.
+    fn schedule(&self, rows: &[BatchRow]) -> Schedule {
         let tile = self.tile(rows);
         let (heads, ctas, extra) = (self.heads, self.ctas / tile.ctas, tile.extra);
-        let wanted = Items { tile, heads, window: self.window, align: self.align };
-        let items = |turns| wanted.all(rows, turns);
-        let units = |work: &ExtendWork| wanted.units(work);
-        let cost = |work: &ExtendWork| units(work) + extra;
-        let total: u64 = items(1).map(|work| u64::from(cost(&work))).sum();
-        let longest = items(1).map(|work| cost(&work)).max().unwrap_or(0);
+        let items = Items { tile, heads, window: self.window, align: self.align };
+        let costs = |turns| items.all(rows, turns).map(move |work| items.units(&work) + extra);
+        let total: u64 = costs(1).map(u64::from).sum();
+        let longest = costs(1).max().unwrap_or(0);
         let tiles = rows.iter().map(|row| (row.extend_len * heads).div_ceil(tile.rows) as usize);
         let turns = tiles.max().unwrap_or(0).clamp(1, TURNS);
         // Every CTA may cut an item, which adds its fixed cost.
         let share = (total.div_ceil(ctas.into()) as u32 + extra).max(tile.least + extra);
-        // Whole items are preferred if they take up to a twelfth more, or if the longest takes up to an eighth more.
         let whole = (share + share / 12).max(longest);
-        let cuts = whole > share + share / 8 + 4 || !fits(items(turns).map(|w| cost(&w)), whole, ctas);
+        let cuts = whole > share + share / 8 + 4 || !fits(costs(turns), whole, ctas);
         let (share, turns) = if cuts { (share, 1) } else { (whole, turns) };
+        Schedule { items, ctas, share, turns, cuts }
+    }
 
-        let (mut cta, mut left, mut count) = (0, share, 0_u32);
-        let (mut joins, mut slot, mut most_rows, mut most_parts) = (0, 0, 0, 0);
-        self.list(0, 0);
-        for work in items(turns) {
-            let (mut rest, mut begin, first) = (units(&work), work.kv_begin, count);
-            loop {
-                let full = if cuts { left <= extra } else { left < share && rest + extra > left };
-                if full && cta + 1 < ctas {
-                    cta += 1;
-                    left = share;
-                    self.list(cta, count);
-                }
-                let last = !cuts || cta + 1 == ctas;
-                let take = if last { rest } else { rest.min(left.saturating_sub(extra).max(1)) };
-                let end = work.kv_end.min(begin.saturating_add(take.saturating_mul(tile.tokens)));
-                self.work(count, ExtendWork { kv_begin: begin, kv_end: end, part: 1, ..work });
-                (begin, rest, count) = (end, rest - take, count + 1);
-                left = left.saturating_sub(take + extra);
-                if rest == 0 {
-                    break;
-                }
+    /// Deals an item to the next CTA with capacity, and if items are cut, the rest to the CTAs after it. The last CTA
+    /// takes all that is left, so rounding loses nothing.
+    fn deal(&mut self, schedule: &Schedule, work: &ExtendWork, dealt: &mut Dealt) {
+        let &Schedule { items, ctas, share, cuts, .. } = schedule;
+        let extra = items.tile.extra;
+        let (mut rest, mut begin) = (items.units(work), work.kv_begin);
+        loop {
+            let full = if cuts { dealt.left <= extra } else { dealt.left < share && rest + extra > dealt.left };
+            if full && dealt.cta + 1 < ctas {
+                (dealt.cta, dealt.left) = (dealt.cta + 1, share);
+                self.list(dealt.cta, dealt.count);
             }
-            let parts = count - first;
-            if parts > 1 {
-                for i in 0..parts {
-                    let at = self.work_at(first + i) + WORK_WORDS - 1;
-                    self.words[at] = slot << 16 | i << 8 | parts;
-                }
-                let rows = work.extend_len * heads;
-                let part = slot << 16 | parts;
-                let join = LatentJoin { qo_start: work.qo_start, q_begin: work.q_begin, rows, part };
-                self.words[4 + joins * JOIN_WORDS..][..JOIN_WORDS].copy_from_slice(bytemuck::cast_slice(&[join]));
-                (joins, slot) = (joins + 1, slot + parts);
-                most_rows = most_rows.max(tile.rows.min(rows - work.q_begin));
-                most_parts = most_parts.max(parts);
+            let last = !cuts || dealt.cta + 1 == ctas;
+            let take = if last { rest } else { rest.min(dealt.left.saturating_sub(extra).max(1)) };
+            let end = work.kv_end.min(begin.saturating_add(take.saturating_mul(items.tile.tokens)));
+            self.put(self.work_at(dealt.count), &ExtendWork { kv_begin: begin, kv_end: end, part: 1, ..*work });
+            (begin, rest, dealt.count) = (end, rest - take, dealt.count + 1);
+            dealt.left = dealt.left.saturating_sub(take + extra);
+            if rest == 0 {
+                return;
             }
         }
-        let fit = slot * tile.ctas <= self.slots() && joins <= ctas as usize;
-        assert!(fit, "K5: parts have slots");
-        (cta + 1..=self.ctas).for_each(|cta| self.list(cta, count));
-        self.list(self.ctas + 1, tile.rows);
-        let between = self.items.rows() * tile.ctas;
-        self.words[..4].copy_from_slice(&[joins as u32, most_rows, most_parts, between]);
-        self.turns = turns;
-        self.used = self.work_at(count);
-        joins as u32
+    }
+
+    /// Numbers the parts of a cut item, from `slot` on, and records their join. Slots are consecutive, because the join
+    /// computes the places of the parts from the first one.
+    fn join(&mut self, schedule: &Schedule, work: &ExtendWork, parts: Range<u32>, slot: u32, head: &mut LatentHead) {
+        let (places, count) = (self.work_at(parts.start)..self.work_at(parts.end), parts.end - parts.start);
+        let works: &mut [ExtendWork] = bytemuck::cast_slice_mut(&mut self.words[places]);
+        (0..).zip(works).for_each(|(i, work)| work.part = slot << 16 | i << 8 | count);
+        let rows = work.extend_len * self.heads;
+        let join = LatentJoin { qo_start: work.qo_start, q_begin: work.q_begin, rows, part: slot << 16 | count };
+        self.put(HEAD_WORDS + head.joins as usize * JOIN_WORDS, &join);
+        head.joins += 1;
+        head.rows_max = head.rows_max.max(schedule.items.tile.rows.min(rows - work.q_begin));
+        head.parts_max = head.parts_max.max(count);
     }
 
     fn list(&mut self, cta: u32, first: u32) {
@@ -231,10 +252,29 @@ impl LatentSplit {
         Self::works_at(self.ctas) + index as usize * WORK_WORDS
     }
 
-    fn work(&mut self, index: u32, work: ExtendWork) {
-        let at = self.work_at(index);
-        self.words[at..at + WORK_WORDS].copy_from_slice(bytemuck::cast_slice(&[work]));
+    fn put<T: Pod>(&mut self, at: usize, record: &T) {
+        let words = words_of(record);
+        self.words[at..at + words.len()].copy_from_slice(words);
     }
+}
+
+/// How the items of a step are dealt.
+#[derive(Clone, Copy)]
+struct Schedule {
+    items: Items,
+    /// Number of lists: of CTAs or of pairs.
+    ctas: u32,
+    /// Units of a list, including fixed costs.
+    share: u32,
+    turns: usize,
+    cuts: bool,
+}
+
+/// The list that receives the next item, its remaining units, and the number of parts in all lists.
+struct Dealt {
+    cta: u32,
+    left: u32,
+    count: u32,
 }
 
 /// Returns whether whole items, in order, fit `ctas` CTAs of capacity `share`.
@@ -262,12 +302,12 @@ impl Items {
     /// Returns the items of a step: every `turns`th tile of each sequence from the first on, then from the second on,
     /// and so on.
     fn all(self, rows: &[BatchRow], turns: usize) -> impl Iterator<Item = ExtendWork> {
-        let of = move |row, turn| self.of(row).skip(turn).step_by(turns);
-        (0..turns).flat_map(move |turn| rows.iter().flat_map(move |row| of(row, turn)))
+        let in_turn = move |row, turn| self.of_row(row).skip(turn).step_by(turns);
+        (0..turns).flat_map(move |turn| rows.iter().flat_map(move |row| in_turn(row, turn)))
     }
 
     /// Returns the uncut items of a sequence; items of padding have no tokens.
-    fn of(self, row: &BatchRow) -> impl Iterator<Item = ExtendWork> + use<> {
+    fn of_row(self, row: &BatchRow) -> impl Iterator<Item = ExtendWork> + use<> {
         let Self { tile, heads, window, align } = self;
         let BatchRow { row, qo_start, extend_len, kv_len } = *row;
         let rows = extend_len * heads;
@@ -342,7 +382,7 @@ mod tests {
         assert_eq!(split.words()[split.lists_at() + split.ctas as usize + 1], tile.rows);
         let (heads, window, align) = (split.heads, split.window, split.align);
         let items = Items { tile, heads, window, align };
-        let all = rows.iter().flat_map(|row| items.of(row)).count();
+        let all = rows.iter().flat_map(|row| items.of_row(row)).count();
         assert_eq!(items.all(rows, split.turns).count(), all);
         for whole in items.all(rows, split.turns) {
             let first = parts.next().expect("each item has a part");

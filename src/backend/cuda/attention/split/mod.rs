@@ -1,10 +1,10 @@
 //! Splits a step's attention into equal shares for a fixed number of CTAs. Pure arithmetic.
 //!
 //! Two kernels share a step. A decode kernel (`decode.rs`) takes sequences with few query rows: `extend_len * group` up
-//! to 8, 16 or 64, by the step's [width](SplitShape::width). It reads each token once for all query rows of a kv head,
-//! and is memory-bound. The extend kernel (`extend.rs`) takes the other sequences, and draft trees that the decode
-//! kernel does not support; it is compute-bound. Both kernels have a fixed grid and read this module's output from
-//! memory, so a captured graph can be replayed for other lengths and page tables. The cost is O(batch + CTAs + new
+//! to one of [`DECODE_ROWS`], by the step's [width](SplitShape::width). It reads each token once for all query rows of
+//! a kv head, and is memory-bound. The extend kernel (`extend.rs`) takes the other sequences, and draft trees that the
+//! decode kernel does not support; it is compute-bound. Both kernels have a fixed grid and read this module's output
+//! from memory, so a captured graph can be replayed for other lengths and page tables. The cost is O(batch + CTAs + new
 //! query tiles), independent of the context.
 //!
 //! * K1. Each (query tile, kv head, visible token) is in exactly one share. For the decode kernel, a sequence is one
@@ -23,14 +23,14 @@ mod selected;
 mod shared;
 
 use crate::backend::cuda::kernels::params::TREE_ROW;
+use crate::backend::cuda::kernels::{DECODE_ROWS, GROUP_MAX};
 use crate::plan::{BatchPlan, BatchRow};
 use decode::DecodeSplit;
-pub use decode::{DECODE_EXTRA, DECODE_ROWS, DECODE_UNIT, decode_extra};
+pub use decode::{DECODE_EXTRA, DECODE_UNIT, decode_extra};
 use extend::ExtendSplit;
 pub use latent::{LatentItems, LatentSplit};
 pub use shared::{
     ITEM_ROWS, ITEMS_MAX, RowAssignment, SHARED_ROWS_MAX, SPANS_MAX, SharedGrid, SharedSplit, SpanCosts, SpanWork,
-    TAIL_ROWS,
 };
 
 /// The inputs of a split that do not change from step to step.
@@ -38,10 +38,13 @@ pub use shared::{
 pub struct SplitShape {
     /// Number of kv heads.
     pub kv_heads: u32,
-    /// Number of query heads of one kv head, 1 to 16.
+    /// Number of query heads of one kv head, 1 to [`GROUP_MAX`].
     pub group: u32,
-    /// Elements of a head: 64, 128 or 256.
+    /// Elements of a head.
     pub head_dim: u32,
+    /// Maximum number of packed query rows of an extend item, and the tokens at whose multiples extend items are cut.
+    pub extend_rows: u32,
+    pub extend_tokens: u32,
     /// Sliding window; 0 for none.
     pub window: u32,
     /// Length of a list for attention over lists; else 0.
@@ -59,16 +62,32 @@ pub struct SplitShape {
 }
 
 impl SplitShape {
+    #[cfg(test)]
+    pub const PLAIN: Self = Self {
+        kv_heads: 8,
+        group: 4,
+        head_dim: 128,
+        extend_rows: 128,
+        extend_tokens: 64,
+        window: 0,
+        top: 0,
+        extra: DECODE_EXTRA,
+        decode_ctas: [264; 3],
+        extend_ctas: 264,
+        batch_max: 300,
+        tokens_max: 4096,
+    };
+
     /// Returns whether the extend kernel may have rows of a plan. The plan's trees are not yet marked ([`TREE_ROW`]).
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
         let decoded = if self.top > 0 { DecodeFilter::new(1, false) } else { self.decoded(width) };
-        // A kernel that reads spans once gives each of its rows a tail or items of its own (`RowAssignment`). The
+        // A kernel that reads spans once gives each of its rows a suffix or items of its own (`RowAssignment`). The
         // extend kernel takes longer rows without such items, such as padding.
-        let longest = match plan.shared.spans.is_empty() {
-            true => decoded.longest,
-            false => decoded.longest.min(self.decoded(self.narrowest()).longest),
-        };
+        let mut longest = decoded.longest;
+        if !plan.shared.spans.is_empty() {
+            longest = longest.min(self.decoded(self.narrowest()).longest);
+        }
         plan.rows.iter().any(|row| {
             let is_tree = decoded.last_row < u32::MAX && plan.tree(row).is_some();
             row.extend_len > longest || is_tree
@@ -130,8 +149,7 @@ impl Split {
     /// Allocates the memory for every split of this shape.
     pub fn new(shape: SplitShape) -> Self {
         assert!(shape.kv_heads > 0 && shape.decode_ctas[shape.narrowest()] > 0);
-        assert!(matches!(shape.group, 1..=16));
-        assert!(matches!(shape.head_dim, 64 | 128 | 256));
+        assert!((1..=GROUP_MAX).contains(&shape.group) && shape.extend_rows > 0);
         Self { shape, decode: DecodeSplit::new(&shape), extend: ExtendSplit::new(&shape) }
     }
 
@@ -178,6 +196,7 @@ mod tests {
     use super::decode::DECODE_WORDS;
     use super::extend::{EXTEND_WORDS, HEAD_WORDS};
     use super::*;
+    use crate::backend::cuda::kernels::HEAD_DIMS;
     use crate::backend::cuda::kernels::params::is_tree;
     use crate::id::RowId;
     use crate::testkit::rng::Rng;
@@ -194,18 +213,7 @@ mod tests {
     }
 
     fn shape() -> SplitShape {
-        SplitShape {
-            kv_heads: 8,
-            group: 4,
-            head_dim: 128,
-            window: 0,
-            top: 0,
-            extra: DECODE_EXTRA,
-            decode_ctas: [264; 3],
-            extend_ctas: 264,
-            batch_max: 300,
-            tokens_max: 70_000,
-        }
+        SplitShape { tokens_max: 70_000, ..SplitShape::PLAIN }
     }
 
     fn batch(lens: &[(u32, u32)]) -> Vec<BatchRow> {
@@ -338,7 +346,7 @@ mod tests {
         let mut left = shares.as_slice();
         for row in rows.iter().filter(|row| row.extend_len > 0) {
             let cached_len = row.kv_len.saturating_sub(row.extend_len);
-            let size = if decodes(&shape, count.width, row) { 64 } else { shape.extend_rows() };
+            let size = if decodes(&shape, count.width, row) { 64 } else { shape.extend_rows };
             for q_begin in (0..row.extend_len * shape.group).step_by(size as usize) {
                 let last = ((q_begin + size - 1) / shape.group).min(row.extend_len - 1);
                 let seen = cached_len + last + 1;
@@ -379,10 +387,13 @@ mod tests {
         let mut rng = Rng::new(7);
         let mut draw = |below: u32| rng.below(below.into()) as u32;
         for round in 0..400 {
+            let head_dim = HEAD_DIMS[draw(3) as usize];
             let shape = SplitShape {
                 kv_heads: [1, 2, 8, 32][draw(4) as usize],
                 group: 1 + draw(16),
-                head_dim: [64, 128, 256][draw(3) as usize],
+                head_dim,
+                extend_rows: if head_dim == 256 { 64 } else { 128 },
+                extend_tokens: if head_dim == 256 { 32 } else { 64 },
                 window: [0, 0, 1, 100, 4096][draw(5) as usize],
                 extra: decode_extra(draw(2) == 1),
                 decode_ctas: [1 + draw(300), 1 + draw(300), draw(2) * (1 + draw(300))],

@@ -1,17 +1,17 @@
 //! Splits steps whose rows share spans: chooses the spans to read once, and divides the work among CTAs.
 //!
 //! A span is accepted if reading it once is cheaper than a read by each row. The tokens of a rejected span go to its
-//! accepted children. The rest of a row is its *tail*, which the row reads alone. Some CTAs work on the items of
-//! spans, as the extend kernel does. The others work on tails, as the decode kernel does, with one work chunk for each
-//! warp ([`SharedGrid`]). Both groups end at about the same time, so computation and memory access overlap.
+//! accepted children. The rest of a row is its *suffix*, which the row reads alone. Some CTAs work on the items of
+//! spans, as the extend kernel does. The others work on suffixes, as the decode kernel does, with one work chunk for
+//! each warp ([`SharedGrid`]). Both groups end at about the same time, so computation and memory access overlap.
 //!
 //! The query rows of a span form query tiles, each over all tokens of the span. CTAs for spans receive equal shares of
 //! all tiles, head by head, so a CTA has partial sums of at most two query tiles.
 //!
 //! The new tokens of a row are consecutive members, because a span ends before the first of them and each sees all of
-//! it. A row with more query rows than fit a tail, up to 64, has *own items* over its own tokens. These tokens are cut
-//! like one more span, below the row's other spans, with this row as the only member. The extend kernel takes longer
-//! rows and draft trees.
+//! it. A row with more query rows than fit a suffix, up to 64, has *own items* over its own tokens. These tokens are
+//! cut like one more span, below the row's other spans, with this row as the only member. The extend kernel takes
+//! longer rows and draft trees.
 //!
 //! * K4. Each (row, kv head, token) is in exactly one span's item or one work chunk; partial sums do not overlap.
 //!
@@ -22,14 +22,15 @@ mod accept;
 mod cost;
 mod grid;
 
+use super::decode::work_chunks;
 use super::{DECODE_EXTRA, DECODE_UNIT, SplitShape};
 use crate::backend::cuda::kernels::params::{
-    DecodeWork, LISTED_SUMS, LISTED_TAILS, RowShare, SharedHead, SpanItem, SpanMember, SpanParts,
+    DecodeWork, LISTED_SUFFIXES, LISTED_SUMS, RowShare, SharedHead, SpanItem, SpanMember, SpanParts,
 };
 use crate::plan::{BatchRow, SharedSpans};
 use accept::{Before, Eligible};
 pub use cost::{SpanCosts, SpanWork};
-pub use grid::{ITEM_ROWS, RowAssignment, SharedGrid, TAIL_ROWS};
+pub use grid::{ITEM_ROWS, RowAssignment, SharedGrid};
 
 /// Maximum number of rows for which spans are read once, over all shapes.
 pub const SHARED_ROWS_MAX: u32 = 512;
@@ -104,7 +105,7 @@ pub struct SharedSplit {
     before: Before,
     /// Whether `items` and `spans` belong to the accepted spans.
     is_cut: bool,
-    /// Number of units of all tails, of one kv head.
+    /// Number of units of all suffixes, of one kv head.
     units: u32,
     /// The accepted spans that contain the current one: `(end of its members, index in accepted)`.
     around: Vec<(u32, u32)>,
@@ -141,7 +142,7 @@ impl SharedSplit {
     /// Returns the maximum number of rows for which spans are read once. In larger batches each row reads separately.
     pub fn rows_max(shape: &SplitShape) -> u32 {
         let striped = shape.kv_heads / shape.decode_stripes(shape.narrowest());
-        let listed = (LISTED_SUMS / shape.kv_heads).min(LISTED_TAILS / striped);
+        let listed = (LISTED_SUMS / shape.kv_heads).min(LISTED_SUFFIXES / striped);
         shape.batch_max.min(SHARED_ROWS_MAX).min(listed)
     }
 
@@ -155,21 +156,21 @@ impl SharedSplit {
         if self.accepted.is_empty() {
             return false;
         }
-        let row_tokens = self.measure_tails(rows);
+        let row_tokens = self.measure_suffixes(rows);
         let deal = self.deal();
         self.work = SpanWork { row_bytes: row_tokens * self.token_bytes(), ..deal.work };
         if !self.ignore_cost && !self.costs.is_better_once(&self.work) {
             return false;
         }
         self.cut_spans(&deal);
-        self.cut_tails(rows);
+        self.cut_suffixes(rows);
         true
     }
 
-    /// Returns the bytes of all tails and own items, and of all accepted spans.
+    /// Returns the bytes of all suffixes and own items, and of all accepted spans.
     fn distinct_bytes(&self) -> (f64, f64) {
-        let with_tails = self.shares.iter().filter(|share| share.units > 0).count() as u32;
-        let units = self.units - with_tails * DECODE_EXTRA;
+        let with_suffixes = self.shares.iter().filter(|share| share.units > 0).count() as u32;
+        let units = self.units - with_suffixes * DECODE_EXTRA;
         let of = |own| self.accepted.iter().filter(move |span| span.own == own);
         let [spans, items] = [false, true].map(|own| of(own).map(|span| span.end - span.begin).sum::<u32>());
         let bytes = |tokens: u32| f64::from(tokens) * self.token_bytes();
@@ -189,14 +190,14 @@ impl SharedSplit {
         members.div_ceil(self.tile_members())
     }
 
-    /// Writes the first unit of each row's tail in a stripe, and its number of units of one kv head. Returns the number
-    /// of tokens that the kernel's rows would read without shared reads.
-    fn measure_tails(&mut self, rows: &[BatchRow]) -> f64 {
+    /// Writes the first unit of each row's suffix in a stripe, and its number of units of one kv head. Returns the
+    /// number of tokens that the kernel's rows would read without shared reads.
+    fn measure_suffixes(&mut self, rows: &[BatchRow]) -> f64 {
         let heads = self.shape.kv_heads / self.stripes();
         let (mut units, mut row_tokens) = (0, 0_u64);
         for (row, share) in rows.iter().zip(&mut self.shares) {
             share.start = units * heads;
-            if self.taken.has_tail(row) {
+            if self.taken.has_suffix(row) {
                 let tokens = row.kv_len - share.begin.min(row.kv_len);
                 share.units = tokens.div_ceil(DECODE_UNIT) + DECODE_EXTRA;
                 units += share.units;
@@ -299,7 +300,7 @@ impl SharedSplit {
         }
     }
 
-    const fn stripes(&self) -> u32 {
+    fn stripes(&self) -> u32 {
         self.shape.decode_stripes(self.shape.narrowest())
     }
 
@@ -328,19 +329,19 @@ impl SharedSplit {
 
     /// Returns the step's work with `ctas` CTAs for spans.
     fn dealt(&self, work: &SpanWork, tiles: u32, ctas: u32) -> SpanWork {
-        SpanWork { work_tiles: f64::from(tiles.div_ceil(ctas)), tail_ctas: f64::from(self.grid.ctas - ctas), ..*work }
+        SpanWork { work_tiles: f64::from(tiles.div_ceil(ctas)), suffix_ctas: f64::from(self.grid.ctas - ctas), ..*work }
     }
 
     /// Returns the number of CTAs for spans at which the step ends soonest. One more CTA never makes spans later or
-    /// tails sooner, so the best number is at the crossing of both times, or one before it.
+    /// suffixes sooner, so the best number is at the crossing of both times, or one before it.
     fn balance(&self, work: &SpanWork, tiles: u32) -> u32 {
         let sides = |ctas| self.costs.sides(&self.dealt(work, tiles, ctas));
         let later = |ctas| sides(ctas).into_iter().fold(0.0, f64::max);
         let (mut low, mut high) = (1, self.grid.span_ctas_max(&self.shape).min(tiles));
         while low < high {
             let middle = low.midpoint(high);
-            let [spans, tails] = sides(middle);
-            if spans <= tails { high = middle } else { low = middle + 1 }
+            let [spans, suffixes] = sides(middle);
+            if spans <= suffixes { high = middle } else { low = middle + 1 }
         }
         let other = (low - 1).max(1);
         if later(other) < later(low) { other } else { low }
@@ -373,8 +374,8 @@ impl SharedSplit {
         best.expect("one CTA has room").1
     }
 
-    /// Cuts the tails into work chunks, as `decode.rs` cuts whole rows.
-    fn cut_tails(&mut self, rows: &[BatchRow]) {
+    /// Cuts the suffixes into work chunks.
+    fn cut_suffixes(&mut self, rows: &[BatchRow]) {
         let (stripes, span_ctas) = (self.stripes(), self.head.span_ctas);
         self.head.decode_warps = self.grid.warps * (self.grid.ctas - span_ctas);
         let heads = self.shape.kv_heads / stripes;
@@ -382,25 +383,10 @@ impl SharedSplit {
         let chunks = (self.head.decode_warps / stripes).max(1);
         let per = total.div_ceil(chunks).max((total / 32).clamp(1, 16));
         self.head.work_units = per;
+        let units = |i: usize| self.shares[i].start..self.shares[i].start + self.shares[i].units * heads;
+        let works = work_chunks(rows, per, total, units).take(self.grid.work_count(&self.shape));
         self.works.clear();
-        let mut index = 0;
-        for i in 0..self.grid.work_count(&self.shape) as u32 {
-            let begin = i * per;
-            let mut work = DecodeWork { work_units: per, ..DecodeWork::default() };
-            if begin < total && i < chunks {
-                let end = |share: &RowShare| share.start + share.units * heads;
-                while end(&self.shares[index]) <= begin {
-                    index += 1;
-                }
-                let row = &rows[index];
-                work.unit_end = (begin + per).min(total);
-                work.batch_index = index as u32;
-                work.unit_start = self.shares[index].start;
-                (work.row, work.qo_start) = (row.row.raw(), row.qo_start);
-                (work.extend_len, work.kv_len) = (row.extend_len, row.kv_len);
-            }
-            self.works.push(work);
-        }
+        self.works.extend(works);
     }
 }
 

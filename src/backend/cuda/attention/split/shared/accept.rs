@@ -68,14 +68,14 @@ impl Before {
 
 impl SharedSplit {
     /// Accepts spans for a kernel that takes these rows. It sets the members, the accepted spans, and the shares except
-    /// the units of tails.
+    /// the units of suffixes.
     pub(super) fn accept(&mut self, rows: &[BatchRow], shared: &SharedSpans<'_>, taken: RowAssignment) {
         if self.before.is_like(rows, shared, taken) {
             return;
         }
         self.before.keep(rows, shared, taken);
         self.is_cut = false;
-        (self.taken, self.costs) = (taken, self.grid.costs[taken.tails]);
+        (self.taken, self.costs) = (taken, self.grid.costs[taken.suffixes]);
         self.list_rows(rows);
         self.list_members(rows, shared);
         self.accept_spans(rows, shared);

@@ -10,8 +10,8 @@ pub struct SpanCosts {
     pub tile: f64,
     /// Fixed time of spans.
     pub spans: f64,
-    /// Fixed time of tails.
-    pub tails: f64,
+    /// Fixed time of suffixes.
+    pub suffixes: f64,
     /// Bandwidth of a multiprocessor over decode units. Units without tokens count as full units.
     pub units: f64,
     /// Memory bandwidth if spans are read once.
@@ -31,11 +31,11 @@ pub struct SpanCosts {
 pub struct SpanWork {
     /// Number of tiles of each CTA that works on spans.
     pub work_tiles: f64,
-    /// Bytes of the units of tails.
+    /// Bytes of the units of suffixes.
     pub unit_bytes: f64,
-    /// Number of CTAs that work on tails.
-    pub tail_ctas: f64,
-    /// Bytes of K and V of the tails.
+    /// Number of CTAs that work on suffixes.
+    pub suffix_ctas: f64,
+    /// Bytes of K and V of the suffixes.
     pub own_bytes: f64,
     /// Bytes of K and V of the spans, each counted once.
     pub span_bytes: f64,
@@ -44,12 +44,12 @@ pub struct SpanWork {
 }
 
 impl SpanCosts {
-    /// Constants for H200s and head_dim 128, for tails of 8 and of 16 query rows.
+    /// Constants for H200s and head_dim 128, for suffixes of 8 and of 16 query rows.
     pub const H200: [Self; 2] = [
         Self {
             tile: 2180.0,
             spans: 13_400.0,
-            tails: 6500.0,
+            suffixes: 6500.0,
             units: 86.0,
             memory: 3520.0,
             flat: 7000.0,
@@ -60,7 +60,7 @@ impl SpanCosts {
         Self {
             tile: 2570.0,
             spans: 16_000.0,
-            tails: 25_100.0,
+            suffixes: 25_100.0,
             units: 60.0,
             memory: 3000.0,
             flat: 10_200.0,
@@ -70,31 +70,31 @@ impl SpanCosts {
         },
     ];
 
-    /// Returns the constants of the kernels for any device, per multiprocessor, by head_dim and index of the tail's
+    /// Returns the constants of the kernels for any device, per multiprocessor, by head_dim and index of the suffix's
     /// kernel.
     ///
     /// Constants of head_dim 64, and of separate reads at 256, are fitted to measurements on an H200. At 128 and 256,
     /// `tile` and `units` are fitted to older forms of these kernels, and the others are those of [`Self::H200`].
     pub fn general(head_dim: u32, place: usize) -> Self {
         let narrow = Self::H200[0];
-        let as_128 = [narrow.spans, narrow.tails, narrow.memory];
-        let (tile, units, [spans, tails, memory], of_flat) = match head_dim {
+        let as_128 = [narrow.spans, narrow.suffixes, narrow.memory];
+        let (tile, units, [spans, suffixes, memory], of_flat) = match head_dim {
             64 => (2425.0, 63.0, [8840.0, 7900.0, 3850.0], [6500.0, 4200.0, 2430.0, 7490.0]),
             128 => (3700.0, 90.0, as_128, [7000.0, 4600.0, 3000.0, 6940.0]),
             _ => (6000.0, 60.0, as_128, [10_600.0, 4400.0, 2820.0, 6160.0]),
         };
         let [flat, own, first, again] = of_flat;
-        let all = Self { tile, spans, tails, units, memory, flat, own, first, again };
-        if place == 0 { all } else { all.of_wide_tails() }
+        let all = Self { tile, spans, suffixes, units, memory, flat, own, first, again };
+        if place == 0 { all } else { all.of_wide_suffixes() }
     }
 
-    /// Returns the constants for tails of 16 query rows, which are slower than tails of 8 by the ratio in
+    /// Returns the constants for suffixes of 16 query rows, which are slower than suffixes of 8 by the ratio in
     /// [`Self::H200`].
-    fn of_wide_tails(self) -> Self {
+    fn of_wide_suffixes(self) -> Self {
         let [narrow, wide] = Self::H200;
         Self {
             spans: self.spans * wide.spans / narrow.spans,
-            tails: self.tails * wide.tails / narrow.tails,
+            suffixes: self.suffixes * wide.suffixes / narrow.suffixes,
             units: self.units * wide.units / narrow.units,
             memory: self.memory * wide.memory / narrow.memory,
             ..self
@@ -107,7 +107,7 @@ impl SpanCosts {
         Self { tile: self.tile * resident, units: self.units / resident, ..self }
     }
 
-    /// Returns the constants of the fp8 kernels, per multiprocessor, fitted to measurements on an H200. Tails of 16
+    /// Returns the constants of the fp8 kernels, per multiprocessor, fitted to measurements on an H200. Suffixes of 16
     /// query rows of head_dim 64 and 256 are scaled by the ratio of the 16-bit kernels.
     pub fn over_fp8(head_dim: u32, place: usize) -> Self {
         let (tile, of_spans, units, of_flat) = match (head_dim, place) {
@@ -116,27 +116,27 @@ impl SpanCosts {
             (128, _) => (5410.0, [38.6e3, 25.1e3, 3000.0], 56.6, [10.8e3, 4200.0, 2920.0, 6210.0]),
             _ => (7060.0, [15.8e3, 10.6e3, 4000.0], 30.2, [14.3e3, 4260.0, 3400.0, 5430.0]),
         };
-        let ([spans, tails, memory], [flat, own, first, again]) = (of_spans, of_flat);
-        let all = Self { tile, spans, tails, units, memory, flat, own, first, again };
-        if place == 0 || head_dim == 128 { all } else { all.of_wide_tails() }
+        let ([spans, suffixes, memory], [flat, own, first, again]) = (of_spans, of_flat);
+        let all = Self { tile, spans, suffixes, units, memory, flat, own, first, again };
+        if place == 0 || head_dim == 128 { all } else { all.of_wide_suffixes() }
     }
 
     /// Minimum predicted speedup for reading spans once, so that an error of the model seldom makes a step slower.
     const MARGIN: f64 = 1.2;
 
-    /// Returns the nanoseconds of the CTAs for spans, and of those for tails.
+    /// Returns the nanoseconds of the CTAs for spans, and of those for suffixes.
     pub fn sides(&self, work: &SpanWork) -> [f64; 2] {
-        let tails = self.tails + work.unit_bytes / (work.tail_ctas * self.units);
-        [self.spans + work.work_tiles * self.tile, tails]
+        let suffixes = self.suffixes + work.unit_bytes / (work.suffix_ctas * self.units);
+        [self.spans + work.work_tiles * self.tile, suffixes]
     }
 
-    /// Returns the nanoseconds of a step that reads spans once. Spans, tails and memory slow each other down if they
+    /// Returns the nanoseconds of a step that reads spans once. Spans, suffixes and memory slow each other down if they
     /// take about as long.
     pub fn once(&self, work: &SpanWork) -> f64 {
-        let [spans, tails] = self.sides(work);
-        let bytes = self.tails + (work.own_bytes + work.span_bytes) / self.memory;
+        let [spans, suffixes] = self.sides(work);
+        let bytes = self.suffixes + (work.own_bytes + work.span_bytes) / self.memory;
         let fourth = |x: f64| (x * x) * (x * x);
-        (fourth(spans) + fourth(tails) + fourth(bytes)).sqrt().sqrt()
+        (fourth(spans) + fourth(suffixes) + fourth(bytes)).sqrt().sqrt()
     }
 
     /// Returns the nanoseconds of a step that reads each row separately.

@@ -4,34 +4,31 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::backend::cuda::kernels::params::{NO_SPAN, TREE_ROW, is_tree};
+use crate::backend::cuda::kernels::{Kernel, SUFFIX_ROWS, Selection};
 use crate::id::{PageId, RowId};
+use crate::layout::Dtype;
 use crate::plan::SharedSpan;
 use crate::testkit::rng::Rng;
 use crate::testkit::spans::Spans;
 
 const MULTIPROCESSORS: u32 = 132;
 
+/// Returns a kernel over bf16 that reads spans once.
+fn kernel(capability: u32, head_dim: u32) -> &'static Kernel {
+    let selection = Selection { capability, scaling: None, rows: Dtype::Bf16, head_dim };
+    selection.shared(0).expect("every head_dim has kernels")[0]
+}
+
 /// Returns the grid of Hopper's kernels for head_dim 128. With `general`, a head_dim, returns the grid of the kernels
 /// for any device.
 fn grid(multiprocessors: u32, general: Option<u32>) -> SharedGrid {
-    general.map_or(SharedGrid::hopper(multiprocessors), |head_dim| {
-        SharedGrid::general(multiprocessors, if head_dim == 128 { 1 } else { 2 }, head_dim)
-    })
+    let (capability, head_dim) = general.map_or((90, 128), |head_dim| (80, head_dim));
+    SharedGrid::new(kernel(capability, head_dim), multiprocessors, if head_dim == 128 { 1 } else { 2 })
 }
 
 fn shape(kv_heads: u32, group: u32, multiprocessors: u32) -> SplitShape {
-    SplitShape {
-        kv_heads,
-        group,
-        head_dim: 128,
-        window: 0,
-        top: 0,
-        extra: DECODE_EXTRA,
-        decode_ctas: [2 * multiprocessors; 3],
-        extend_ctas: multiprocessors,
-        batch_max: 300,
-        tokens_max: 4096,
-    }
+    let (decode_ctas, extend_ctas) = ([2 * multiprocessors; 3], multiprocessors);
+    SplitShape { kv_heads, group, decode_ctas, extend_ctas, ..SplitShape::PLAIN }
 }
 
 /// Returns rows over random pages of 16 tokens, many with a common prefix.
@@ -71,16 +68,16 @@ fn batch(rng: &mut Rng, count: u64) -> (Vec<BatchRow>, Spans) {
     (rows, spans)
 }
 
-/// Returns whether a row has own items, or `None` if the kernel of `tails` does not take the row.
-fn takes(split: &SharedSplit, tails: usize, row: &BatchRow) -> Option<bool> {
+/// Returns whether a row has own items, or `None` if the kernel of `suffixes` does not take the row.
+fn takes(split: &SharedSplit, suffixes: usize, row: &BatchRow) -> Option<bool> {
     let (rows, most) = (row.extend_len * split.shape.group, 64.min(split.grid.rows));
-    let has_items = rows > TAIL_ROWS[tails];
+    let has_items = rows > SUFFIX_ROWS[suffixes];
     let is_taken = rows > 0 && !is_tree(row) && rows <= if has_items { most } else { rows };
     (is_taken && !(has_items && row.kv_len == 0)).then_some(has_items)
 }
 
-fn taken(split: &SharedSplit, tails: usize) -> RowAssignment {
-    RowAssignment::new(&split.shape, &split.grid, tails)
+fn taken(split: &SharedSplit, suffixes: usize) -> RowAssignment {
+    RowAssignment::new(&split.shape, &split.grid, suffixes)
 }
 
 /// Counts the parts of a (row, kv head)'s own tokens as the kernel does.
@@ -145,10 +142,10 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
     let starts: Vec<u32> = written.keys().copied().collect();
     assert!(starts.windows(2).all(|two| two[0] + group <= two[1]), "K4: parts do not overlap");
 
-    // The tails in the order of the decode kernel: the token ranges of each (row, head)'s units, by warp.
+    // The suffixes in the order of the decode kernel: the token ranges of each (row, head)'s units, by warp.
     let stripes = split.stripes();
     let striped = heads / stripes;
-    let mut tails: BTreeMap<(usize, u32), Vec<(u32, u32)>> = BTreeMap::new();
+    let mut suffixes: BTreeMap<(usize, u32), Vec<(u32, u32)>> = BTreeMap::new();
     for warp in 0..split.head.decode_warps {
         let Some(work) = split.works.get((warp / stripes) as usize) else { continue };
         let mut unit = warp / stripes * work.work_units;
@@ -169,7 +166,7 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
             let token = |units: u32| rows[index].kv_len.min(share.begin + units * DECODE_UNIT);
             if at < (share.units - DECODE_EXTRA).max(1) {
                 let head = turn * stripes + warp % stripes;
-                tails.entry((index, head)).or_default().push((token(at), token(stop)));
+                suffixes.entry((index, head)).or_default().push((token(at), token(stop)));
             }
             unit += stop - at;
         }
@@ -184,15 +181,15 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
         assert!(!split.taken.goes_to_extend(row));
         assert_eq!((share.qo_start, share.extend_len), (row.qo_start, row.extend_len));
         for head in 0..heads {
-            let own = tails.remove(&(index, head)).unwrap_or_default();
-            assert_eq!(own.is_empty(), has_items, "every row has a tail or items");
+            let own = suffixes.remove(&(index, head)).unwrap_or_default();
+            assert_eq!(own.is_empty(), has_items, "every row has a suffix or items");
             assert_eq!(own.len() as u32, own_parts(split, share, head), "arrivals are counted");
             let mut at = share.begin.min(row.kv_len);
             for (begin, end) in own {
                 assert_eq!(begin, at, "K4: no gap, no overlap");
                 at = end;
             }
-            assert_eq!(at, row.kv_len, "K4: the tail ends with the row");
+            assert_eq!(at, row.kv_len, "K4: the suffix ends with the row");
             for query in 0..row.extend_len {
                 // The spans, deepest first, in the order of the join.
                 let (mut span, mut depth, mut seen) = (share.span, 0, BTreeSet::new());
@@ -214,11 +211,11 @@ fn check(split: &SharedSplit, width: usize, rows: &[BatchRow]) {
                     assert_eq!(begin, at, "K4: no gap, no overlap");
                     end
                 });
-                assert_eq!(end, share.begin, "K4: the tail begins where the spans end");
+                assert_eq!(end, share.begin, "K4: the suffix begins where the spans end");
             }
         }
     }
-    assert!(tails.is_empty() && written.is_empty(), "K4: no other parts");
+    assert!(suffixes.is_empty() && written.is_empty(), "K4: no other parts");
 }
 
 /// Returns the number of query tiles that end between two new tokens of one row.
@@ -242,13 +239,13 @@ fn plans_cover_every_token_once() {
         for ignore_cost in [false, true] {
             let all = rng.pick(&[2, 3, 4, 5, 16, 132, 132, 132]);
             let shape = shape(kv_heads, group, all);
-            let tails = rng.within(shape.narrowest() as u64, 1) as usize;
+            let suffixes = rng.within(shape.narrowest() as u64, 1) as usize;
             let grid = grid(all, rng.pick(&[None, None, Some(64), Some(128), Some(256)]));
             if !grid.serves(&shape) {
                 continue;
             }
             let mut split = SharedSplit::new(shape, grid, ignore_cost);
-            let any = split.plan(&rows, &spans.plan(), RowAssignment::new(&shape, &grid, tails));
+            let any = split.plan(&rows, &spans.plan(), RowAssignment::new(&shape, &grid, suffixes));
             if !any {
                 continue;
             }
@@ -260,21 +257,21 @@ fn plans_cover_every_token_once() {
             deep += split.spans.iter().filter(|span| span.parent != NO_SPAN).count();
             assert!(split.head.span_ctas < grid.ctas);
             assert!(split.head.span_ctas as usize <= split.items.len());
-            check(&split, tails, &rows);
+            check(&split, suffixes, &rows);
         }
     }
     assert!(accepted > 100 && deep > 100, "{accepted} {deep}");
     assert!(straddling > 20 && own > 1000, "{straddling} {own}");
 }
 
-/// Even if a span is nearly all of the work, each stripe of the tails keeps a warp.
+/// Even if a span is nearly all of the work, each stripe of the suffixes keeps a warp.
 #[test]
-fn every_stripe_of_the_tails_keeps_a_warp() {
+fn every_stripe_of_the_suffixes_keeps_a_warp() {
     let pages: Vec<PageId> = (0..16_384).map(PageId::new).collect();
     let row = |i| BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 16_384 * 16 + 1 };
     let (rows, spans): (Vec<_>, _) = ((0..16).map(row).collect(), Spans::of(&[&pages[..]; 16], 16));
     for all in [2, 3, 4, 5, 8, 132] {
-        let mut split = SharedSplit::new(shape(8, 4, all), SharedGrid::hopper(all), true);
+        let mut split = SharedSplit::new(shape(8, 4, all), grid(all, None), true);
         let any = split.plan(&rows, &spans.plan(), taken(&split, 0));
         assert_eq!(any, all > 1, "{all}");
         if !any {
@@ -288,7 +285,7 @@ fn every_stripe_of_the_tails_keeps_a_warp() {
 #[test]
 fn a_warm_split_does_not_allocate() {
     let mut rng = Rng::new(4);
-    let mut split = SharedSplit::new(shape(8, 4, MULTIPROCESSORS), SharedGrid::hopper(MULTIPROCESSORS), true);
+    let mut split = SharedSplit::new(shape(8, 4, MULTIPROCESSORS), grid(MULTIPROCESSORS, None), true);
     let room = |split: &SharedSplit| {
         let SharedSplit { works, shares, members, spans, items, .. } = split;
         let sizes = [works.capacity(), shares.capacity(), members.capacity(), spans.capacity()];
@@ -298,8 +295,8 @@ fn a_warm_split_does_not_allocate() {
     let before = room(&split);
     for _ in 0..50 {
         let (rows, spans) = batch(&mut rng, 300);
-        let tails = taken(&split, rng.below(2) as usize);
-        split.plan(&rows, &spans.plan(), tails);
+        let suffixes = taken(&split, rng.below(2) as usize);
+        split.plan(&rows, &spans.plan(), suffixes);
     }
     assert_eq!(room(&split), before);
 }
@@ -368,13 +365,13 @@ fn spans_are_refused_where_reading_them_again_is_cheaper() {
     for i in 0..64 {
         rows.push(BatchRow { row: RowId::new(i), qo_start: i, extend_len: 1, kv_len: 8192 + 256 });
     }
-    let mut split = SharedSplit::new(shape(8, 4, MULTIPROCESSORS), SharedGrid::hopper(MULTIPROCESSORS), false);
+    let mut split = SharedSplit::new(shape(8, 4, MULTIPROCESSORS), grid(MULTIPROCESSORS, None), false);
     let spans = |pages: &[PageId]| Spans::of(&vec![pages; 64], 16);
-    let tails = taken(&split, 0);
-    assert!(split.plan(&rows, &spans(&pages).plan(), tails));
+    let suffixes = taken(&split, 0);
+    assert!(split.plan(&rows, &spans(&pages).plan(), suffixes));
     assert_eq!(split.spans.len(), 1);
-    assert!(!split.plan(&rows, &spans(&pages[..1]).plan(), tails), "16 tokens are not worth it");
-    assert!(!split.plan(&rows, &SharedSpans::default(), tails));
+    assert!(!split.plan(&rows, &spans(&pages[..1]).plan(), suffixes), "16 tokens are not worth it");
+    assert!(!split.plan(&rows, &SharedSpans::default(), suffixes));
 }
 
 /// Returns rows. `lens` has the new tokens and all tokens of each row, and whether the row is a tree.
@@ -394,33 +391,33 @@ fn hopper() -> SplitShape {
     SplitShape { decode_ctas: [264, 0, 264], ..plain }
 }
 
-/// A step uses the narrow tails unless a row needs the wide ones. If only the decode kernel takes a row, the step uses
-/// no kernel with shared spans.
+/// A step uses the narrow suffixes unless a row needs the wide ones. If only the decode kernel takes a row, the step
+/// uses no kernel with shared spans.
 #[test]
 fn a_step_uses_a_kernel_that_takes_its_rows() {
-    let tails = |lens: &[(u32, u32, bool)]| {
+    let suffixes = |lens: &[(u32, u32, bool)]| {
         let rows = rows_of(lens);
         let tokens = rows.iter().map(|row| row.extend_len as usize).sum();
         let grid = grid(MULTIPROCESSORS, None);
         let taken = hopper().taken(&grid, tokens, &rows)?;
-        Some((taken.tails, rows.iter().filter(|row| taken.has_items(row)).count()))
+        Some((taken.suffixes, rows.iter().filter(|row| taken.has_items(row)).count()))
     };
     let (one, two, four) = ((1, 100, false), (2, 100, false), (4, 100, false));
     let (eight, chunk, tree) = ((8, 100, false), (512, 700, false), (2, 100, true));
     let padding = (5, 0, false);
-    assert_eq!(tails(&[one, one]), Some((0, 0)));
-    assert_eq!(tails(&[one, two, two]), Some((0, 0)));
-    assert_eq!(tails(&[four, four]), Some((1, 0)));
-    assert_eq!(tails(&[one, one, one, four]), Some((1, 0)));
-    assert_eq!(tails(&[one, two, chunk]), Some((0, 0)), "neither kernel takes the chunk");
-    assert_eq!(tails(&[one, eight, chunk]), Some((0, 1)));
-    assert_eq!(tails(&[four, eight]), Some((1, 1)), "a row with its own items");
-    assert_eq!(tails(&[eight, eight, padding]), Some((0, 2)), "padding does not need the decode kernel");
-    assert_eq!(tails(&[one, one, tree]), Some((0, 0)), "neither kernel takes the tree");
-    assert_eq!(tails(&[four, four, tree]), None, "only the decode kernel for wide rows takes the tree");
+    assert_eq!(suffixes(&[one, one]), Some((0, 0)));
+    assert_eq!(suffixes(&[one, two, two]), Some((0, 0)));
+    assert_eq!(suffixes(&[four, four]), Some((1, 0)));
+    assert_eq!(suffixes(&[one, one, one, four]), Some((1, 0)));
+    assert_eq!(suffixes(&[one, two, chunk]), Some((0, 0)), "neither kernel takes the chunk");
+    assert_eq!(suffixes(&[one, eight, chunk]), Some((0, 1)));
+    assert_eq!(suffixes(&[four, eight]), Some((1, 1)), "a row with its own items");
+    assert_eq!(suffixes(&[eight, eight, padding]), Some((0, 2)), "padding does not need the decode kernel");
+    assert_eq!(suffixes(&[one, one, tree]), Some((0, 0)), "neither kernel takes the tree");
+    assert_eq!(suffixes(&[four, four, tree]), None, "only the decode kernel for wide rows takes the tree");
 }
 
-/// A row with more new tokens needs more products, but still reads its tail once.
+/// A row with more new tokens needs more products, but still reads its suffix once.
 #[test]
 fn products_are_counted_by_new_tokens() {
     let pages: Vec<PageId> = (0..512).map(PageId::new).collect();
@@ -428,8 +425,8 @@ fn products_are_counted_by_new_tokens() {
         let rows = rows_of(&vec![(new, 8192 + 256, false); 64]);
         let mut split = SharedSplit::new(shape(8, 4, MULTIPROCESSORS), grid(MULTIPROCESSORS, None), false);
         let spans = Spans::of(&vec![&pages[..]; 64], 16);
-        let tails = taken(&split, usize::from(new > 2));
-        assert!(split.plan(&rows, &spans.plan(), tails));
+        let suffixes = taken(&split, usize::from(new > 2));
+        assert!(split.plan(&rows, &spans.plan(), suffixes));
         let tiles = |span: &SpanParts| span.tiles * split.query_tiles(span.member_count);
         (split.spans.iter().map(tiles).sum::<u32>(), split.work.unit_bytes)
     };
@@ -437,22 +434,22 @@ fn products_are_counted_by_new_tokens() {
     assert_eq!([work(2), work(4)], [(2 * tiles, units), (4 * tiles, units)]);
 }
 
-/// Spans need a CTA besides those with a warp for each stripe of the tails. On a smaller device each row reads
+/// Spans need a CTA besides those with a warp for each stripe of the suffixes. On a smaller device each row reads
 /// separately.
 #[test]
 fn devices_without_a_cta_for_spans_are_refused() {
     let serves = |kv_heads, head_dim, ctas| {
-        let grid = SharedGrid { ctas, ..SharedGrid::general(ctas, 1, head_dim) };
+        let grid = SharedGrid { ctas, ..grid(ctas, Some(head_dim)) };
         grid.serves(&shape(kv_heads, 4, 132))
     };
     for (kv_heads, head_dim) in [(1_u32, 64), (8, 64), (8, 256)] {
-        let for_tails = kv_heads.div_ceil(SharedGrid::general(1, 1, head_dim).warps);
-        let served = [for_tails, for_tails + 1].map(|ctas| serves(kv_heads, head_dim, ctas));
+        let for_suffixes = kv_heads.div_ceil(kernel(80, head_dim).suffix_warps());
+        let served = [for_suffixes, for_suffixes + 1].map(|ctas| serves(kv_heads, head_dim, ctas));
         assert_eq!(served, [false, true], "{kv_heads} {head_dim}");
     }
 }
 
-/// With one more multiprocessor for spans, the spans never end later and the tails never end sooner. The bisection
+/// With one more multiprocessor for spans, the spans never end later and the suffixes never end sooner. The bisection
 /// therefore finds the best number.
 #[test]
 fn multiprocessors_are_divided_optimally() {
@@ -461,13 +458,13 @@ fn multiprocessors_are_divided_optimally() {
         let (kv_heads, group) = rng.pick(&[(8, 4), (4, 16), (1, 1)]);
         let all = rng.pick(&[2, 3, 16, 132]);
         let shape = shape(kv_heads, group, all);
-        let split = SharedSplit::new(shape, SharedGrid::hopper(all), false);
+        let split = SharedSplit::new(shape, grid(all, None), false);
         let tiles = 1 + rng.below(10_000) as u32;
         let unit_bytes = (1 + rng.below(400_000_000)) as f64;
         let work = SpanWork { unit_bytes, ..SpanWork::default() };
         let later = |ctas| {
-            let [spans, tails] = split.costs.sides(&split.dealt(&work, tiles, ctas));
-            spans.max(tails)
+            let [spans, suffixes] = split.costs.sides(&split.dealt(&work, tiles, ctas));
+            spans.max(suffixes)
         };
         let most = split.grid.span_ctas_max(&split.shape).min(tiles);
         let least = (1..=most).map(later).fold(f64::INFINITY, f64::min);
@@ -480,11 +477,11 @@ fn multiprocessors_are_divided_optimally() {
 fn tiles_are_dealt_in_equal_shares() {
     let mut rng = Rng::new(7);
     let shape = shape(8, 4, MULTIPROCESSORS);
-    let mut split = SharedSplit::new(shape, SharedGrid::hopper(MULTIPROCESSORS), true);
-    let tails = taken(&split, 1);
+    let mut split = SharedSplit::new(shape, grid(MULTIPROCESSORS, None), true);
+    let suffixes = taken(&split, 1);
     for _ in 0..50 {
         let (rows, spans) = batch(&mut rng, 30);
-        if !split.plan(&rows, &spans.plan(), tails) {
+        if !split.plan(&rows, &spans.plan(), suffixes) {
             continue;
         }
         let tiles =

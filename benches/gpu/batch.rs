@@ -45,6 +45,29 @@ impl Forest {
     pub fn alone(own: impl IntoIterator<Item = u32>) -> Self {
         Self { spans: Vec::new(), own: own.into_iter().collect() }
     }
+
+    /// Draws random pages. Returns those of each row.
+    fn pages(&self, layout: &PoolLayout, rng: &mut Rng) -> Vec<Vec<u32>> {
+        let size = layout.page_size();
+        let lens = self.own.iter().chain(self.spans.iter().map(|span| &span.1));
+        let count: u32 = lens.map(|len| len.div_ceil(size)).sum();
+        let mut free = distinct(rng, count as usize, layout.page_count()).into_iter();
+        let mut draw = |count: u32| -> Vec<u32> { free.by_ref().take(count as usize).collect() };
+        let spans: Vec<Vec<u32>> = self.spans.iter().map(|span| draw(span.1 / size)).collect();
+        let row = |(row, own): (usize, &u32)| {
+            let shared = self.spans.iter().zip(&spans).filter(|(span, _)| span.0.contains(&row));
+            let mut pages: Vec<u32> = shared.flat_map(|(_, pages)| pages.iter().copied()).collect();
+            pages.extend(draw(own.div_ceil(size)));
+            pages
+        };
+        self.own.iter().enumerate().map(row).collect()
+    }
+
+    /// Returns the number of tokens, each counted once.
+    pub fn tokens(&self) -> u64 {
+        let spans = self.spans.iter().map(|span| span.1);
+        self.own.iter().copied().chain(spans).map(u64::from).sum()
+    }
 }
 
 /// One step, with its arrays.
@@ -72,20 +95,7 @@ impl Batch {
         rng: &mut Rng,
     ) -> Self {
         let size = layout.page_size();
-        let lens = forest.own.iter().chain(forest.spans.iter().map(|span| &span.1));
-        let count: u32 = lens.map(|len| len.div_ceil(size)).sum();
-        let mut free = distinct(rng, count as usize, layout.page_count()).into_iter();
-        let spans: Vec<Vec<u32>> =
-            forest.spans.iter().map(|span| free.by_ref().take((span.1 / size) as usize).collect()).collect();
-        let tables: Vec<Vec<u32>> = (0..forest.own.len())
-            .map(|row| {
-                let around = forest.spans.iter().zip(&spans);
-                let shared = around.filter(|(span, _)| span.0.contains(&row));
-                let mut pages: Vec<u32> = shared.flat_map(|(_, pages)| pages.iter().copied()).collect();
-                pages.extend(free.by_ref().take(forest.own[row].div_ceil(size) as usize));
-                pages
-            })
-            .collect();
+        let tables = forest.pages(layout, rng);
         let around = |row: usize| forest.spans.iter().filter(move |span| span.0.contains(&row)).map(|span| span.1);
         let lens = forest.own.iter().zip(new_lens).enumerate();
         let lens: Vec<(u32, u32)> = lens.map(|(row, (own, new))| (*new, around(row).sum::<u32>() + own)).collect();

@@ -11,7 +11,7 @@ use kvarena::{
 };
 
 use crate::Outcome;
-use crate::attention::{self, How, forests, zipf};
+use crate::attention::{Bench, How, forests, zipf};
 use crate::batch::{Batch, Forest, Noise, distinct, pool, table};
 use crate::report::{Rate, Report};
 use crate::timer::Timer;
@@ -21,28 +21,22 @@ const KV_HEADS: u32 = 8;
 const Q_HEADS: u32 = 32;
 
 /// Elements of a pool.
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    Bf16,
-    Fp8(Scaling),
+type Kind = (KvDtype, Scaling, &'static str);
+
+const KINDS: [Kind; 3] = [
+    (KvDtype::Bf16, Scaling::Static, "bf16"),
+    (KvDtype::Fp8E4M3, Scaling::Static, "fp8 static"),
+    (KvDtype::Fp8E4M3, Scaling::ByToken, "fp8 by token"),
+];
+
+fn config((dtype, scaling, _): Kind, layers: u32, page_size: u32, slots: u32) -> PoolConfig {
+    PoolConfig { dtype, scaling, ..pool(layers, page_size, slots, Layout::LayerFirst) }
 }
 
-const KINDS: [(Kind, &str); 3] =
-    [(Kind::Bf16, "bf16"), (Kind::Fp8(Scaling::Static), "fp8 static"), (Kind::Fp8(Scaling::ByToken), "fp8 by token")];
-
-impl Kind {
-    fn pool(self, layers: u32, page_size: u32, slots: u32) -> PoolLayout {
-        let (dtype, scaling) = match self {
-            Self::Bf16 => (KvDtype::Bf16, Scaling::Static),
-            Self::Fp8(scaling) => (KvDtype::Fp8E4M3, scaling),
-        };
-        let config = PoolConfig { dtype, scaling, ..pool(layers, page_size, slots, Layout::LayerFirst) };
-        config.layout().expect("a valid pool")
-    }
-
-    fn scales(self, layers: u32) -> Option<KvScales> {
-        (self == Self::Fp8(Scaling::Static)).then(|| scales(layers, KV_HEADS, 1))
-    }
+/// Returns the static scales of a pool of fp8 that has them.
+pub fn static_scales(config: &PoolConfig) -> Option<KvScales> {
+    let has_scales = config.dtype == KvDtype::Fp8E4M3 && config.scaling == Scaling::Static;
+    has_scales.then(|| scales(config.layers, KV_HEADS, 1))
 }
 
 /// Random bytes of fp8, and scales of tokens, repeated through device memory like [`Noise`].
@@ -74,7 +68,7 @@ impl Fp8Noise {
     }
 
     /// Returns one kv head of K or V at a slot of a filled pool.
-    fn stored(
+    pub fn stored(
         &self,
         pool: &PoolLayout,
         scales: Option<&KvScales>,
@@ -122,46 +116,6 @@ fn repeat(source: &DeviceBuffer, target: u64, bytes: u64) {
     assert_eq!(unsafe { sys::cuCtxSynchronize() } as u32, 0, "cuCtxSynchronize");
 }
 
-/// A pool of a kind, filled with noise.
-struct Bench<'a> {
-    noise: (&'a Noise, &'a Fp8Noise),
-    scales: Option<KvScales>,
-    inner: attention::Bench<'a>,
-}
-
-impl<'a> Bench<'a> {
-    fn new(gpu: &Gpu, noise: (&'a Noise, &'a Fp8Noise), kind: Kind, page_size: u32, layers: u32) -> Outcome<Self> {
-        let (pool, scales) = (kind.pool(layers, page_size, (1 << 20) / layers), kind.scales(layers));
-        let inner = attention::Bench::over(gpu, noise.0, &pool, scales.clone())?;
-        match kind {
-            Kind::Bf16 => noise.0.fill(inner.cuda.pool())?,
-            Kind::Fp8(_) => noise.1.fill(&inner.cuda, noise.0)?,
-        }
-        Ok(Self { noise, scales, inner })
-    }
-
-    /// Times one batch; `lens` has the new tokens and all tokens of each row. Returns also whether some rows are
-    /// correct.
-    fn run(&mut self, lens: &[(u32, u32)]) -> Outcome<(f64, bool)> {
-        let forest = Forest::alone(lens.iter().map(|len| len.1));
-        let new_lens: Vec<u32> = lens.iter().map(|len| len.0).collect();
-        self.run_forest(&forest, &new_lens, false)
-    }
-
-    /// Times one batch whose rows share spans. `once`: the backend may read each span once for all its rows.
-    fn run_forest(&mut self, forest: &Forest, new_lens: &[u32], once: bool) -> Outcome<(f64, bool)> {
-        let Self { noise, scales, inner } = self;
-        inner.spans = once;
-        let decodes = new_lens.iter().all(|&new| new == 1);
-        let how = if decodes { How::Graph } else { How::Launch };
-        let stored = |pool: &PoolLayout, plane, layer, slot, head| match pool.dtype() {
-            KvDtype::Bf16 => noise.0.stored(pool, plane, layer, slot, head),
-            _ => noise.1.stored(pool, scales.as_ref(), (plane, layer, slot, head)),
-        };
-        inner.run_over(forest, new_lens, Q_HEADS, how, &stored)
-    }
-}
-
 pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = (&Noise::new(gpu)?, &Fp8Noise::new(gpu)?);
     let decode = [
@@ -171,15 +125,15 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         ("b64 zipf", zipf()),
         ("b1 L8192", vec![8_192]),
     ];
-    for (page_size, (kind, name)) in [1, 16].into_iter().flat_map(|p| KINDS.map(|kind| (p, kind))) {
-        let mut bench = Bench::new(gpu, noise, kind, page_size, 4)?;
+    for (page_size, kind) in [1, 16].into_iter().flat_map(|p| KINDS.map(|kind| (p, kind))) {
+        let mut bench = Bench::new(gpu, noise.0, Some(noise.1), &config(kind, 4, page_size, 1 << 18))?;
         for (case, lens) in &decode {
             let rows: Vec<_> = lens.iter().map(|&len| (1, len)).collect();
-            let (us, ok) = bench.run(&rows)?;
+            let (us, ok) = bench.run(&rows, Q_HEADS, How::Graph)?;
             let tokens = f64::from(lens.iter().sum::<u32>());
-            let token_bytes = bench.inner.cuda.layout().page_bytes() / u64::from(4 * page_size);
+            let token_bytes = bench.cuda.layout().page_bytes() / u64::from(4 * page_size);
             let case = format!("decode {case} page{page_size}");
-            report.row("fp8", &case, name, us, Rate::Bytes(tokens * token_bytes as f64), ok);
+            report.row("fp8", &case, kind.2, us, Rate::Bytes(tokens * token_bytes as f64), ok);
         }
     }
     Ok(())
@@ -187,12 +141,12 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
 
 pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = (&Noise::new(gpu)?, &Fp8Noise::new(gpu)?);
-    for (kind, name) in KINDS {
-        let mut bench = Bench::new(gpu, noise, kind, 16, 1)?;
+    for kind in KINDS {
+        let mut bench = Bench::new(gpu, noise.0, Some(noise.1), &config(kind, 1, 16, 1 << 20))?;
         for (b, new, cached) in [(8, 2_048, 30_720), (1, 2_048, 0)] {
-            let (us, ok) = bench.run(&vec![(new, new + cached); b as usize])?;
+            let (us, ok) = bench.run(&vec![(new, new + cached); b as usize], Q_HEADS, How::Launch)?;
             let case = format!("extend B{b} q{new} prefix{cached} page16");
-            report.row("fp8", &case, name, us, Rate::extend(b, new, cached), ok);
+            report.row("fp8", &case, kind.2, us, Rate::extend(b, new, cached), ok);
         }
     }
     Ok(())
@@ -205,16 +159,15 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let plain = [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf())];
     let plain = plain.map(|(name, own)| (name, Forest::alone(own)));
     let forests = forests();
-    for (kind, name) in KINDS {
-        let mut bench = Bench::new(gpu, noise, kind, 16, 4)?;
+    for kind in KINDS {
+        let mut bench = Bench::new(gpu, noise.0, Some(noise.1), &config(kind, 4, 16, 1 << 18))?;
         for (case, forest) in forests.iter().chain(&plain) {
-            let tokens: u32 = forest.own.iter().chain(forest.spans.iter().map(|span| &span.1)).sum();
-            let token_bytes = bench.inner.cuda.layout().page_bytes() / u64::from(4 * 16_u32);
-            let bytes = Rate::Bytes(f64::from(tokens) * token_bytes as f64);
+            let token_bytes = bench.cuda.layout().page_bytes() / u64::from(4 * 16_u32);
+            let bytes = Rate::Bytes((forest.tokens() * token_bytes) as f64);
             for (how, once) in [("flat", false), ("spans once", true)] {
                 let new_lens = vec![1; forest.own.len()];
-                let (us, ok) = bench.run_forest(forest, &new_lens, once)?;
-                report.row("fp8", &format!("shared {case}"), &format!("{name} {how}"), us, bytes, ok);
+                let (us, ok) = bench.run_forest(forest, &new_lens, (Q_HEADS, How::Graph), once)?;
+                report.row("fp8", &format!("shared {case}"), &format!("{} {how}", kind.2), us, bytes, ok);
             }
         }
     }
@@ -225,11 +178,12 @@ pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
 pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let (tokens, slots, sets) = (65_536_u32, 349_520, 3);
-    for (page_size, (kind, name)) in [1, 16].into_iter().flat_map(|p| KINDS.map(|kind| (p, kind))) {
+    for (page_size, kind) in [1, 16].into_iter().flat_map(|p| KINDS.map(|kind| (p, kind))) {
         let mut timer = Timer::new(gpu)?;
         let mut rng = Rng::new(3);
-        let options = CudaOptions { scales: kind.scales(sets), ..timer.options(gpu) };
-        let pool = kind.pool(sets, page_size, slots);
+        let config = config(kind, sets, page_size, slots);
+        let options = CudaOptions { scales: static_scales(&config), ..timer.options(gpu) };
+        let pool = config.layout()?;
         let bounds = StepBounds { steps: 2, tokens };
         let mut cuda = options.open(&pool, &table(page_size), bounds)?;
         let batch = Batch::stores(1, &distinct(&mut rng, tokens as usize, pool.slot_count() as u32));
@@ -246,7 +200,7 @@ pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         let written = pool.page_bytes() as f64 / f64::from(sets * page_size);
         let bytes = f64::from(tokens) * (4_100.0 + written);
         let case = format!("store T{tokens} page{page_size}");
-        report.row("fp8", &case, name, us, Rate::Bytes(bytes), true);
+        report.row("fp8", &case, kind.2, us, Rate::Bytes(bytes), true);
     }
     Ok(())
 }

@@ -137,7 +137,7 @@ impl Bench {
         let layout = *self.choosing.layout();
         let new_lens = vec![1; forest.own.len()];
         let batch = Batch::forest(0, &layout, &table(PAGE), forest, &new_lens, &mut self.rng);
-        let bytes = distinct(forest) as f64 * self.token_bytes();
+        let bytes = forest.tokens() as f64 * self.token_bytes();
         let sets = ((400e6 / bytes).ceil() as usize).clamp(2, LAYERS as usize);
         let (flat, _, exact) = self.time(&batch, How::Flat, sets)?;
         let exact: Vec<f64> = exact.iter().map(|x| x.to_f64()).collect();
@@ -180,12 +180,6 @@ impl Bench {
     }
 }
 
-/// Returns the tokens of a forest, each counted once.
-fn distinct(forest: &Forest) -> u64 {
-    let spans = forest.spans.iter().map(|span| span.1);
-    forest.own.iter().copied().chain(spans).map(u64::from).sum()
-}
-
 /// Returns a number in `low..=high`, with equal probability for each octave.
 fn spread(rng: &mut Rng, low: u32, high: u32) -> u32 {
     let part = (rng.bits() >> 11) as f64 / (1_u64 << 53) as f64;
@@ -215,7 +209,7 @@ fn fits(forest: &Forest, sizes: &Sizes) -> bool {
         && forest.own.iter().all(|&own| own <= sizes.own)
         && forest.spans.iter().all(|span| span.1 <= sizes.shared);
     // The last page of each row's own tokens may be partial.
-    let has_slots = distinct(forest) + u64::from(PAGE * rows) <= sizes.slots.into();
+    let has_slots = forest.tokens() + u64::from(PAGE * rows) <= sizes.slots.into();
     let shared = forest.spans.iter().map(|span| span.0.len() as u64 * u64::from(span.1));
     let seen = shared.chain(forest.own.iter().copied().map(u64::from)).sum::<u64>();
     is_small && has_slots && seen <= SEEN_MAX
@@ -397,7 +391,7 @@ pub fn run(gpu: &Gpu, sizes: Sizes, (all, over_fp8): (&[Heads], bool), report: &
         for (name, forest) in simple(&sizes) {
             let case = format!("{name} {heads}");
             let timed = bench.run(&case, &forest, report)?;
-            let bytes = Rate::Bytes(distinct(&forest) as f64 * bench.token_bytes());
+            let bytes = Rate::Bytes(forest.tokens() as f64 * bench.token_bytes());
             let kinds = [("flat", timed.flat), ("as chosen", timed.chosen), ("spans once", timed.once)];
             for (kind, us) in kinds {
                 report.row("spans", &case, kind, us, bytes, true);

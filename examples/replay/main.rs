@@ -111,7 +111,7 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
         // A plan is ahead of the published tokens by its own tokens and by those of a page that is not full yet.
         promise_ahead: step_tokens.saturating_add(args.page_size.saturating_sub(1)),
         max_step_tokens: step_tokens,
-        ..host::engine_config(pool(args), args.prefix_mode(), requests, running)
+        ..host::engine_config(pool(args), args.prefix, requests, running)
     };
     let config = EngineConfig { hashing: args.store.then_some(Hashing::Dynamo), ..config };
     let mut host = Host::new(config, requests.len(), args.ahead, progress)?;

@@ -91,6 +91,6 @@ impl<B: Backend> Engine<B> {
     /// Idle prefixes are dropped now. Prefixes in use no longer match and are dropped when their last user releases
     /// them.
     pub fn reset(&mut self) {
-        reset(Reset::of(&mut self.world));
+        reset(Reset::from(&mut self.world));
     }
 }

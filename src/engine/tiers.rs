@@ -32,11 +32,9 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Loads the pages that these sequences wait for. Skips sequences that wait for none or are not running.
-    #[cold]
-    #[inline(never)]
     pub(super) fn load_waiting(&mut self, seqs: &mut dyn Iterator<Item = SeqKey>) -> Result<(), EngineError<B::Error>> {
         self.look_at_swap();
-        let begun = begin_load(Load::of(&mut self.world), seqs);
+        let begun = begin_load(Load::from(&mut self.world), seqs);
         self.world.counters.count_refusal(begun)?;
         self.flush_saves();
         let World { prefixes, load, .. } = &mut self.world;
@@ -47,7 +45,7 @@ impl<B: Backend> Engine<B> {
                 prefixes.swap_mut().set_loads(load);
             }
         }
-        end_load(Load::of(&mut self.world), loaded.is_err());
+        end_load(Load::from(&mut self.world), loaded.is_err());
         loaded.map_err(EngineError::Backend)
     }
 
@@ -105,8 +103,6 @@ impl<B: Backend> Engine<B> {
 
     /// Gives the backend the saves of pages that a call has evicted, before the pages are reused. A failure loses
     /// cached prefixes and nothing else.
-    #[cold]
-    #[inline(never)]
     pub(super) fn flush_saves(&mut self) {
         if let Some((id, moves)) = self.world.prefixes.saves() {
             let failed = self.backend.save_pages(id, moves).is_err();

@@ -106,7 +106,7 @@ impl Limits {
     /// Returns the first place that a sequence with `published` published pages keeps in a track.
     pub fn first_place(&self, track: u32, published: u32) -> u32 {
         let mut tracks = self.tracks(published);
-        tracks.find(|&(of, _)| of == track).map_or(0, |(_, first)| first)
+        tracks.find(|&(other, _)| other == track).map_or(0, |(_, first)| first)
     }
 
     /// Returns the number of pages of all tracks from place `start` on that a sequence of `page_len` places keeps; at

@@ -190,6 +190,16 @@ mod tests {
     }
 
     #[test]
+    fn numbers_have_hashes_of_their_own() {
+        // The keys are fixed, so the hashes are the same in every run.
+        let table = small(1, 31);
+        let mut hashes: Vec<u32> = (0..100).map(|number| table.hash_number(number)).collect();
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), 100);
+    }
+
+    #[test]
     fn removal_leaves_every_other_node_where_it_is_found() {
         // The table does not read the nodes, so keys of any slotmap do.
         let mut keys = slotmap::SlotMap::<NodeKey, ()>::with_key();

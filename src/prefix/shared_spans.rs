@@ -58,14 +58,13 @@ pub struct SharedPrefixFinder {
 impl SharedPrefixFinder {
     /// Reserves memory for batches of at most `rows` rows. Larger batches share nothing.
     pub(crate) fn new(rows: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
-        let of = u64::from(rows);
         Ok(Self {
             most_rows: rows,
-            nodes: memory.reserved(of * u64::from(NODES_PER_ROW))?,
-            leaves: memory.reserved(of)?,
-            spans: memory.reserved(of)?,
-            members: memory.reserved(of)?,
-            batch: memory.reserved(of)?,
+            nodes: memory.reserved(u64::from(rows) * u64::from(NODES_PER_ROW))?,
+            leaves: memory.reserved(rows.into())?,
+            spans: memory.reserved(rows.into())?,
+            members: memory.reserved(rows.into())?,
+            batch: memory.reserved(rows.into())?,
             branches: 0,
         })
     }
@@ -184,10 +183,10 @@ impl SharedPrefixFinder {
                     (parent.place - rows, parent.span)
                 }
             };
-            let of = self.spans.get(around as usize).map(|span| span.member_count);
+            let members = self.spans.get(around as usize).map(|span| span.member_count);
             let span = if rows < 2 {
                 around
-            } else if of == Some(rows) {
+            } else if members == Some(rows) {
                 self.spans[around as usize].end = end * page_size;
                 around
             } else {

@@ -174,7 +174,7 @@ impl RowMut<'_> {
         if self.sequence.promised == 0 { 0 } else { self.outstanding_of(places) }
     }
 
-    /// Returns [`RowMut::promised_of`] for a row with a promise.
+    /// Returns [`RowMut::promised_of`] for a row with a promise, outlined for the check of a plan (`plan_batch/`).
     #[inline(never)]
     fn outstanding_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
@@ -483,8 +483,8 @@ impl RowMut<'_> {
     }
 }
 
-/// Implements [`RowMut::lacking`], out of line, because decoding rows rarely need it. The separate references stay in
-/// registers in a caller's loop.
+/// Implements [`RowMut::lacking`], outlined for the check of a plan (`plan_batch/`), because decoding rows rarely need
+/// it. The separate references stay in registers in a caller's loop.
 #[inline(never)]
 fn lacking(sequence: &Sequence, stores: &Stores, page_len: u32) -> Lacking {
     let Sequence { chunks: own, dirty_from, inherited, published, .. } = *sequence;

@@ -322,8 +322,6 @@ fn cost(world: &Estimate<'_>, found: Option<PrefixMatch>, len: u32, promise: u32
 }
 
 /// Returns [`cost`] without the hit, if the hit may be ignored and the sequence then fits.
-#[cold]
-#[inline(never)]
 fn cost_without_hit(
     world: &Estimate<'_>,
     found: Option<PrefixMatch>,

@@ -49,7 +49,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    fn of(parent: &Sequence, shape: &EngineShape, promise: u32, count: u32) -> Self {
+    fn new(parent: &Sequence, shape: &EngineShape, promise: u32, count: u32) -> Self {
         let (token_len, cached_len) = (parent.token_len, parent.cached_len.min(parent.token_len));
         let page_size = shape.layout.page_size();
         let (shared, page_len) = (cached_len / page_size, cached_len.div_ceil(page_size));
@@ -71,7 +71,7 @@ pub(crate) fn begin_fork(mut world: Fork<'_>, seq: SeqKey, count: u32, promise: 
     let parent = world.sequences.running(seq)?;
     world.sequences.check_accepted(seq)?;
     check_promise(world.shape, promise)?;
-    let parts = Parts::of(parent, world.shape, promise, count);
+    let parts = Parts::new(parent, world.shape, promise, count);
     world.sequences.check_room(count, parts.token_len)?;
     world.buffers.children.clear();
     world.buffers.copies.clear();

@@ -174,9 +174,10 @@ impl World {
             })
         };
         let mut drafted = self.sequences.iter().filter(|(_, s)| s.is_drafted());
-        match drafted.all(|(_, s)| waits(s)) {
-            true => Ok(()),
-            false => Err("S9: drafts that wait are the last item of their sequence, in an open step"),
+        if drafted.all(|(_, s)| waits(s)) {
+            Ok(())
+        } else {
+            Err("S9: drafts that wait are the last item of their sequence, in an open step")
         }
     }
 

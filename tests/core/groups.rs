@@ -5,7 +5,7 @@
 use kvarena::backend::CpuError;
 use kvarena::{
     Attend, Backend, BatchPlan, Capacity, CpuOptions, EngineConfig, Extend, Groups, KvDtype, KvShape, LayerId,
-    PlanError, PoolConfig, Reach, Select, SlotMapping, SparseBackend, TokenId,
+    PlanError, PoolConfig, Reach, Select, SlotId, SlotMapping, SparseBackend, TokenId,
 };
 
 use super::host::{ALL, Host, pool, text};
@@ -60,12 +60,14 @@ fn attention_that_does_not_match_the_groups_is_refused() {
     let error = PlanError::SparseGroup { layer, group: 1 };
     let selected = engine.backend_mut().select(&plan, layer, &select, q, &mut positions);
     assert_eq!(selected, Err(CpuError::Plan(error)));
-    // A plan has slots for too few tracks, or for none.
-    for track_slots in [SlotMapping::I32(&[0; 3]), SlotMapping::I32(&[])] {
-        let plan = BatchPlan { track_slots, ..plan };
+    // A plan has slots for too few tracks, for none, or a slot outside the pool.
+    let slot_count = engine.backend().layout().slot_count();
+    let past = PlanError::Slot { slot: SlotId::new(slot_count), slot_count };
+    let tracks = |slots| PlanError::TrackSlots { slots, wanted: 6 };
+    for (slots, error) in [(&[0; 3][..], tracks(3)), (&[], tracks(0)), (&[0, 0, 0, 0, 0, slot_count as i32], past)] {
+        let plan = BatchPlan { track_slots: SlotMapping::I32(slots), ..plan };
         let k = [0.0; 3 * 2 * 8];
         let stored = engine.backend_mut().store_cache(&plan, LayerId::new(0), k[..].into(), k[..].into());
-        let error = PlanError::TrackSlots { slots: track_slots.len(), wanted: 6 };
         assert_eq!(stored, Err(CpuError::Plan(error)));
     }
 }

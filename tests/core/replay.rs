@@ -31,8 +31,8 @@ where
     summary
 }
 
-/// Replays a workload of `count` ops for each seed. Checks that the seeds reach each case at least as often as its count
-/// in `least`.
+/// Replays a workload of `count` ops for each seed. Checks that the seeds reach each case of `least` at least as often
+/// as its count.
 fn check_on<O>(options: &O, family: Family, seeds: Range<u64>, count: usize, least: &[(&str, u64)])
 where
     O: OpenBackend<Backend: Inspect> + Clone,

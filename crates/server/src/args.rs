@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::builder::ArgPredicate;
+use clap::builder::{ArgPredicate, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use kvarena::{KvDtype, Layout, Scaling};
 
@@ -120,16 +120,16 @@ pub struct Args {
     pub swap_space: Option<f64>,
 
     /// Order of K and V in memory.
-    #[arg(long, default_value = "page-first", ignore_case = true)]
-    pub layout: LayoutName,
+    #[arg(long, default_value = "page-first", ignore_case = true, value_parser = named(LAYOUTS))]
+    pub layout: Layout,
 
     /// Element type of K and V.
-    #[arg(long, default_value = "bf16", ignore_case = true)]
-    pub kv_dtype: DtypeName,
+    #[arg(long, default_value = "bf16", ignore_case = true, value_parser = named(DTYPES))]
+    pub kv_dtype: KvDtype,
 
     /// Scales of an fp8 pool: computed at the store for each token and head, or static, from --scales.
-    #[arg(long, default_value = "token", ignore_case = true)]
-    pub kv_scales: ScalesName,
+    #[arg(long, default_value = "token", ignore_case = true, value_parser = named(SCALINGS))]
+    pub kv_scales: Scaling,
 
     /// Static scales, from a file that --calibrate wrote. Without a file, all scales are 1.
     #[arg(long, value_name = "FILE")]
@@ -308,71 +308,36 @@ impl From<SumsName> for kvarena_host::gpu::sums::Transport {
     }
 }
 
-/// Memory layouts of K and V.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LayoutName {
-    /// All pages of a layer are contiguous.
-    #[value(alias = "layer_first", alias = "layerfirst", alias = "layer")]
-    LayerFirst,
-    /// All layers of a page are contiguous.
-    #[value(alias = "page_first", alias = "pagefirst", alias = "page")]
-    PageFirst,
-}
+/// A value of an option: its name, other names, its description, and what it stands for.
+type Named<T> = (&'static str, &'static [&'static str], &'static str, T);
 
-impl From<LayoutName> for Layout {
-    fn from(name: LayoutName) -> Self {
-        match name {
-            LayoutName::LayerFirst => Layout::LayerFirst,
-            LayoutName::PageFirst => Layout::PageFirst,
-        }
-    }
-}
+const LAYOUTS: &[Named<Layout>] = &[
+    ("layer-first", &["layer_first", "layerfirst", "layer"], "All pages of a layer are contiguous", Layout::LayerFirst),
+    ("page-first", &["page_first", "pagefirst", "page"], "All layers of a page are contiguous", Layout::PageFirst),
+];
 
-/// Element types.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DtypeName {
-    /// IEEE binary32
-    #[value(alias = "float32", alias = "fp32")]
-    F32,
-    /// IEEE binary16
-    #[value(alias = "float16", alias = "fp16")]
-    F16,
-    /// bfloat16
-    #[value(alias = "bfloat16")]
-    Bf16,
-    /// e4m3
-    #[value(alias = "fp8_e4m3")]
-    Fp8,
-}
+const DTYPES: &[Named<KvDtype>] = &[
+    ("f32", &["float32", "fp32"], "IEEE binary32", KvDtype::F32),
+    ("f16", &["float16", "fp16"], "IEEE binary16", KvDtype::F16),
+    ("bf16", &["bfloat16"], "bfloat16", KvDtype::Bf16),
+    ("fp8", &["fp8_e4m3"], "e4m3", KvDtype::Fp8E4M3),
+];
 
-impl From<DtypeName> for KvDtype {
-    fn from(name: DtypeName) -> Self {
-        match name {
-            DtypeName::F32 => KvDtype::F32,
-            DtypeName::F16 => KvDtype::F16,
-            DtypeName::Bf16 => KvDtype::Bf16,
-            DtypeName::Fp8 => KvDtype::Fp8E4M3,
-        }
-    }
-}
+const SCALINGS: &[Named<Scaling>] = &[
+    ("static", &[], "From a file", Scaling::Static),
+    ("token", &["by-token"], "Computed at the store, for each token and head", Scaling::ByToken),
+];
 
-/// Sources of the scales of an fp8 pool.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ScalesName {
-    /// From a file.
-    Static,
-    /// Computed at the store, for each token and head.
-    #[value(alias = "by-token")]
-    Token,
-}
-
-impl From<ScalesName> for Scaling {
-    fn from(name: ScalesName) -> Self {
-        match name {
-            ScalesName::Static => Scaling::Static,
-            ScalesName::Token => Scaling::ByToken,
-        }
-    }
+/// Returns the parser of an option with these values.
+fn named<T: Copy + Send + Sync + 'static>(values: &'static [Named<T>]) -> impl TypedValueParser<Value = T> {
+    let possible = values.iter().map(|(name, others, description, _)| {
+        PossibleValue::new(*name).aliases(others.iter().copied()).help(*description)
+    });
+    PossibleValuesParser::new(possible).map(|given| {
+        let is_given = |name: &&str| name.eq_ignore_ascii_case(&given);
+        let found = values.iter().find(|(name, others, ..)| is_given(name) || others.iter().any(is_given));
+        found.expect("the parser accepts only these names").3
+    })
 }
 
 /// On or off.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use kvarena_host::checkpoint::Checkpoint;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::error::Result;
-use kvarena_host::fields::parse_json;
+use kvarena_host::files::parse_json;
 use kvarena_host::template::Template;
 use kvarena_host::text::Text;
 

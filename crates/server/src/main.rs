@@ -79,7 +79,7 @@ fn on_cpu(args: &Args) -> Result<()> {
     let config = setup::engine_config(args, &shape, setup::POOL_BYTES)?;
     work.check(&shape, &config)?;
     if let Some(sparse) = args.sparse {
-        return sparsely(args, sparse, (shape, text, work), (cpu, config));
+        return sparsely(args, sparse, &shape, text, work, cpu, config);
     }
     let model = setup::model(args, &shape)?;
     let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
@@ -99,8 +99,11 @@ fn on_cpu(args: &Args) -> Result<()> {
 fn sparsely(
     args: &Args,
     sparse: Sparse,
-    (shape, text, work): (ModelConfig, Text, Work),
-    (cpu, config): (CpuOptions, EngineConfig),
+    shape: &ModelConfig,
+    text: Text,
+    work: Work,
+    cpu: CpuOptions,
+    config: EngineConfig,
 ) -> Result<()> {
     let given = args.labels.as_deref().map(channels::read).transpose()?;
     let count = sparse.channels(given.as_ref().map(LabelChannels::channels))?;
@@ -111,7 +114,7 @@ fn sparsely(
         return Err(Error::request("--sparse with --chat or --serve needs --labels"));
     }
     let open = |config, labels| Engine::new(config, CpuOptions { labels, ..cpu.clone() }).map_err(setup::no_engine);
-    let model = &setup::model(args, &shape)?;
+    let model = &setup::model(args, shape)?;
     let reader = Reader::new(sparse.top, args.recall.then(|| Recall::new(table)));
     let runner = CpuRunner::new(model).read_sparsely(reader);
     let policy = setup::policy(args, &model.config)?;
@@ -140,7 +143,7 @@ fn sparsely(
         channels::write(path, &labels)?;
     }
     let mut server = Server::new(runner, open(kept, Some(labels))?, policy);
-    let change = print_change(args, (&text, &requests), &mut server, &recorded)?;
+    let change = print_change(args, &text, &requests, &mut server, &recorded)?;
     report(args, &server);
     report_sparse(args, change, server.runner().reader().and_then(Reader::recall));
     Ok(())
@@ -149,7 +152,8 @@ fn sparsely(
 /// Serves requests with sparse reads, and counts the tokens that differ from the recorded ones.
 fn print_change<R: Runner>(
     args: &Args,
-    (text, requests): (&Text, &[Request]),
+    text: &Text,
+    requests: &[Request],
     server: &mut Server<R>,
     recorded: &RecordedTokens<'_>,
 ) -> Result<Count> {
@@ -235,7 +239,7 @@ fn measured_on_gpu(
     }
     let reading = Some(Reading { top: sparse.top, labels });
     let mut server = loaded.server(args, runner, reading)?;
-    let change = print_change(args, (text, requests), &mut server, &recorded)?;
+    let change = print_change(args, text, requests, &mut server, &recorded)?;
     report_on_gpu(args, &server);
     report_sparse(args, change, None);
     Ok(())

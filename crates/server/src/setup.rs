@@ -7,7 +7,7 @@ use kvarena::{
 };
 use serde_json::{Value, json};
 
-use crate::args::{Args, BackendName, ScalesName, Shape, Switch};
+use crate::args::{Args, BackendName, Shape, Switch};
 use crate::built_in;
 use crate::http::announcer::{EVENT_PAGES_MAX, HASHING};
 use crate::http::options::GenerationConfig;
@@ -165,16 +165,16 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
             "--calibrate is not for models with latent attention: their rows have no static scales",
         ));
     }
-    let dtype = if args.calibrate.is_some() { KvDtype::F32 } else { args.kv_dtype.into() };
+    let dtype = if args.calibrate.is_some() { KvDtype::F32 } else { args.kv_dtype };
     let mut pool = PoolConfig {
         layers: model.layers as u32,
         groups: groups(args, model)?,
         shape: model.kv_shape(),
         dtype,
-        scaling: if dtype.is_quantised() { args.kv_scales.into() } else { Scaling::Static },
+        scaling: if dtype.is_quantised() { args.kv_scales } else { Scaling::Static },
         page_size: args.page_size,
         capacity: Capacity::Pages(1),
-        layout: args.layout.into(),
+        layout: args.layout,
         ..PoolConfig::default()
     };
     let policy = policy(args, model)?;
@@ -271,7 +271,7 @@ pub fn cpu_options(args: &Args) -> Result<CpuOptions> {
 /// See [`cpu_options`].
 pub fn scales(args: &Args) -> Result<Option<KvScales>> {
     let Some(path) = &args.scales else { return Ok(None) };
-    let given = KvDtype::from(args.kv_dtype).is_quantised() && args.kv_scales == ScalesName::Static;
+    let given = args.kv_dtype.is_quantised() && args.kv_scales == Scaling::Static;
     if !given {
         let wanted = "--scales are for --kv-dtype fp8 --kv-scales static";
         return Err(Error::request(wanted));

@@ -130,7 +130,7 @@ fn requests_that_never_fit_are_refused() {
     refuse(r#"{"prompt": [1, 4294967296]}"#, &[], &[":2:", "4294967296"]);
     refuse(r#"{"prompt": [-1]}"#, &[], &[":2:", "-1"]);
     refuse(r#"{"prompt": []}"#, &[], &["request 1", "no tokens"]);
-    refuse(r#"{"prompt": "hello"}"#, &[], &[":2:", "tokenizer.json", "hello"]);
+    refuse(r#"{"prompt": "hello"}"#, &[], &[":2:", "no tokenizer", "hello"]);
     refuse(r#"{"prompt": [1], "stop_token_ids": 5.5}"#, &[], &[":2: stop_token_ids: 5.5 is not"]);
     refuse(r#"{"max_new_tokens": 3}"#, &[], &[":2:", "prompt is missing"]);
     refuse(r#"{"prompt": [1]"#, &[], &[":2:", "not valid JSON"]);

@@ -4,7 +4,7 @@ mod common;
 
 use common::byte_tokenizer::byte_tokenizer;
 use common::files::Dir;
-use common::{MODEL, REQUEST, Ran, folder, refuses, run_server, tiny};
+use common::{MODEL, REQUEST, Ran, folder, refuses, run_server, serve_twice, tiny};
 use serde_json::{Value, json};
 
 /// Returns the tokens of each line of a run.
@@ -172,17 +172,8 @@ fn first_logits_are_printed_on_request() {
 /// A model with windows generates the same tokens if its pool holds one request and its pages return from swap memory.
 #[test]
 fn swap_memory_keeps_the_pages_of_all_groups() {
-    let prompt = |n: usize| (0..96).map(|i| (7 * n + i * i) % 500).collect::<Vec<_>>();
-    let requests: String =
-        (0..4).chain(0..4).map(|n| json!({ "prompt": prompt(n), "max_new_tokens": 4 }).to_string() + "\n").collect();
-    let serve = |cache: &[&str]| {
-        let plain = ["--model", &folder("gemma3-tiny"), "--json", "--requests", "-", "--concurrency", "1"];
-        let ran = run_server(&[&plain[..], &["--pages", "24"], cache].concat(), &requests);
-        let line = ran.err.lines().find(|line| line.starts_with("swap memory")).unwrap_or_default().to_owned();
-        let tokens = tokens(ran);
-        assert_eq!(tokens.len(), 8);
-        (tokens, line)
-    };
+    let fixed = ["--model", &folder("gemma3-tiny"), "--pages", "24"];
+    let serve = |cache: &[&str]| serve_twice(&[], &[&fixed[..], cache].concat(), 96);
     let (expected, _) = serve(&[]);
     let (tokens, line) = serve(&["--swap-space", "0.01"]);
     assert_eq!(tokens, expected);

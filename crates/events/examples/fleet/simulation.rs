@@ -104,8 +104,7 @@ pub fn run(config: &FleetConfig, policy: Policy, requests: &[Request]) -> Result
     };
     let (mut prompt, mut answer) = (Vec::new(), Vec::new());
     for (number, request) in requests.iter().enumerate() {
-        request.write_prompt(&mut prompt);
-        request.write_stored_output(&mut answer);
+        write_texts(request, &mut prompt, &mut answer);
         let now = request.arrival_ms as f64 / 1e3;
         let waiting = |engine: usize| (free_at[engine] - now).max(0.0) * config.rate;
         let engine = choose(config, policy, &router, &prompt, number, waiting);
@@ -131,6 +130,15 @@ pub fn run(config: &FleetConfig, policy: Policy, requests: &[Request]) -> Result
         }
     }
     Ok(outcome)
+}
+
+/// Writes a request's prompt and answer. The tokens are those of a vocabulary of 100,000, so that payloads have the
+/// usual size.
+fn write_texts(request: &Request, prompt: &mut Vec<TokenId>, answer: &mut Vec<TokenId>) {
+    request.write_prompt(prompt);
+    answer.clear();
+    answer.extend((0..request.output.len).map(|i| request.output_token(i)));
+    prompt.iter_mut().chain(answer).for_each(|token| *token = TokenId::new(token.raw() % 100_000));
 }
 
 fn choose(
@@ -188,8 +196,7 @@ pub fn costs(host: HostConfig, requests: &[Request]) -> Result<Vec<Cost>, Engine
     ];
     let text = |request: &Request| {
         let (mut prompt, mut answer) = (Vec::new(), Vec::new());
-        request.write_prompt(&mut prompt);
-        request.write_stored_output(&mut answer);
+        write_texts(request, &mut prompt, &mut answer);
         (prompt, answer)
     };
     let texts: Vec<_> = requests.iter().map(text).collect();

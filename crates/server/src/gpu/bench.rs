@@ -13,11 +13,12 @@ mod load;
 
 use std::io::Write;
 
+use kvarena::KvDtype;
 use serde_json::{Value, json};
 
 use super::report::{host_us, idle};
 use super::setup::Loaded;
-use crate::args::{Args, Bench, DtypeName, Shape};
+use crate::args::{Args, Bench, Shape};
 use crate::setup::{config_of, engine_config, unusable};
 use kvarena_host::clock::Part;
 use kvarena_host::error::{Error, Result};
@@ -61,7 +62,7 @@ pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
         Bench::Load => 1,
     };
     let mut args =
-        Args { random_model: Some(shape), concurrency, kv_dtype: DtypeName::Bf16, first_logits: 0, ..args.clone() };
+        Args { random_model: Some(shape), concurrency, kv_dtype: KvDtype::Bf16, first_logits: 0, ..args.clone() };
     if part == Bench::Load {
         args = load::args(&args, page_bytes(&args, shape)?);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvarena::backend::cuda::CudaOptions;
 use kvarena::{Backend, Engine, EngineConfig, KvDtype, LabelChannels};
 
-use crate::args::{Args, DtypeName, Switch};
+use crate::args::{Args, Switch};
 use crate::built_in;
 use crate::setup;
 use kvarena_host::config::ModelConfig;
@@ -45,7 +45,7 @@ impl Loaded {
     /// # Errors
     /// A model or an option that no GPU supports, or a file that cannot be read.
     pub fn new(args: &Args) -> Result<Self> {
-        check_dtype(KvDtype::from(args.kv_dtype))?;
+        check_dtype(args.kv_dtype)?;
         let (config, text) = setup::model_files(args)?;
         check_shape(&config)?;
         let source = match &args.model {
@@ -152,7 +152,7 @@ fn engine_config(args: &Args, model: &ModelConfig, free: u64, channels: Option<u
 fn reading(args: &Args, model: &ModelConfig) -> Result<Option<Reading>> {
     let Some(sparse) = args.sparse else { return Ok(None) };
     let refuse = |what| Err(Error::request(what));
-    if args.kv_dtype != DtypeName::Bf16 {
+    if args.kv_dtype != KvDtype::Bf16 {
         return refuse("--sparse on a GPU is for --kv-dtype bf16");
     }
     if args.recall {

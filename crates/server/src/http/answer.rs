@@ -125,7 +125,6 @@ impl Answer {
         (cached, self.choices.iter().map(Choice::tokens).sum())
     }
 
-    /// Returns whether all choices have ended.
     pub fn is_whole(&self) -> bool {
         self.choices.iter().all(Choice::is_done)
     }

@@ -14,6 +14,7 @@ use super::host::{CHOICES_MAX, Host};
 use super::prompt::{Prompt, PromptText, known, messages, prediction, prompts, token};
 use kvarena_host::decoder::Decoder;
 use kvarena_host::request::Request;
+use kvarena_host::sample::Sampling;
 use kvarena_host::shaping::Shaping;
 
 /// Maximum number of stop strings.
@@ -38,15 +39,12 @@ const COMPLETION_TOKENS: u32 = 16;
 /// A request that the server can serve.
 #[derive(Clone, Debug)]
 pub struct CheckedRequest {
-    /// Kind of the request.
     pub kind: Kind,
-    /// Request of each prompt.
     pub requests: Vec<Request>,
     /// The state of the decoder after each prompt, and the prompt's text if the answer begins with it.
     pub beginnings: Vec<(Decoder, Option<PromptText>)>,
     /// Stop strings. The answer does not contain them.
     pub stop: Vec<String>,
-    /// Whether tokens are streamed.
     pub stream: bool,
     /// Whether a stream ends with the counts of tokens.
     pub include_usage: bool,
@@ -102,7 +100,7 @@ impl CheckedRequest {
             if let Some(own) = text.as_mut().filter(|_| template.scores_prompt) {
                 own.offsets = host.text.offsets(&own.text).map_err(|e| ApiError::field("prompt", e.message))?;
             }
-            beginnings.push(beginning(host, kind, echo, (&tokens, text)));
+            beginnings.push(beginning(host, kind, echo, &tokens, text));
             requests.push(settle(host, kind, &template, tokens)?);
             if !is_seeded {
                 // Equal prompts without a seed have different answers.
@@ -119,7 +117,8 @@ pub(super) fn beginning(
     host: &Host,
     kind: Kind,
     echo: bool,
-    (tokens, own): (&[u32], Option<PromptText>),
+    tokens: &[u32],
+    own: Option<PromptText>,
 ) -> (Decoder, Option<PromptText>) {
     let is_empty = own.as_ref().is_some_and(|own| own.text.is_empty());
     // An answer to a chat is a text of its own.
@@ -155,28 +154,7 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
         let message = format!("n is {} but must be from 1 to {}", request.samples, host.samples_max);
         return Err(ApiError::field("n", message));
     }
-    let sampling = &mut request.sampling;
-    let temperature = body.number_in("temperature", (0.0, 2.0))?;
-    sampling.temperature = temperature.unwrap_or(sampling.temperature);
-    sampling.min_p = body.number_in("min_p", (0.0, 1.0))?.unwrap_or(sampling.min_p);
-    sampling.top_p = body.number("top_p")?.unwrap_or(sampling.top_p);
-    if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
-        let message = format!("top_p {} is not above 0 and at most 1", sampling.top_p);
-        return Err(ApiError::field("top_p", message));
-    }
-    if sampling.min_p > 0.0 && !host.edits_logits {
-        return Err(ApiError::unsupported("min_p", "this backend does not support min_p"));
-    }
-    // In vLLM, -1 stands for all tokens.
-    sampling.top_k = match body.whole::<i64>("top_k")? {
-        None => sampling.top_k,
-        Some(-1) => 0,
-        Some(k) => {
-            u32::try_from(k).map_err(|_| ApiError::field("top_k", format!("top_k {k} is below -1 or too large")))?
-        }
-    };
-    // OpenAI's seeds are signed; any mapping to unsigned numbers is valid.
-    sampling.seed = body.whole::<i64>("seed")?.map_or(seed, |seed| seed as u64);
+    request.sampling = sampling(body, host, seed)?;
     if body.flag("ignore_eos")? {
         request.stop.clear();
     }
@@ -198,6 +176,31 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
         request.salt = Some(salt.into());
     }
     Ok(request)
+}
+
+/// Returns the parameters of draws; those of the host replace missing ones.
+fn sampling(body: Body<'_>, host: &Host, seed: u64) -> Result<Sampling> {
+    let usual = host.defaults.sampling;
+    let temperature = body.number_in("temperature", (0.0, 2.0))?.unwrap_or(usual.temperature);
+    let min_p = body.number_in("min_p", (0.0, 1.0))?.unwrap_or(usual.min_p);
+    let top_p = body.number("top_p")?.unwrap_or(usual.top_p);
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        return Err(ApiError::field("top_p", format!("top_p {top_p} is not above 0 and at most 1")));
+    }
+    if min_p > 0.0 && !host.edits_logits {
+        return Err(ApiError::unsupported("min_p", "this backend does not support min_p"));
+    }
+    // In vLLM, -1 stands for all tokens.
+    let top_k = match body.whole::<i64>("top_k")? {
+        None => usual.top_k,
+        Some(-1) => 0,
+        Some(k) => {
+            u32::try_from(k).map_err(|_| ApiError::field("top_k", format!("top_k {k} is below -1 or too large")))?
+        }
+    };
+    // OpenAI's seeds are signed; any mapping to unsigned numbers is valid.
+    let seed = body.whole::<i64>("seed")?.map_or(seed, |seed| seed as u64);
+    Ok(Sampling { temperature, top_k, top_p, min_p, seed })
 }
 
 /// Returns a list of at most `most` token ids of the model, without duplicates.

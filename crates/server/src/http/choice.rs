@@ -10,7 +10,6 @@ use kvarena_host::text::Text;
 /// A token of a choice or of its echoed prompt, with its log-probability.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GeneratedToken {
-    /// The token.
     pub token: u32,
     /// Log-probability of the token; `None` for the first token of a prompt.
     pub logprob: Option<Logprob>,
@@ -23,7 +22,6 @@ pub struct GeneratedToken {
 /// Rules that end a choice.
 #[derive(Clone, Default, Debug)]
 pub struct Stops {
-    /// Stop strings.
     pub strings: Vec<String>,
     /// Tokens that end the choice and do not belong to its text.
     pub tokens: Vec<u32>,
@@ -34,7 +32,6 @@ pub struct Stops {
 /// A prompt with which its choices begin.
 #[derive(Clone, Default, Debug)]
 pub struct Echo {
-    /// The tokens.
     pub tokens: Vec<u32>,
     /// The text, and the offset of each token.
     pub text: PromptText,
@@ -45,9 +42,7 @@ pub struct Echo {
 /// A new chunk of a choice.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Piece {
-    /// Number of the choice.
     pub choice: u32,
-    /// New complete text.
     pub text: String,
     /// Tokens of this text, if log-probabilities are known.
     pub tokens: Vec<GeneratedToken>,
@@ -119,7 +114,6 @@ impl Choice {
         self.tokens
     }
 
-    /// Returns whether the choice has ended.
     pub fn is_done(&self) -> bool {
         self.finish.is_some()
     }

@@ -27,7 +27,6 @@ use super::watched::{WatchedBody, WatchedPeer, WatchedStream};
 /// Pause after a failed `accept`, for example for lack of a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Open connections.
 #[derive(Debug, Default)]
 struct Table {
     peers: HashMap<u64, (Arc<Peer>, bool)>,
@@ -68,7 +67,8 @@ impl Table {
 /// Serves connections by `router` until `end`, and spare ones by `crowded`; returns when all are closed.
 pub async fn serve(
     listener: TcpListener,
-    (router, crowded): (Router, Router),
+    router: Router,
+    crowded: Router,
     bounds: Bounds,
     end: impl Future<Output = ()>,
 ) {
@@ -93,7 +93,7 @@ pub async fn serve(
         let router = if is_spare { crowded.clone() } else { router.clone() };
         let (table, ends, open) = (Arc::clone(&table), ends.clone(), open.clone());
         tokio::spawn(async move {
-            connection(stream, router, (&peer, is_spare), &bounds, ends).await;
+            connection(stream, router, &peer, is_spare, &bounds, ends).await;
             table.lock().unwrap_or_else(PoisonError::into_inner).peers.remove(&number);
             drop(open);
         });
@@ -107,7 +107,8 @@ pub async fn serve(
 async fn connection(
     stream: TcpStream,
     router: Router,
-    (peer, is_spare): (&Arc<Peer>, bool),
+    peer: &Arc<Peer>,
+    is_spare: bool,
     bounds: &Bounds,
     mut ends: watch::Receiver<bool>,
 ) {

@@ -133,14 +133,14 @@ pub fn run<R: Runner>(args: &Args, door: Door, text: Text, server: &mut Server<R
     let host = host(args, &generation, text, server)?;
     let name = host.model.clone();
     let app = app(args, host);
-    let routers = (router(Arc::clone(&app), key, cors), crowded(Arc::clone(&app)));
+    let (router, crowded) = (router(Arc::clone(&app), key, cors), crowded(Arc::clone(&app)));
     let (queue, metrics) = (Arc::clone(&app.queue), Arc::clone(&app.metrics));
     let signals = {
         let _entered = runtime.enter();
         Signals::catch()?
     };
     let (over, is_over) = oneshot::channel();
-    let clients = runtime.spawn(listen(listener, routers, bounds, Arc::clone(&queue), signals, is_over));
+    let clients = runtime.spawn(listen(listener, router, crowded, bounds, Arc::clone(&queue), signals, is_over));
     announce(&format!("serving {name} at http://{local}"))?;
     if let Some((endpoint, replay)) = announcer.as_ref().map(Announcer::endpoints) {
         announce(&format!("events at {endpoint}, missed ones at {replay}"))?;
@@ -218,7 +218,8 @@ fn app(args: &Args, host: Host) -> Arc<App> {
 /// signal the server rejects completions and chats, and `/health` returns 503. A second signal ends the program.
 async fn listen(
     listener: TcpListener,
-    routers: (Router, Router),
+    router: Router,
+    crowded: Router,
     bounds: Bounds,
     queue: Arc<Queue<Job>>,
     mut signals: Signals,
@@ -238,7 +239,7 @@ async fn listen(
         // A dropped sender also ends the wait.
         let _ = is_over.await;
     };
-    connections::serve(listener, routers, bounds, end).await;
+    connections::serve(listener, router, crowded, bounds, end).await;
 }
 
 /// Signals that request the end.

@@ -7,7 +7,6 @@ use tokio::time::{Instant, sleep_until};
 
 use super::options::Bounds;
 
-/// State of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// The client has connected, or has begun a request whose headers are incomplete.

@@ -10,7 +10,6 @@ use super::host::{CHOICES_MAX, Host};
 /// A prompt of a completion.
 #[derive(Debug)]
 pub struct Prompt {
-    /// The tokens.
     pub tokens: Vec<u32>,
     /// The text; `None` for a prompt of tokens.
     pub text: Option<PromptText>,
@@ -19,7 +18,6 @@ pub struct Prompt {
 /// The text of a prompt.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct PromptText {
-    /// The text.
     pub text: String,
     /// Index of the character at which each token begins, if requested.
     pub offsets: Vec<usize>,

@@ -7,9 +7,7 @@ use std::time::Duration;
 /// The reason for which a push failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PushError {
-    /// The queue is full.
     Full,
-    /// The queue is closed.
     Closed,
 }
 
@@ -88,7 +86,6 @@ impl<T> Queue<T> {
         self.changed.notify_all();
     }
 
-    /// Returns whether the queue is closed.
     pub fn is_closed(&self) -> bool {
         self.lock().is_closed
     }

@@ -36,13 +36,10 @@ pub struct App {
     pub host: Arc<Host>,
     /// The queue to the engine's thread.
     pub queue: Arc<Queue<Job>>,
-    /// The limits of requests.
     pub intake: Intake,
-    /// The engine's metrics, for monitors.
     pub metrics: Arc<Metrics>,
     /// Number of this run, so that answers of two runs have different names and their unseeded draws differ.
     pub run: u64,
-    /// Number of answers begun.
     pub answers: AtomicU64,
     /// The start time, in seconds since 1970.
     pub created: u64,
@@ -137,7 +134,6 @@ struct ClientAnswer {
     answer: Answer,
     handle: JobHandle,
     is_over: bool,
-    /// Whether tokens are streamed.
     stream: bool,
     entry: Option<Entry>,
 }

@@ -68,6 +68,21 @@ pub fn tiny(arguments: &[&str], input: &str) -> Ran {
     run_server(&[&["--model", &folder("qwen3-tiny")], arguments].concat(), input)
 }
 
+/// Serves four prompts of `len` tokens twice, one at a time. Returns the tokens of each, and the report's line about swap
+/// memory.
+pub fn serve_twice(variables: &[(&str, &str)], arguments: &[&str], len: usize) -> (Vec<Value>, String) {
+    let prompt = |n: usize| (0..len).map(|i| (7 * n + i * i) % 500).collect::<Vec<_>>();
+    let request = |n| json!({ "prompt": prompt(n), "max_new_tokens": 4 }).to_string() + "\n";
+    let requests: String = (0..4).chain(0..4).map(request).collect();
+    let fixed = ["--json", "--requests", "-", "--concurrency", "1"];
+    let ran = run_server_with(variables, &[&fixed[..], arguments].concat(), &requests);
+    let line = ran.err.lines().find(|line| line.starts_with("swap memory")).unwrap_or_default().to_owned();
+    let tokens: Vec<Value> = ran.lines().into_iter().map(|mut line| line["tokens"].take()).collect();
+    let tokens: Vec<Value> = tokens.into_iter().filter(Value::is_array).collect();
+    assert_eq!(tokens.len(), 8, "{variables:?}");
+    (tokens, line)
+}
+
 /// Runs the program with these arguments and this standard input.
 pub fn run_server(arguments: &[&str], input: &str) -> Ran {
     run_server_with(&[], arguments, input)

@@ -38,8 +38,8 @@ pub fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
 }
 
 /// Returns all kernels of a pool.
-pub fn kernels(of: &Selection) -> Vec<&'static Kernel> {
-    match of.latent() {
+pub fn kernels(selection: &Selection) -> Vec<&'static Kernel> {
+    match selection.latent() {
         Latent::Plain(kernel) => vec![kernel],
         Latent::Split(kernels, _) => kernels.to_vec(),
     }

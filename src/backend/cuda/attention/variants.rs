@@ -100,10 +100,9 @@ impl Variants {
             if variant.extend.is_none() && shape.has_extend(plan) {
                 variant.add_extend(gpu, stream)?;
             }
-            if !plan.masks.is_empty() {
-                if let Some(kernel) = variant.extend.as_ref().and_then(|extend| extend.trees) {
-                    gpu.compile(kernel)?;
-                }
+            let trees = variant.extend.as_ref().and_then(|extend| extend.trees);
+            if let Some(kernel) = trees.filter(|_| !plan.masks.is_empty()) {
+                gpu.compile(kernel)?;
             }
             let width = shape.width(tokens, rows);
             if width > shape.narrowest() {
@@ -123,29 +122,29 @@ impl Variants {
         let mut keys: Vec<_> = self.list.iter().map(|variant| variant.key).collect();
         let mut kernels = Vec::new();
         for &(pool, attend, top) in variants {
-            let of = pool.selection();
+            let selection = pool.selection();
             let key = key(pool, &attend, top);
             let index = keys.iter().position(|known| *known == key).unwrap_or(keys.len());
             if index == keys.len() {
                 keys.push(key);
             }
             let mut shape = shape_of(pool, key, limits)?;
-            let decodes = decodes_of(of, &shape)?;
+            let decodes = decodes_of(selection, &shape)?;
             shape.decode_ctas = decodes.map(|kernel| u32::from(kernel.is_some()));
             let (group, narrowest) = (shape.group, shape.narrowest());
             // A chunk of a prompt may have any number of tokens.
             let most = if work.extend { ITEM_ROWS } else { work.decode_tokens.clamp(1, ITEM_ROWS) };
             kernels.extend((1..=most as usize).filter_map(|tokens| decodes[shape.width(tokens, 1)]));
             if work.spans && may_share(&key, index) {
-                let shared = of.shared(shape.window).into_iter().flatten();
+                let shared = selection.shared(shape.window).into_iter().flatten();
                 let [few, more] = SUFFIX_ROWS;
                 let is_wide = (1..=most).any(|tokens| (few + 1..=more).contains(&(tokens * group)));
                 let last = if is_wide { SUFFIX_ROWS.len() - 1 } else { narrowest };
                 kernels.extend(shared.take(last + 1).skip(narrowest));
             }
             if has_extend(work) {
-                kernels.extend(of.extend());
-                kernels.extend(of.trees().filter(|_| work.trees));
+                kernels.extend(selection.extend());
+                kernels.extend(selection.trees().filter(|_| work.trees));
             }
         }
         Ok(kernels)
@@ -198,7 +197,7 @@ impl Variants {
             }
             // The chunk rows of a row are no longer than the row, so the width of the step serves them.
             let width = variant.split.shape().width(plan.token_count(), plan.rows.len());
-            let rows = chunks.of(variant.key.chunk).unwrap_or(plan.rows);
+            let rows = chunks.of_size(variant.key.chunk).unwrap_or(plan.rows);
             variant.count = match variant.shared.as_ref().and_then(SharedDecode::taken) {
                 Some(taken) => variant.split.plan_left(plan.rows, taken),
                 None => variant.split.plan(rows, width, words),

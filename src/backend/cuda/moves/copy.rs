@@ -33,7 +33,7 @@ pub fn copy_on_device(
     }
     let mut groups = source.groups().iter().zip(target.groups());
     // Checks all groups before the first launch, so that `PageBytes` leaves all pages unchanged.
-    groups.clone().try_for_each(|(source, target)| Units::of(source, target).map(|_| ()))?;
+    groups.clone().try_for_each(|(source, target)| Units::new(source, target).map(|_| ()))?;
     groups.try_for_each(|(source, target)| copy_pieces(gpu, source, target, copies, stream))
 }
 
@@ -50,7 +50,7 @@ struct Units {
 
 impl Units {
     /// Returns the units that fit both source and target.
-    fn of(source: &Pieces, target: &Pieces) -> Result<Self, CudaError> {
+    fn new(source: &Pieces, target: &Pieces) -> Result<Self, CudaError> {
         let strides = |pieces: &Pieces| [pieces.address, pieces.page_stride, pieces.piece_stride];
         let [a, b, c] = strides(source);
         let [d, e, f] = strides(target);
@@ -70,7 +70,7 @@ fn copy_pieces(
     copies: &[PageCopy],
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let units = Units::of(source, target)?;
+    let units = Units::new(source, target)?;
     let mut params = CopyPagesParams {
         source: source.address,
         target: target.address,
@@ -114,7 +114,7 @@ mod tests {
     fn pages_with_too_many_units_are_rejected() {
         let units = |piece_bytes, count| {
             let pieces = pieces(piece_bytes, count);
-            Units::of(&pieces, &pieces)
+            Units::new(&pieces, &pieces)
         };
         let small = Units { bytes: 16, piece: 2, page: 6 };
         assert_eq!(units(32, 3), Ok(small));

@@ -109,7 +109,8 @@ impl SwapMoves {
     pub fn move_pages(
         &mut self,
         direction: Direction,
-        (pool, layout): (&Pages, &PoolLayout),
+        pool: &Pages,
+        layout: &PoolLayout,
         id: MoveId,
         moves: &[PageMove],
         stream: &CudaStream,
@@ -130,13 +131,13 @@ impl SwapMoves {
             }
         }
         // The other direction may still use the pages.
-        let last = *direction.other().of(&mut self.latest_of(moves));
+        let last = *direction.other().last_in(&mut self.latest_of(moves));
         other.block(Part::last(last), own)?;
         for PageMove { device, swap } in moves {
-            *direction.of(&mut self.of_device[device.index()]) = id;
-            *direction.of(&mut self.of_swap[swap.index()]) = id;
+            *direction.last_in(&mut self.of_device[device.index()]) = id;
+            *direction.last_in(&mut self.of_swap[swap.index()]) = id;
         }
-        *direction.of(&mut self.last) = id;
+        *direction.last_in(&mut self.last) = id;
         let done = self.submit(direction, pool, id, moves);
         if done.is_err() {
             // A part of the move may have been submitted.
@@ -162,7 +163,7 @@ impl SwapMoves {
             let lanes = first(part)..first(part + 1);
             let (pool, swap) = (pool.part(lanes.clone()), self.pages.part(lanes));
             transfer.submit(&self.gpu, &pool, &swap, moves, stream)?;
-            queue.record(Part::of(id, part, self.parts))?;
+            queue.record(Part::new(id, part, self.parts))?;
         }
         Ok(())
     }
@@ -238,7 +239,7 @@ impl SwapMoves {
     /// Makes the backend's stream wait until a lane of all pages that steps use is loaded.
     pub fn before_lane(&mut self, lane: u32, stream: &CudaStream) -> Result<(), CudaError> {
         let part = lane * self.parts / self.pages.lanes;
-        self.wait(Part::of(self.needed, part, self.parts), stream)
+        self.wait(Part::new(self.needed, part, self.parts), stream)
     }
 
     /// Makes the backend's stream wait until all lanes of all pages that steps use are loaded.

@@ -85,7 +85,7 @@ impl ChunkRows {
     }
 
     /// Returns the chunk rows for chunks of a size.
-    pub fn of(&self, size: u32) -> Option<&[BatchRow]> {
+    pub fn of_size(&self, size: u32) -> Option<&[BatchRow]> {
         let chunks = self.list.iter().find(|chunks| chunks.size == size)?;
         Some(&chunks.rows)
     }
@@ -156,7 +156,7 @@ mod tests {
                     tokens += extend_len;
                 }
                 chunks.cut(&rows, tokens as usize);
-                let parts = chunks.of(size).expect("the pool's chunks");
+                let parts = chunks.of_size(size).expect("the pool's chunks");
                 assert_eq!(parts.len(), count(size, tokens as usize, rows.len()));
                 assert!(parts.len() <= most(&layout, limits) as usize);
                 assert_eq!(size_of_val(parts), bytes(&layout, tokens as usize, rows.len()));

@@ -51,7 +51,7 @@ struct Staged {
 }
 
 impl Staged {
-    fn of(plan: &BatchPlan<'_>, variants: usize) -> Self {
+    fn new(plan: &BatchPlan<'_>, variants: usize) -> Self {
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
         Self { step: plan.step, tokens, rows, slot_bytes: slot_bytes(plan), variants }
     }
@@ -73,7 +73,7 @@ struct Offsets {
 
 impl Offsets {
     /// Returns the offsets for the numbers of a plan.
-    fn of(plan: &BatchPlan<'_>, layout: &PoolLayout) -> Self {
+    fn of_plan(plan: &BatchPlan<'_>, layout: &PoolLayout) -> Self {
         Self::new(plan.token_count(), plan.rows.len(), slot_bytes(plan), layout)
     }
 
@@ -116,7 +116,8 @@ pub struct Stage {
 impl Stage {
     pub fn new(
         gpu: &Gpu,
-        (layout, table): (&PoolLayout, &TableShape),
+        layout: &PoolLayout,
+        table: &TableShape,
         limits: StepLimits,
         uploads: usize,
     ) -> Result<Self, CudaError> {
@@ -161,7 +162,7 @@ impl Stage {
         tables: &Tables,
         stream: RawStream,
     ) -> Result<Image, CudaError> {
-        let wanted = Staged::of(plan, variants.len());
+        let wanted = Staged::new(plan, variants.len());
         if self.staged != Some(wanted) {
             if is_capturing(stream)? {
                 return Err(CudaError::NotStaged { step: plan.step });
@@ -204,7 +205,7 @@ impl Stage {
     /// Rejects chunks that no group of the pool has.
     pub fn check_chunk(&self, attend: &Attend) -> Result<(), CudaError> {
         match attend.chunk {
-            Some(chunk) if self.chunks.of(chunk).is_none() => Err(CudaError::Chunk { chunk }),
+            Some(chunk) if self.chunks.of_size(chunk).is_none() => Err(CudaError::Chunk { chunk }),
             _ => Ok(()),
         }
     }
@@ -257,7 +258,7 @@ impl Stage {
         self.staged = None;
         self.trees = !plan.masks.is_empty();
         self.start = Start::InOrder;
-        let offsets = Offsets::of(plan, &self.layout);
+        let offsets = Offsets::of_plan(plan, &self.layout);
         let empty = self.empty_payload(tables);
         if !plan.masks.is_empty() {
             self.ring.send_image(gpu, bytemuck::cast_slice(plan.masks), self.masks.address(), stream)?;
@@ -287,7 +288,7 @@ impl Stage {
         upload.send(gpu, &Payload { image_bytes, writes_at, writes: fit, ..empty }, stream)?;
         let decode_only = plan.token_count() <= plan.rows.len();
         variants.send_extend(gpu, decode_only, &mut self.ring, stream)?;
-        self.staged = Some(Staged::of(plan, variants.len()));
+        self.staged = Some(Staged::new(plan, variants.len()));
         Ok(fit)
     }
 

@@ -69,7 +69,7 @@ pub fn starts(rows: &[BatchRow], mut put: impl FnMut(u32)) {
 impl Labels {
     /// Creates the labels of a pool with channels `given`, and allocates memory for the scores of `tokens` tokens in
     /// `rows` rows.
-    pub fn new(gpu: &Gpu, pool: &Pool, given: &LabelChannels, (tokens, rows): (u64, u32)) -> Result<Self, CudaError> {
+    pub fn new(gpu: &Gpu, pool: &Pool, given: &LabelChannels, tokens: u64, rows: u32) -> Result<Self, CudaError> {
         let layout = pool.layout();
         let mut channels = DeviceBuffer::lasting(gpu, size_of_val(given.values()) as u64)?;
         channels.write(0, given.values())?;

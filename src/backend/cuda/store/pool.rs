@@ -42,14 +42,16 @@ impl Pool {
     pub fn new(
         gpu: &Gpu,
         memory: Arc<DeviceBuffer>,
-        (layout, shape): (PoolLayout, usize),
+        layout: PoolLayout,
+        shape: usize,
         selection: Selection,
-        (scales, labels): (Option<&KvScales>, Option<&LabelChannels>),
+        scales: Option<&KvScales>,
+        labels: Option<&LabelChannels>,
     ) -> Result<Self, CudaError> {
         let names = if layout.is_latent() { [PlaneName::Latent; 2] } else { [PlaneName::K, PlaneName::V] };
         let [k, v] = names.map(|name| layout.strides(name).expect("the pool has its shape's planes"));
         assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V have equal strides");
-        let pages = Pages::of(memory.address(), &layout);
+        let pages = Pages::new(memory.address(), &layout);
         let fingerprint = layout.page_fingerprint(scales, labels);
         let scales = Scales::new(gpu, &layout, scales, memory.address())?;
         let rope = layout.strides(PlaneName::Rope);
@@ -80,7 +82,7 @@ impl Pool {
 
     /// Returns the scales of a layer of the pool; zeros if the pool is not quantised.
     pub fn scales(&self, layer: LayerId) -> LayerScales {
-        self.scales.of(layer, self.layout.place(layer).lane)
+        self.scales.of_layer(layer, self.layout.place(layer).lane)
     }
 
     /// Returns the rotary part of a layer's quantised latent rows.
@@ -121,9 +123,9 @@ impl Pool {
 impl ByShape<Pool> {
     /// Returns the pool for the group of a layer.
     pub fn of_layer(&self, layer: LayerId) -> Result<&Pool, PlanError> {
-        let layout = &self.of(0).layout;
+        let layout = &self.of_group(0).layout;
         check::layer(layer, layout)?;
-        Ok(self.of(layout.place(layer).group))
+        Ok(self.of_group(layout.place(layer).group))
     }
 }
 
@@ -145,7 +147,7 @@ impl Pieces {
 }
 
 /// The addresses of whole pages: the pieces of a page, in groups. The pieces of a group have the same size.
-/// [`Pages::of`] puts K and V into one group.
+/// [`Pages::new`] puts K and V into one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pages {
     groups: [Pieces; PLANES_MAX],
@@ -157,7 +159,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    pub fn of(address: u64, layout: &PoolLayout) -> Self {
+    pub fn new(address: u64, layout: &PoolLayout) -> Self {
         let none = Pieces::default();
         let (groups, count) = ([none; PLANES_MAX], layout.page_count());
         let mut pages = Self { groups, group_count: 0, lanes: layout.lanes(), count };

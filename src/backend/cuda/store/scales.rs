@@ -47,7 +47,7 @@ impl Scales {
     }
 
     /// Returns the scales of one layer; `lane` is its lane.
-    pub fn of(&self, layer: LayerId, lane: u32) -> LayerScales {
+    pub fn of_layer(&self, layer: LayerId, lane: u32) -> LayerScales {
         match self {
             Self::None => LayerScales::default(),
             Self::Static { memory, kv_heads } => {

@@ -33,7 +33,7 @@ fn answer_with(host: &Arc<Host>, change: impl FnOnce(&mut CheckedRequest)) -> An
     change(&mut checked);
     for (request, own) in checked.requests.iter().zip(&mut checked.beginnings) {
         let tokens: Vec<u32> = request.prompt.iter().map(|token| token.raw()).collect();
-        *own = beginning(host, checked.kind, checked.echo, (&tokens, own.1.take()));
+        *own = beginning(host, checked.kind, checked.echo, &tokens, own.1.take());
     }
     Answer::new(Arc::clone(host), &checked, "12")
 }

@@ -12,9 +12,8 @@
 use std::collections::hash_map::Entry;
 
 use super::{Case, NEW_TOKENS, Setting};
-use kvarena_host::contiguous;
+use crate::common::{contiguous, reference};
 use kvarena_host::sample::Sampling;
-use kvarena_host::sparse::reference;
 
 /// Maximum distance of a token's logit from the best one.
 const TOKEN_BOUND: f64 = 0.1;

@@ -20,7 +20,6 @@ use kvarena::backend::cuda::Cuda;
 use kvarena::{Capacity, Engine, EngineConfig, Groups, KvDtype, LabelChannels, PoolConfig, PrefixMode};
 use kvarena_host::checkpoint;
 use kvarena_host::config::ModelConfig;
-use kvarena_host::contiguous;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::forward::InjectedFault;
 use kvarena_host::gpu::ranks::{RanksRunner, WeightSource};
@@ -40,7 +39,7 @@ use kvarena_server::args::Shape;
 use kvarena_server::gpu::setup::wait_for_swap_pages;
 use kvarena_server::setup::config_of;
 
-use crate::common;
+use crate::common::{self, contiguous};
 pub use distance::{EXPERTS_BOUND, LOGITS_BOUND};
 pub use settings::{FAIL_EVERY, FEW, Schedule, Setting, samplings, settings};
 

@@ -5,14 +5,14 @@ use kvarena::{
     TokenId,
 };
 
-use super::reader::Reader;
-use crate::clock::Clock;
-use crate::cpu::CpuRunner;
-use crate::error::{Error, Result};
-use crate::model::Model;
-use crate::runner::{Draw, Runner, Work};
-use crate::sample::Sampling;
-use crate::shaping::Edits;
+use kvarena_host::clock::Clock;
+use kvarena_host::cpu::CpuRunner;
+use kvarena_host::error::{Error, Result};
+use kvarena_host::model::Model;
+use kvarena_host::runner::{Draw, Runner, Work};
+use kvarena_host::sample::Sampling;
+use kvarena_host::shaping::Edits;
+use kvarena_host::sparse::reader::Reader;
 
 /// Returns the logits after each token of a stream from index `from` on, `[len - from, vocab]`. Runs on the CPU over a
 /// pool of bf16. The first step computes the tokens up to `from` and reads all positions. Each later token reads `top`

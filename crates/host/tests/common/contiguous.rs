@@ -2,11 +2,11 @@
 
 use std::convert::Infallible;
 
-use crate::clock::Clock;
-use crate::config::ModelConfig;
-use crate::model::{Attention, AttentionInputs, Model, Pass, Workspace};
-use crate::sample::Sampling;
-use crate::sparse::channels::Measured;
+use kvarena_host::clock::Clock;
+use kvarena_host::config::ModelConfig;
+use kvarena_host::model::{Attention, AttentionInputs, Model, Pass, Workspace};
+use kvarena_host::sample::Sampling;
+use kvarena_host::sparse::channels::Measured;
 
 /// K and V of one sequence, by layer. Attention over them sums in f64.
 struct Contiguous<'a> {

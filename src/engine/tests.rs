@@ -456,7 +456,7 @@ impl Follower {
 #[test]
 fn the_log_reproduces_the_pages_of_the_tree() {
     let mut detached = [0; 2];
-    for seed in 0..120 {
+    for seed in 0..500 {
         let mut workload = Workload::new(Family::Any, seed);
         // The pool is so small that most pages are evicted.
         let small = SmallConfig { pages: 12, page_size: 1, tokens: 1 << 12, ..SmallConfig::default() };

@@ -133,8 +133,13 @@ impl Workload {
 
     /// Returns the config and the ops of a fuzzer's bytes.
     pub fn from_bytes(bytes: &[u8]) -> (SmallConfig, Vec<Op>) {
+        Self::from_bytes_in(&Family::ALL, bytes)
+    }
+
+    /// Returns [`Workload::from_bytes`] of one of these families.
+    pub fn from_bytes_in(families: &[Family], bytes: &[u8]) -> (SmallConfig, Vec<Op>) {
         let mut rng = Rng::from_bytes(bytes);
-        let mut workload = Self::draw(rng.pick(&Family::ALL), rng);
+        let mut workload = Self::draw(rng.pick(families), rng);
         let mut ops = Vec::new();
         while !workload.rng.is_empty() {
             ops.push(workload.op());

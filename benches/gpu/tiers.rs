@@ -232,8 +232,7 @@ fn comes_back(cuda: &mut Cuda, ids: &mut Ids) -> Outcome<bool> {
 
 /// Measures the attention of a decode step in all layers, alternately alone and during moves that outlast the step.
 fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
-    let noise = Noise::new(gpu)?;
-    let mut timer = Timer::new(gpu)?;
+    let (noise, mut timer) = (Noise::new(gpu)?, Timer::new(gpu)?);
     let stream = timer.stream.clone();
     let pages = sizes.rows * sizes.len / 16;
     let capacity = Capacity::Pages(pages + 2 * sizes.pages);
@@ -269,10 +268,8 @@ fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
         for (kind, times) in times.iter_mut().enumerate() {
             cuda.synchronize()?;
             let mut last = MoveId::new(0);
-            for way in [0, 1] {
-                if kind & 1 << way != 0 {
-                    last = start(&mut cuda, &mut ids, way, &batch(way))?;
-                }
+            for way in [0, 1].into_iter().filter(|way| kind & 1 << way != 0) {
+                last = start(&mut cuda, &mut ids, way, &batch(way))?;
             }
             // SAFETY: backend and rows live, and no other plan is staged.
             let us = timer.once(|| unsafe { graph.launch(&stream) })?;

@@ -201,8 +201,8 @@ impl EngineConfig {
         }
         // Cells have 32-bit numbers, and 0 is no cell.
         let all_pages = u64::from(layout.page_count()) + u64::from(layout.swap_pages());
-        let cells = |(group, _)| all_pages / u64::from(layout.tracks_of(group));
-        if layout.groups().limited().map(cells).sum::<u64>() >= u64::from(u32::MAX) {
+        let limits = Limits::new(&layout, 0);
+        if limits.held_groups(0).map(|held| held.cells_in(all_pages)).sum::<u64>() >= u64::from(u32::MAX) {
             return Err(ConfigError::Overflow { name: "cells" });
         }
         let len_max = layout.slot_count().min(1 << 30);

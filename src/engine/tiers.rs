@@ -40,9 +40,9 @@ impl<B: Backend> Engine<B> {
         let World { prefixes, load, .. } = &mut self.world;
         let mut loaded = Ok(());
         if !load.moves().is_empty() {
-            loaded = self.backend.load_pages(prefixes.begin_move(load), load.moves());
+            loaded = self.backend.load_pages(prefixes.swap_mut().begin_load(load), load.moves());
             if loaded.is_ok() {
-                prefixes.set_loads(load);
+                prefixes.swap_mut().set_loads(load);
             }
         }
         end_load(Load::from(&mut self.world), loaded.is_err());
@@ -58,7 +58,7 @@ impl<B: Backend> Engine<B> {
     pub fn is_loading(&mut self, seq: SeqKey) -> Result<bool, EngineError<B::Error>> {
         let World { prefixes, sequences, shape, .. } = &self.world;
         let sequence = sequences.get(seq)?;
-        let Some(lock) = sequence.lock.as_ref().filter(|_| prefixes.may_load()) else {
+        let Some(lock) = sequence.lock.as_ref().filter(|_| prefixes.has_swap() && prefixes.swap().may_load()) else {
             return Ok(false);
         };
         // The path of the lock has the pages of group 0. The row names the cells that it uses, unless it waits.
@@ -68,7 +68,7 @@ impl<B: Backend> Engine<B> {
             return Ok(false);
         };
         let moved = self.backend.moved().map_err(EngineError::Backend)?;
-        self.world.prefixes.set_loaded(moved.loaded);
+        self.world.prefixes.swap_mut().set_loaded(moved.loaded);
         Ok(moved.loaded < last)
     }
 
@@ -98,7 +98,7 @@ impl<B: Backend> Engine<B> {
 
     /// Reads from the backend how many swap pages are ready, and makes them usable.
     pub(super) fn look_at_swap(&mut self) {
-        self.world.prefixes.set_swap_ready(self.backend.swap_pages());
+        self.world.prefixes.swap_mut().set_ready(self.backend.swap_pages());
     }
 
     /// Gives the backend the saves of pages that a call has evicted, before the pages are reused. A failure loses
@@ -140,10 +140,10 @@ impl<B: Backend> Engine<B> {
         }
         self.look_at_swap();
         self.world.prefixes.begin_puts(max);
-        if let Some((id, moves)) = self.world.prefixes.staged()
+        if let Some((id, moves)) = self.world.prefixes.swap_mut().staged()
             && let Err(error) = self.backend.save_pages(id, moves)
         {
-            self.world.prefixes.fail_staged();
+            self.world.prefixes.swap_mut().fail_staged();
             return Err(EngineError::Backend(error));
         }
         let moved = self.backend.moved().map_err(EngineError::Backend)?;
@@ -159,7 +159,7 @@ impl<B: Backend> Engine<B> {
     /// The store drops the put's [leases](crate::SwapMemory) first: the engine may save another page to the swap page
     /// from now on, and backends reject saves to a leased page.
     pub fn put_done(&mut self, id: PutId, ok: bool) -> bool {
-        self.world.prefixes.has_swap() && self.world.prefixes.end_put(id, ok)
+        self.world.prefixes.has_swap() && self.world.prefixes.swap_mut().end_put(id, ok)
     }
 
     /// Takes at most `most` swap pages, into which a store writes the pages of a prompt that follow its cached prefix.
@@ -180,7 +180,7 @@ impl<B: Backend> Engine<B> {
         most: u32,
     ) -> Result<Option<Fetch<'_>>, EngineError<B::Error>> {
         self.check_groups()?;
-        if !self.world.prefixes.is_named(namespace) {
+        if !self.world.prefixes.names.is_named(namespace) {
             return Err(EngineError::Core(Error::UnnamedNamespace { namespace }));
         }
         if !self.world.prefixes.has_swap() || prompt.is_empty() || prompt.contains(&TokenId::PENDING) {

@@ -225,7 +225,7 @@ fn long_pages_are_hashed_in_blocks() {
 fn names_are_given_once_and_to_one_namespace() {
     let [red, blue] = [1, 2].map(Namespace::new);
     for &hashing in Hashing::ALL {
-        let mut table = Names::new(hashing, &Memory::new(false)).expect("the table is small");
+        let mut table = Names::new(Some(hashing), &Memory::new(false)).expect("the table is small");
         let nameless = matches!(hashing, Hashing::NanoVllm | Hashing::MinivLlm);
         let default = Namespace::default();
         let taken = |by| Err(Error::NamesTaken { namespace: red, by });

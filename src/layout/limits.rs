@@ -31,6 +31,13 @@ pub(crate) struct HeldGroup {
     pub first: u32,
 }
 
+impl HeldGroup {
+    /// Returns the maximum number of the group's cells in a tree of `pages` pages.
+    pub fn cells_in(&self, pages: u64) -> u64 {
+        pages / u64::from(self.tracks)
+    }
+}
+
 /// All groups other than group 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {

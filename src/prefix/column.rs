@@ -71,7 +71,8 @@ fn slot_address<T>(slot: &T, node: NodeKey, wanted: NodeKey) -> usize {
 mod tests {
     use super::slot_address;
     use crate::id::{NodeKey, PageId, Scope, TokenId};
-    use crate::prefix::{Link, PrefixTree};
+    use crate::prefix::PrefixTree;
+    use crate::prefix::nodes::Link;
 
     #[test]
     fn a_slot_has_the_address_that_is_computed_from_another_slot() {
@@ -79,14 +80,14 @@ mod tests {
         let mut tree = PrefixTree::new(100, 1, 32).expect("memory");
         let nodes: Vec<NodeKey> = (0..100)
             .map(|i| {
-                let span = tree.spans.create(&[TokenId::new(i)], &[PageId::new(i)]);
+                let span = tree.nodes.spans.create(&[TokenId::new(i)], &[PageId::new(i)]);
                 tree.spawn(Link { parent: None, span }, Scope::default())
             })
             .collect();
         let address = |node| (&raw const tree.usage[node]).addr();
         for (&a, &b) in nodes.iter().zip(nodes.iter().rev()) {
             assert_eq!(slot_address(&tree.usage[a], a, b), address(b));
-            assert_eq!(slot_address(&tree.link[a], a, b), (&raw const tree.link[b]).addr());
+            assert_eq!(slot_address(&tree.nodes.link[a], a, b), (&raw const tree.nodes.link[b]).addr());
         }
     }
 }

@@ -17,10 +17,11 @@ use crate::layout::saturated;
 use crate::memory::{Memory, OutOfMemory};
 use crate::moves::{Fetch, FetchId};
 
-use super::residency::{NO_PAGE, Residency, Seek};
+use super::cursors::Seek;
+use super::evict::Oldest;
+use super::nodes::{Cursor, Link, NO_PAGE, Sides};
 use super::span::Span;
-use super::walk::Cursor;
-use super::{Link, PrefixMatch, PrefixTree};
+use super::{PrefixMatch, PrefixTree};
 
 /// Maximum number of open fetches.
 const FETCHES_MAX: usize = 256;
@@ -64,9 +65,10 @@ impl Fetches {
 
     /// Checks a part of M2: there are as many pages as entries of the open fetches. O(open fetches).
     pub fn check(&self) -> Result<(), &'static str> {
-        match self.pages.len() == self.spans().map(|span| span.pages() as usize).sum::<usize>() {
-            true => Ok(()),
-            false => Err("M2: a fetched page waits with its tokens until all have arrived"),
+        if self.pages.len() == self.spans().map(|span| span.pages() as usize).sum::<usize>() {
+            Ok(())
+        } else {
+            Err("M2: a fetched page waits with its tokens until all have arrived")
         }
     }
 }
@@ -90,19 +92,19 @@ impl PrefixTree {
     ) -> Option<Fetch<'_>> {
         // No call below frees device pages: a dropped entry frees only those of its cells.
         assert!(self.cells.is_none(), "stores exclude groups, so entries have no cells");
-        if self.swap_ref().fetches.open.len() == FETCHES_MAX || self.chain.is_none() {
+        if self.swap().fetches.open.len() == FETCHES_MAX || self.chain.is_none() {
             return None;
         }
         let found = self.match_prefix(namespace, tokens);
         let cached_pages = found.pages();
-        let page_size = self.page_size as usize;
+        let page_size = self.nodes.page_size as usize;
         let wanted = most.min(saturated((tokens.len() / page_size) as u64) - cached_pages);
-        if wanted == 0 || self.idle_pages(&found) > available || !self.can_fill(&found, moved) {
+        if wanted == 0 || self.idle_pages(&found, None) > available || !self.can_fill(&found, moved) {
             return None;
         }
         let lock = self.lock(&found, fence).expect("nothing changed since the match");
-        self.hold_names(namespace);
-        let start = self.swap_ref().fetches.pages.len();
+        self.names.hold(namespace);
+        let start = self.swap().fetches.pages.len();
         let end = start + wanted as usize;
         let swap = self.swap_mut();
         let (pool, fetches) = (&mut swap.pool, &mut swap.fetches);
@@ -113,14 +115,14 @@ impl PrefixTree {
             fetches.pages.push(page);
         }
         // No dropped entry makes a free page idle, so the pool is not searched again.
-        while self.swap_ref().fetches.pages.len() < end
+        while self.swap().fetches.pages.len() < end
             && let Some(page) = self.drop_for_page(moved)
         {
             self.swap_mut().fetches.pages.push(page);
         }
-        let page_count = self.swap_ref().fetches.pages.len() - start;
+        let page_count = self.swap().fetches.pages.len() - start;
         let tokens = &tokens[cached_pages as usize * page_size..][..page_count * page_size];
-        let span = self.spans.create_equal(tokens, NO_PAGE);
+        let span = self.nodes.spans.create_equal(tokens, NO_PAGE);
         let fetches = &mut self.swap_mut().fetches;
         fetches.last += 1;
         let id = FetchId(fetches.last);
@@ -131,32 +133,28 @@ impl PrefixTree {
     /// Returns whether a page is left for a fetch once `found` is locked: a free swap page, the page of a clean entry
     /// that the lock frees, or the page of the oldest swap-only entry that is not locked.
     fn can_fill(&mut self, found: &PrefixMatch, [saved, loaded]: [MoveId; 2]) -> bool {
-        if self.swap_ref().pool.next_idle(saved, loaded).is_some() {
+        if self.swap().pool.next_idle(saved, loaded).is_some() {
             return true;
         }
-        let (mut at, mut here) = (found.node, found.pages_in_node);
-        while let Some(node) = at.filter(|&node| self.usage[node].lock_count == 0) {
-            let Residency { device, swap_start } = self.swap_ref().residency[node];
-            let span = self.link[node].span;
+        let mut at = found.end();
+        while let Some(node) = at.node.filter(|&node| self.usage[node].lock_count == 0) {
+            let Sides { device, swap_start } = self.nodes.sides_of(node);
+            let clean = swap_start.min(at.pages_in_node)..device.min(at.pages_in_node);
             let mut frees = false;
-            let Self { swap: Some(swap), spans, .. } = self else { return false };
-            spans.each_entry_back(&span, swap_start.min(here)..device.min(here), |entry, _| {
-                frees |= swap.is_droppable(entry, saved, loaded);
-            });
+            let Self { nodes, swap: Some(swap), .. } = self else { return false };
+            nodes.each_entry_back(node, clean, |entry, _| frees |= swap.is_droppable(entry, saved, loaded));
             if frees {
                 return true;
             }
-            at = self.link[node].parent;
-            here = at.map_or(0, |parent| self.link[parent].span.pages());
+            at = nodes.end_of(nodes.link[node].parent);
         }
-        let mut next = self.seek(Seek::SwapOnly);
+        let Some(Oldest::Node(first)) = self.oldest(Seek::SwapOnly) else { return false };
+        let mut next = Some(first);
         while let Some(node) = next {
-            let (entries, is_leaf) = (self.link[node].span.pages(), self.usage[node].child_count == 0);
+            let (entries, is_leaf) = (self.nodes.entries(node), self.usage[node].child_count == 0);
             let stays = found.node == Some(node) && found.pages_in_node == entries;
-            let residency = self.swap_ref().residency[node];
-            if is_leaf && !stays && Seek::SwapOnly.finds(residency, entries) {
-                let last = self.spans.last_entry(&self.link[node].span);
-                return self.swap_ref().is_droppable(last, saved, loaded);
+            if is_leaf && !stays && Seek::SwapOnly.finds(self.nodes.sides_of(node), entries) {
+                return self.swap().is_droppable(self.nodes.last_entry(node), saved, loaded);
             }
             next = self.order.after(&self.usage, node);
         }
@@ -166,15 +164,15 @@ impl PrefixTree {
     /// Drops the oldest swap-only entry for its swap page, which a fetch takes; `None` if there is none, or if the page
     /// has unfinished moves.
     fn drop_for_page(&mut self, [saved, loaded]: [MoveId; 2]) -> Option<SwapPageId> {
-        let node = self.seek(Seek::SwapOnly)?;
-        let last = self.spans.last_entry(&self.link[node].span);
+        let Oldest::Node(node) = self.oldest(Seek::SwapOnly)? else { return None };
+        let last = self.nodes.last_entry(node);
         let swap = self.swap_mut();
         if !swap.is_droppable(last, saved, loaded) {
             return None;
         }
         swap.counts.evicted += 1;
         let page = swap.of_entry[last as usize];
-        self.lose_entries(node, 1, &mut Vec::new());
+        self.drop_entries(node, 1, &mut Vec::new());
         self.swap_mut().pool.begin_fill(page);
         Some(page)
     }
@@ -202,9 +200,9 @@ impl PrefixTree {
             count = 0;
         }
         let lacking = span.pages() - count;
-        self.spans.trim(&mut span, lacking, None);
+        self.nodes.spans.trim(&mut span, lacking, None);
         tokens.clear();
-        self.spans.pieces(&span).for_each(|(piece, _)| tokens.extend_from_slice(piece));
+        self.nodes.spans.pieces(&span).for_each(|(piece, _)| tokens.extend_from_slice(piece));
         let (arrived, others) = pages[own.clone()].split_at(count as usize);
         let known = self.insert_fetched(&mut lock, tokens, span, arrived, fence);
         let swap = self.swap_mut();
@@ -215,7 +213,7 @@ impl PrefixTree {
         swap.fetches.pages = pages;
         let namespace = lock.scope().namespace;
         self.unlock(lock, fence, freed);
-        self.release_names(namespace);
+        self.names.release(namespace);
         true
     }
 
@@ -230,7 +228,7 @@ impl PrefixTree {
         fence: &mut Fence,
     ) -> usize {
         let start = Cursor { node: lock.node(), pages_in_node: 0 };
-        let (cursor, known) = self.walk_from(start, lock.scope(), tokens);
+        let (cursor, known) = self.nodes.walk_from(start, lock.scope(), tokens);
         if known > 0
             && let Some(node) = cursor.node
         {
@@ -238,33 +236,32 @@ impl PrefixTree {
             self.move_lock(lock, node, fence);
         }
         if known == span.pages() {
-            self.spans.trim(&mut span, known, None);
+            self.nodes.spans.trim(&mut span, known, None);
             return known as usize;
         }
         if known > 0 {
-            let rest = self.spans.split(&mut span, known);
-            self.spans.trim(&mut span, known, None);
+            let rest = self.nodes.spans.split(&mut span, known);
+            self.nodes.spans.trim(&mut span, known, None);
             span = rest;
         }
         let (known, pages) = (known as usize, &pages[known as usize..]);
-        let before = lock.node().map(|node| self.spans.last_entry(&self.link[node].span));
+        let mut before = lock.node().map(|node| self.nodes.last_entry(node));
         let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
         self.adopt(lock, node);
-        let Self { swap: Some(swap), spans, .. } = self else { return known };
-        swap.residency[node] = Residency::default();
-        let (mut before, mut rest) = (before, pages.iter());
-        for (start, len) in spans.runs(&span) {
+        let Self { nodes, swap: Some(swap), .. } = self else { return known };
+        *nodes.sides_mut(node) = Sides::default();
+        let mut rest = pages.iter();
+        for (start, len) in nodes.spans.runs(&span) {
             for entry in start..start + len {
                 let page = *rest.next().expect("an entry for each page");
                 swap.of_entry[entry as usize] = page;
                 swap.pool.end_fill(page, true);
-                swap.puts.attach(entry, before, false);
+                swap.puts.attach_entry(entry, before, false);
                 swap.puts.set_stored(entry);
                 before = Some(entry);
             }
         }
-        self.insert_hashes(lock, pages.len() as u32);
-        self.emit_stored(lock, Medium::Swap, pages.len() as u32);
+        self.chain_attached(lock, Medium::Swap, pages.len() as u32);
         known
     }
 }

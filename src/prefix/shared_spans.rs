@@ -102,7 +102,7 @@ impl SharedPrefixFinder {
         }
         self.branches = tree.branches;
         self.count_rows();
-        let member_count = self.lay_out(tree.page_size);
+        let member_count = self.lay_out(tree.page_size());
         self.members.resize(member_count as usize, NONE);
         for (row, &leaf) in self.leaves.iter().enumerate() {
             if leaf != NONE && self.nodes[leaf as usize].place != NONE {
@@ -130,7 +130,7 @@ impl SharedPrefixFinder {
                 self.nodes.truncate(first_new);
                 return NONE;
             }
-            let link = &tree.link[node];
+            let link = &tree.nodes.link[node];
             let begin = end - link.span.pages();
             self.nodes.push(Passed { node, parent, begin, end, rows: 0, place: NONE, span: NONE });
             (at, end) = (link.parent, begin);

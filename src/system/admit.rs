@@ -208,20 +208,14 @@ fn estimate_all(
                 }
             }
         };
-        let of_nodes = match after {
-            None => prefixes.idle_node_pages(&found),
-            Some(step) => prefixes.node_pages_after(&found, step),
-        };
+        let of_nodes = prefixes.idle_node_pages(&found, after);
         count(&pages[pages.len() - of_nodes as usize..]);
-        prefixes.each_tail_cell(&found, |cell| {
-            let is_idle = match after {
-                None => prefixes.is_idle_cell(cell),
-                Some(step) => prefixes.is_idle_cell_after(cell, step),
-            };
-            if is_idle {
-                count(prefixes.cell_pages(cell));
+        for cell in prefixes.tails(found.end(), found.pages()) {
+            let cells = prefixes.cells();
+            if cells.is_on_device(cell) && cells.is_idle(cell, after) {
+                count(cells.pages(cell));
             }
-        });
+        }
     }
     idle.iter().for_each(|page| counted.remove(Bits::one(page.index())));
     (lacking, idle.len() as u64)
@@ -238,7 +232,7 @@ fn check_prompt(world: &Estimate<'_>, prompt: &Prompt<'_>) -> Result<(), Error> 
         return Err(Error::TooLong { len, max });
     }
     check_promise(world.shape, promise)?;
-    if !world.prefixes.is_named(namespace) {
+    if !world.prefixes.names.is_named(namespace) {
         return Err(Error::UnnamedNamespace { namespace });
     }
     Ok(())
@@ -294,7 +288,7 @@ fn pages_lacking(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, pr
 /// lacks, and the idle pages of the match, which then back no promise.
 fn estimate(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, promise: u32) -> Admission {
     let (prefixes, budget) = (world.prefixes, world.budget());
-    let (matched, idle) = found.map_or((0, 0), |m| (m.device_pages(), prefixes.idle_pages(m)));
+    let (matched, idle) = found.map_or((0, 0), |m| (m.device_pages(), prefixes.idle_pages(m, None)));
     let (swap_pages, cell_pages) = found.map_or((0, 0), |found| (found.swap_pages(), found.swap_cell_pages()));
     let lacking = pages_lacking(world, found, len, promise);
     let mut admission = Admission {
@@ -309,7 +303,7 @@ fn estimate(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, promise
     if !admission.fits() {
         let alone = u64::from(pages_lacking(world, None, len, promise));
         admission.after = budget.after(0, |step, available| {
-            let idle = found.map_or(0, |m| prefixes.idle_pages_after(m, step));
+            let idle = found.map_or(0, |m| prefixes.idle_pages(m, Some(step)));
             u64::from(lacking) + u64::from(idle) <= available || fit_alone(world, alone, available)
         });
     }
@@ -370,7 +364,7 @@ fn spawn(world: &mut Admit<'_>, prompt: &Prompt<'_>, found: Option<&PrefixMatch>
     let Prompt { namespace, tokens, promise } = *prompt;
     let lock = lock(world, found, namespace);
     let seq = world.sequences.spawn(namespace, tokens, lock);
-    world.prefixes.hold_names(namespace);
+    world.prefixes.names.hold(namespace);
     attach(world, seq, found, promise, AdmissionKind::admitted(tokens.len() as u32));
     seq
 }

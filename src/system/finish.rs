@@ -41,7 +41,7 @@ pub(crate) fn finish(mut world: Finish<'_>, seq: SeqKey, keep: Keep) -> Result<(
         release(&mut world, seq, keep);
     }
     world.sequences.despawn(seq);
-    world.prefixes.release_names(namespace);
+    world.prefixes.names.release(namespace);
     Ok(())
 }
 

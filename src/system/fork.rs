@@ -150,7 +150,7 @@ fn make_child(world: &mut Fork<'_>, seq: SeqKey, parts: &Parts, sent: u32) -> Se
     let parent = sequences.running(seq).expect("the caller checked it");
     let lock = parent.lock.as_ref().expect("a running sequence holds its prefix");
     let lock = prefixes.lock_again(lock, fence);
-    prefixes.hold_names(parent.namespace);
+    prefixes.names.hold(parent.namespace);
     let child = sequences.spawn_copy(seq, parts.token_len, lock);
     share_pages(world, seq, child, parts.shared, sent);
     let Fork { sequences, buffers, .. } = world;
@@ -186,7 +186,7 @@ fn share_pages(world: &mut Fork<'_>, seq: SeqKey, child: SeqKey, shared: u32, se
             prefixes.acquire_cell(cell, fence);
             if place >= inherited {
                 let mut row = sequences.row_mut(child).expect("just made");
-                row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
+                row.name_cell(&held, place, cell, prefixes.cells().pages(cell));
             }
         }
     }

@@ -24,7 +24,7 @@ pub(crate) fn publish(
     if row.pending() > 0 {
         return; // The sequence has computed no page.
     }
-    prefixes.publish_as_of(row.sequence.last_step);
+    prefixes.events().into_iter().for_each(|events| events.publish_as_of(row.sequence.last_step));
     buffers.pages.clear();
     Publisher { pages, prefixes, fence, buffers }.insert(row);
     pages.publish(&buffers.pages);

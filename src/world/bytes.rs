@@ -3,8 +3,10 @@
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
 use crate::id::{PageId, TokenId};
+use crate::layout::Limits;
 use crate::memory::Memory;
 use crate::plan::{BatchRow, STEP_TOKENS_MAX, SharedSpan, TableWrite};
+use crate::prefix::TreeShape;
 
 use super::World;
 
@@ -121,9 +123,18 @@ pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
     (u64::from(row_pages) + 1) * u64::from(shape.table.tracks)
 }
 
-/// Returns the number of swap pages that the engine can use: 0 if sequences do not share prefixes.
-pub(super) fn swap_pages(shape: &EngineShape) -> u32 {
-    if shape.shares_prefixes() { shape.layout.swap_pages() } else { 0 }
+/// Returns the shape of an engine's tree, without swap memory if sequences do not share prefixes.
+pub(super) fn tree_shape(shape: &EngineShape, hash_bits: u32) -> TreeShape {
+    let layout = &shape.layout;
+    TreeShape {
+        swap_pages: if shape.shares_prefixes() { layout.swap_pages() } else { 0 },
+        stage_pages: layout.stage_pages(),
+        hashing: shape.hashing,
+        event_pages: shape.event_pages,
+        limits: Limits::new(layout, shape.promise_ahead),
+        max_steps: shape.max_steps,
+        ..TreeShape::new(layout.page_count(), layout.page_size(), hash_bits)
+    }
 }
 
 /// Returns the maximum number of copies of a fork: one page for each child, or with several tracks all pages of the

@@ -14,7 +14,6 @@ use crate::config::EngineShape;
 use crate::error::ConfigError;
 use crate::fence::Fence;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
-use crate::layout::Limits;
 use crate::memory::{self, Memory, OutOfMemory};
 use crate::page::PagePool;
 use crate::plan::{Admitted, Compaction, PageCopy};
@@ -25,7 +24,7 @@ use crate::step::StepLog;
 
 pub use audit::{Broken, Owner};
 pub use bytes::EngineBytes;
-use bytes::{copy_count, lock_count, row_pages_all, swap_pages};
+use bytes::{copy_count, lock_count, row_pages_all, tree_shape};
 
 /// The tables, and the limits from which they are created.
 pub struct World {
@@ -86,36 +85,22 @@ impl World {
     /// Creates the tables in `memory`. Also returns their bytes.
     fn new_in(shape: &EngineShape, hash_bits: u32, memory: &mut Memory) -> Result<(Self, EngineBytes), OutOfMemory> {
         let EngineShape { layout, table, max_steps, .. } = shape;
-        let (page_count, swap_pages, rows) = (layout.page_count(), swap_pages(shape), table.rows);
+        let (page_count, rows, tree) = (layout.page_count(), table.rows, tree_shape(shape, hash_bits));
         let mut bytes = EngineBytes::of_backend(shape);
         let pages = PagePool::new_in(page_count, memory)?;
         bytes.pages = memory.take_bytes();
-        let mut prefixes = PrefixTree::new_in(page_count + swap_pages, layout.page_size(), hash_bits, memory)?;
-        bytes.prefixes = memory.take_bytes();
+        let (prefixes, of_tree) = PrefixTree::of_shape(&tree, memory)?;
+        (bytes.prefixes, bytes.hashes, bytes.events) = (of_tree.tree, of_tree.hashes, of_tree.events);
         let mut sequences = SequenceTable::new(table, layout.page_size(), hash_bits, memory)?;
+        if !tree.limits.is_none() {
+            sequences.set_limits(tree.limits, memory)?;
+        }
         bytes.sequences = memory.take_bytes();
-        let limits = (table.tracks > 1).then(|| Limits::new(layout, shape.promise_ahead));
         let mut load = LoadBatch::new(0, 0, memory)?;
-        if swap_pages > 0 {
-            let has_stores = shape.hashing.is_some() && limits.is_none();
-            prefixes.keep_swap(page_count, swap_pages, has_stores.then(|| layout.stage_pages()), memory)?;
+        if tree.swap_pages > 0 {
             sequences.keep_loads(memory)?;
             load = LoadBatch::new(page_count, rows, memory)?;
-            bytes.swap = memory.take_bytes();
-        }
-        if let Some(limits) = limits {
-            prefixes.keep_cells(limits, [page_count, swap_pages], *max_steps, memory)?;
-            bytes.prefixes += memory.take_bytes();
-            sequences.set_limits(limits, memory)?;
-            bytes.sequences += memory.take_bytes();
-        }
-        if let Some(hashing) = shape.hashing {
-            prefixes.keep_hashes(hashing, hash_bits, memory)?;
-            bytes.hashes = memory.take_bytes();
-            if shape.event_pages > 0 {
-                prefixes.keep_events(shape.event_pages, memory)?;
-                bytes.events = memory.take_bytes();
-            }
+            bytes.swap = of_tree.swap + memory.take_bytes();
         }
         let world = Self {
             shape: *shape,

@@ -196,9 +196,9 @@ fn wrong_masks_are_refused() {
     // A row with 2 new of 3 tokens, a row with 66 new of 70, and a padding row.
     let rows = [row(0, 2, 3), row(2, 66, 70), row(68, 1, 0)];
     let with_masks = |masks: &[u64]| read(&rows, 69, SharedSpans::default(), masks);
-    let masks = |of: &[(usize, u64)]| {
+    let masks = |set: &[(usize, u64)]| {
         let mut masks = [0; 69];
-        of.iter().for_each(|&(token, mask)| masks[token] = mask);
+        set.iter().for_each(|&(token, mask)| masks[token] = mask);
         with_masks(&masks)
     };
     let off = |token| Err(PlanBytesError::Mask { token });

@@ -59,8 +59,8 @@ fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
     let size = rng.within(1, 5000) as u32;
     let reaches = [Reach::All, Reach::Window(size), Reach::Chunk(1 << rng.below(14)), Reach::Window(1)];
     let count = rng.within(2, 4);
-    let of: Vec<u8> = (0..layers).map(|_| rng.below(count) as u8).collect();
-    let mut groups = Groups::new(&reaches[..count as usize], &of).unwrap_or_default();
+    let of_layers: Vec<u8> = (0..layers).map(|_| rng.below(count) as u8).collect();
+    let mut groups = Groups::new(&reaches[..count as usize], &of_layers).unwrap_or_default();
     for group in 1..groups.count() {
         let shape = match rng.below(4) {
             0 => KvShape::heads(rng.within(1, 9) as u32, rng.within(1, 600) as u32),
@@ -101,11 +101,11 @@ fn shapes_survive_the_way_through_bytes() {
 /// Each rank of a model opens its pool with the same bytes.
 #[test]
 fn ranks_have_one_shape() {
-    let of = |tp_rank| {
+    let bytes = |tp_rank| {
         let pool = PoolConfig { shape: KvShape::heads(8, 64), tp_size: 4, tp_rank, ..Default::default() };
         EngineConfig::from(pool).shape().expect("it is a shape").to_bytes()
     };
-    assert!((1..4).all(|rank| of(rank) == of(0)));
+    assert!((1..4).all(|rank| bytes(rank) == bytes(0)));
 }
 
 #[test]

@@ -102,9 +102,6 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the next value. An error leaves the position unchanged.
-    ///
-    /// # Errors
-    /// [`Malformed`].
     pub fn value(&mut self) -> Result<Value<'a>, Malformed> {
         let start = self.at;
         let value = self.any();
@@ -154,9 +151,6 @@ impl<'a> Reader<'a> {
     }
 
     /// Skips a value and the values that it contains.
-    ///
-    /// # Errors
-    /// [`Malformed`].
     pub fn skip(&mut self) -> Result<(), Malformed> {
         // If a length is too large, `value` fails at the end of the bytes, which ends the loop.
         let mut left: u64 = 1;

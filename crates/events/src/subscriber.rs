@@ -91,9 +91,6 @@ impl Subscriber {
 
     /// Waits for the next item. If a call is cancelled while it handles a gap or a restart, the next message is a gap
     /// again.
-    ///
-    /// # Errors
-    /// [`ReceiveError`].
     pub async fn receive(&mut self) -> Result<Received, ReceiveError> {
         while self.ready.is_empty() {
             let message = self.socket.recv().await?.into_vec();
@@ -142,9 +139,6 @@ impl Subscriber {
     }
 
     /// Requests the whole cache. After the reply, the host of the engine publishes it.
-    ///
-    /// # Errors
-    /// [`ReceiveError`].
     pub async fn request_dump(&mut self) -> Result<(), ReceiveError> {
         let mut replay = self.request(DUMP).await?;
         while reply(&mut replay).await?.is_some() {}

@@ -60,16 +60,17 @@ fn scattered(page_size: u32, run: usize, tokens: &[TokenId], pages: &[PageId]) -
     let mut tree = PrefixTree::new(1000, page_size, HASH_BITS).expect("memory");
     let page = vec![TokenId::default(); page_size as usize];
     // Take every entry. Then repeatedly free `run` entries and keep the next one.
-    let mut singles: Vec<Span> = (0..1000 + 1000 / 8).map(|_| tree.spans.create(&page, &[PageId::default()])).collect();
-    singles.sort_by_key(|span| tree.spans.entries(span).next());
+    let mut singles: Vec<Span> =
+        (0..1000 + 1000 / 8).map(|_| tree.nodes.spans.create(&page, &[PageId::default()])).collect();
+    singles.sort_by_key(|span| tree.nodes.spans.entries(span).next());
     for gap in singles.chunks_exact_mut(run + 1) {
         for single in &mut gap[..run] {
-            tree.spans.trim(single, 1, None);
+            tree.nodes.spans.trim(single, 1, None);
         }
     }
-    let span = tree.spans.create(tokens, pages);
+    let span = tree.nodes.spans.create(tokens, pages);
     let runs = pages.len().div_ceil(run);
-    assert!(tree.spans.extents_of(&span) as usize + 1 >= runs, "runs of {run} entries");
+    assert!(tree.nodes.spans.extents_of(&span) as usize + 1 >= runs, "runs of {run} entries");
     (tree, span)
 }
 
@@ -85,7 +86,7 @@ fn spans_of_any_runs_match_up_to_the_changed_token() {
                 for other in [&other, &tokens[..at]] {
                     let mut found = Vec::new();
                     let mut each = |pages: &[PageId]| found.extend_from_slice(pages);
-                    let matched = tree.compare(&span, other, &mut each) as usize;
+                    let matched = tree.nodes.compare(&span, other, &mut each) as usize;
                     let expected = at / page_size as usize;
                     assert_eq!(matched, expected, "page_size {page_size}, runs of {run}, {at}");
                     assert_eq!(found, pages[..expected], "page_size {page_size}, runs of {run}, {at}");
@@ -153,7 +154,7 @@ fn inserted_texts_share_the_pages_before_the_changed_token() {
             assert_eq!(inserted.duplicates as usize, expected, "page_size {page_size}, {at}");
             assert_eq!(duplicates, own[..expected], "page_size {page_size}, {at}");
             assert_eq!(table, [&first[..expected], &own[expected..]].concat());
-            assert_eq!(tree.path(&lock), table);
+            assert_eq!(tree.nodes.path(&lock), table);
             // The tree matches both texts in full.
             for (tokens, pages) in [(&tokens, &first), (&other, &table)] {
                 let mut found = Vec::new();

@@ -14,12 +14,12 @@ impl Tree {
     /// Turns cells on, for the limited groups of a pool.
     pub(super) fn keep_groups(&mut self, layout: &PoolLayout) {
         let mut start = 0;
-        let of = |(group, reach)| {
+        let limited = |(group, reach)| {
             let tracks = start..start + layout.tracks_of(group) as usize;
             start = tracks.end;
             (reach, tracks)
         };
-        self.limited = layout.groups().limited().map(of).collect();
+        self.limited = layout.groups().limited().map(limited).collect();
     }
 
     /// Returns the first place that a sequence holds in a track of this reach when `published` of its pages are

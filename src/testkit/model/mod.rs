@@ -190,7 +190,7 @@ impl Model {
     fn reaches(&self) -> Vec<(Reach, usize)> {
         let layout = &self.shape.layout;
         let ahead = self.shape.promise_ahead as usize;
-        let of = |(group, reach): (u32, Reach)| {
+        let of_group = |(group, reach): (u32, Reach)| {
             let back = match reach {
                 Reach::Window(size) | Reach::Chunk(size) => size as usize - 1,
                 _ => unreachable!("group 0 is not limited"),
@@ -198,7 +198,7 @@ impl Model {
             let most = (back + ahead).div_ceil(self.page_size()) + 1;
             (0..layout.tracks_of(group)).map(move |_| (reach, most))
         };
-        layout.groups().limited().flat_map(of).collect()
+        layout.groups().limited().flat_map(of_group).collect()
     }
 
     /// Returns the maximum number of pages that a sequence of `places` places holds.

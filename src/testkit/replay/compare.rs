@@ -109,8 +109,8 @@ impl<B: Inspect> Host<B> {
     fn check_swap_pages(&self) -> Result<(), String> {
         let prefixes = &self.engine.world().prefixes;
         let mut pages = (0..self.engine.shape().layout.swap_pages()).map(SwapPageId::new);
-        let unsaved =
-            |page: &SwapPageId| prefixes.is_host_page_cached(*page) && !self.engine.backend().has_swap_page(*page);
+        let is_cached = |page| prefixes.has_swap() && prefixes.swap().is_cached(page);
+        let unsaved = |page: &SwapPageId| is_cached(*page) && !self.engine.backend().has_swap_page(*page);
         match pages.find(unsaved) {
             Some(page) => Err(format!("H6: {page:?} has bytes of no save and no fetch")),
             None => Ok(()),

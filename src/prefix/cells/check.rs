@@ -2,19 +2,19 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::{Cells, Ends, NO_PAGE, Seek, Sides, SizeInfo, some};
 use crate::fence::Fence;
-use crate::id::{CellId, NodeKey, PageId, PrefixLock, StepId, SwapPageId};
-use crate::layout::HeldGroup;
-
-use super::{Broken, PrefixTree};
-use crate::prefix::residency::{NO_PAGE, Residency, Seek};
+use crate::id::{CellId, NodeKey, PageId, StepId, SwapPageId};
+use crate::prefix::PrefixTree;
+use crate::prefix::check::Broken;
+use crate::swap::SwapPool;
 
 impl PrefixTree {
     /// Returns every cell that an entry names, with the node that has this entry; `None` if no node has it.
     pub(crate) fn cells_by_node(&self) -> Vec<(Option<NodeKey>, CellId)> {
         let Some(cells) = &self.cells else { return Vec::new() };
-        let of_node = |node| self.spans.entries(&self.link[node].span).map(move |entry| (entry, node));
-        let nodes: HashMap<u32, NodeKey> = self.link.keys().flat_map(of_node).collect();
+        let of_node = |node| self.nodes.spans.entries(&self.nodes.link[node].span).map(move |entry| (entry, node));
+        let nodes: HashMap<u32, NodeKey> = self.nodes.link.keys().flat_map(of_node).collect();
         cells.named().map(|(_, entry, cell)| (nodes.get(&entry).copied(), cell)).collect()
     }
 
@@ -57,85 +57,85 @@ impl PrefixTree {
             let Some(node) = node else {
                 return Err(("G1: a cell's entry belongs to a live span", None));
             };
-            let locked = cells.is_idle(cell) || self.usage[node].lock_count > 0;
+            let locked = cells.is_idle(cell, None) || self.usage[node].lock_count > 0;
             self.ensure(locked, "G2: a used cell's node is locked", node)?;
         }
         Ok(())
     }
 
+    /// Returns the device pages of cells, each with its node.
+    pub(in crate::prefix) fn cell_owners(&self) -> impl Iterator<Item = (NodeKey, PageId)> {
+        let owned = self.cells_by_node().into_iter();
+        let owned = owned.filter(|(_, cell)| self.cells().is_on_device(*cell));
+        let owned = owned.filter_map(|(node, cell)| Some((node?, cell)));
+        owned.flat_map(|(node, cell)| self.cells().pages(cell).iter().map(move |&page| (node, page)))
+    }
+}
+
+impl Cells {
     /// Checks H1 to H4 for cells. Swap pages of cells are added to `pages`. Returns the number of clean pages of idle
     /// cells.
-    pub(super) fn check_swap_cells(&self, pages: &mut HashSet<SwapPageId>) -> Result<u32, Broken> {
-        let (Some(cells), Some(swap)) = (&self.cells, &self.swap) else { return Ok(0) };
+    pub(in crate::prefix) fn check_swap(
+        &self,
+        pool: &SwapPool,
+        pages: &mut HashSet<SwapPageId>,
+    ) -> Result<u32, Broken> {
         let mut clean = 0;
-        for (_, _, cell) in cells.named() {
-            let Residency { device, swap_start } = cells.cells[cell.index()].residency();
+        for (_, _, cell) in self.named() {
+            let Sides { device, swap_start } = self.cells[cell.index()].sides();
             ensure(swap_start <= device, "H2: every cell has its pages")?;
             let has = |page: &PageId| (*page != NO_PAGE) == (device > 0);
-            let whole = cells.pages(cell).iter().all(has);
+            let whole = self.pages(cell).iter().all(has);
             ensure(whole, "H2: a cell has all of its pages on the device, or none")?;
             if swap_start == 0 {
-                let mut own = cells.swap_pages[cells.range(cell)].iter();
-                let own = own.all(|&page| swap.pool.is_cached(page) && pages.insert(page));
+                let mut own = self.swap_pages[self.range(cell)].iter();
+                let own = own.all(|&page| pool.is_cached(page) && pages.insert(page));
                 ensure(own, "H1: a swap page belongs to one cell")?;
             }
             let is_clean = device > swap_start;
-            ensure(!is_clean || cells.is_idle(cell), "H3: a used cell is not clean")?;
-            clean += if is_clean { cells.tracks(cell) } else { 0 };
+            ensure(!is_clean || self.is_idle(cell, None), "H3: a used cell is not clean")?;
+            clean += if is_clean { self.tracks(cell) } else { 0 };
         }
-        self.check_cell_cursors().map(|()| clean)
-    }
-
-    fn check_cell_cursors(&self) -> Result<(), Broken> {
-        let cells = self.cells_ref();
         for seek in Seek::ALL {
-            let cursor = cells.cursors[seek as usize];
-            let mut older = cells.list(cells.idle).take_while(|&cell| cell != cursor);
-            let found = older.any(|cell| seek.finds(cells.cells[cell.index()].residency(), 1));
+            let cursor = self.cursors.at[seek as usize];
+            let mut older = self.list(self.idle).take_while(|&cell| Some(cell) != cursor);
+            let found = older.any(|cell| seek.finds(self.cells[cell.index()].sides(), 1));
             let what = "H4: no cell older than a cursor has what the cursor looks for";
             ensure(!found, what)?;
-            let listed = !cursor.is_some() || cells.list(cells.idle).any(|cell| cell == cursor);
+            let listed = cursor.is_none_or(|cursor| self.list(self.idle).any(|cell| cell == cursor));
             ensure(listed, "H4: a cursor is at an idle cell")?;
         }
-        Ok(())
+        Ok(clean)
     }
 
-    /// Returns all cells in the tails of a prefix. The prefix is the first `pages` pages of the lock's path.
-    pub(crate) fn tail_cells(&self, lock: &PrefixLock, pages: u32) -> Vec<CellId> {
-        let Some(cells) = &self.cells else { return Vec::new() };
-        let of = |held: HeldGroup| {
-            let mut path = self.path_of(lock, pages);
-            let places = (held.first..pages).rev();
-            places.map(move |place| cells.at(held.group, self.entry_at(&mut path, place)))
-        };
-        cells.limits.held_groups(pages).flat_map(of).collect()
+    /// Returns the cells of a list, oldest first.
+    pub(super) fn list(&self, ends: Ends) -> impl Iterator<Item = CellId> {
+        std::iter::successors(some(ends.oldest), |cell| some(self.cells[cell.index()].younger))
     }
 
-    /// Returns the numbers of evictable and of protected pages of cells.
-    pub(super) fn cell_sizes(&self) -> (u32, u32) {
-        let Some(cells) = &self.cells else { return (0, 0) };
-        cells.named().fold((0, 0), |(idle, used), (_, _, cell)| match cells.is_idle(cell) {
-            true => (idle + cells.device_tracks(cell), used),
-            false => (idle, used + cells.device_tracks(cell)),
-        })
+    /// Returns each cell that an entry names, as (group, entry, cell).
+    fn named(&self) -> impl Iterator<Item = (u32, u32, CellId)> {
+        let named = self.of_entry.iter().enumerate().filter(|(_, cell)| cell.is_some());
+        named.map(|(at, &cell)| ((at / self.entry_count) as u32, (at % self.entry_count) as u32, cell))
+    }
+
+    /// Returns the numbers of evictable and of protected pages of cells, by counting.
+    pub(in crate::prefix) fn count_sizes(&self) -> SizeInfo {
+        let mut size = SizeInfo::default();
+        for (_, _, cell) in self.named() {
+            let count = if self.is_idle(cell, None) { &mut size.evictable } else { &mut size.protected };
+            *count += self.device_tracks(cell);
+        }
+        size
     }
 
     /// Adds the number of pages of deferred cells, by step.
-    pub(super) fn add_deferred_cells(&self, pages: &mut HashMap<StepId, u32>) {
-        let Some(cells) = &self.cells else { return };
-        for &(step, ends) in &cells.deferred {
-            for cell in cells.list(ends) {
-                *pages.entry(step).or_default() += cells.device_tracks(cell);
+    pub(in crate::prefix) fn add_deferred(&self, pages: &mut HashMap<StepId, u32>) {
+        for &(step, ends) in &self.deferred {
+            for cell in self.list(ends) {
+                *pages.entry(step).or_default() += self.device_tracks(cell);
             }
         }
-    }
-
-    /// Returns the device pages of cells, each with its node.
-    pub(super) fn cell_owners(&self) -> impl Iterator<Item = (NodeKey, PageId)> + '_ {
-        let owned = self.cells_by_node().into_iter();
-        let owned = owned.filter(|(_, cell)| self.is_device_cell(*cell));
-        let owned = owned.filter_map(|(node, cell)| Some((node?, cell)));
-        owned.flat_map(|(node, cell)| self.cell_pages(cell).iter().map(move |&page| (node, page)))
     }
 }
 

@@ -1,13 +1,14 @@
 //! Tests the order in which cells and pages move to swap memory. Breaks each of H1 to H4 by hand, and checks that the
 //! audit reports it.
 
+use super::{DEVICE, SWAP};
 use crate::fence::Fence;
 use crate::id::{CellId, Namespace, PageId, PrefixLock, SeqKey, StepId, SwapPageId, TokenId};
 use crate::layout::{Groups, Limits, PoolConfig, Reach};
 use crate::memory::Memory;
-use crate::prefix::cells::{DEVICE, SWAP};
-use crate::prefix::residency::{NO_PAGE, Seek};
-use crate::prefix::{LoadBatch, PrefixTree, SizeInfo};
+use crate::prefix::cursors::Seek;
+use crate::prefix::nodes::NO_PAGE;
+use crate::prefix::{LoadBatch, PrefixTree, SizeInfo, TreeShape};
 
 /// A tree of pages of one token. At each place, the first group has one page and the second group two.
 struct Sound {
@@ -25,10 +26,9 @@ impl Sound {
         let groups = Groups::new(&[Reach::All, Reach::Window(2)], &[0, 1, 1]).expect("two groups");
         let pool = PoolConfig { layers: 3, groups, page_size: 1, ..PoolConfig::default() };
         let limits = Limits::new(&pool.layout().expect("a pool"), 1);
-        let mut tree = PrefixTree::new(30 + swap_pages, 1, 31).expect("memory");
-        tree.keep_cells(limits, [30, swap_pages], 4, &mut Memory::new(false)).expect("it is small");
-        tree.keep_swap(30, swap_pages, None, &mut Memory::new(false)).expect("it is small");
-        tree.set_swap_ready(swap_pages);
+        let shape = TreeShape { swap_pages, limits, max_steps: 4, ..TreeShape::new(30, 1, 31) };
+        let mut tree = PrefixTree::of_shape(&shape, &mut Memory::new(false)).expect("memory").0;
+        tree.swap_mut().set_ready(swap_pages);
         Self { tree, fence: Fence::new(0, 4, 1).expect("memory"), freed: Vec::new() }
     }
 
@@ -40,8 +40,8 @@ impl Sound {
         let (tokens, mut pages) = ([TokenId::new(own)], [page(own)]);
         let inserted = tree.insert(&mut lock, &tokens, &mut pages, &mut Vec::new(), fence);
         assert_eq!(inserted.duplicates, 0);
-        let entry = tree.entry_at(&mut tree.path_of(&lock, 1), 0);
-        let cell = tree.create_cell(0, entry, [page(own + 1), page(own + 2)].into_iter());
+        let entry = tree.nodes.last_entry(lock.node().expect("one page"));
+        let cell = tree.cells_mut().create(0, entry, [page(own + 1), page(own + 2)].into_iter());
         (lock, cell)
     }
 
@@ -53,7 +53,7 @@ impl Sound {
 
     fn evict(&mut self, count: u32) -> Vec<u32> {
         self.freed.clear();
-        self.tree.evict_to_swap(count, &mut self.freed);
+        self.tree.evict(count, &mut self.freed);
         self.freed.iter().map(|page| page.raw()).collect()
     }
 
@@ -70,7 +70,7 @@ impl Sound {
     }
 
     fn counts(&self) -> [u64; 5] {
-        let counts = self.tree.swap_counts();
+        let counts = self.tree.swap().counts;
         [counts.saved, counts.forced, counts.evicted, counts.lost, counts.failed]
     }
 }
@@ -104,7 +104,7 @@ fn a_cell_moves_whole_and_counts_for_a_hit_on_either_side() {
         load.sequences().for_each(|(_, parts)| tree.end_load(&lock, parts, failed));
         assert_eq!(sound.hit(0), hit);
     }
-    assert_eq!(sound.tree.swap_page_counts(), (0, 8));
+    assert_eq!(sound.tree.swap().page_counts(), (0, 8));
     assert_eq!(sound.tree.check_swap(), Ok(()));
 }
 
@@ -135,14 +135,14 @@ fn an_entry_that_makes_room_takes_its_cell_with_it() {
     let Sound { tree, fence, .. } = &mut sound;
     tree.release_cell(cell, StepId::default(), fence);
     tree.unlock(lock, fence, &mut Vec::new());
-    let stamp = tree.cells_ref().cells[cell.index()].stamp;
+    let stamp = tree.cells().cells[cell.index()].stamp;
     tree.cells_mut().cells[cell.index()].stamp = stamp + 10;
     assert_eq!(sound.evict(1), [0]);
     sound.flush(false);
     assert_eq!(sound.hit(0), [1, 1, 0]);
     // The cell needs two swap pages. The tree drops the cell's entry to free the first, so the cell is removed as well.
     assert_eq!(sound.evict(1), [1, 2]);
-    assert_eq!(sound.tree.swap_page_counts(), (0, 1));
+    assert_eq!(sound.tree.swap().page_counts(), (0, 1));
     assert_eq!((sound.hit(0), sound.tree.size_info()), ([0; 3], SizeInfo::default()));
     assert_eq!(sound.counts(), [1, 1, 1, 3, 0]);
     assert_eq!(sound.tree.check_swap(), Ok(()));
@@ -154,12 +154,12 @@ fn failed_saves_lose_evicted_cells_and_keep_others() {
     let both = [0, 10].map(|own| sound.insert(own));
     both.into_iter().for_each(|one| sound.release(one));
     sound.tree.save_ahead(2, &mut Vec::new());
-    assert_eq!(sound.tree.clean_pages(), 2);
+    assert_eq!(sound.tree.swap().clean, 2);
     sound.flush(true);
-    assert_eq!((sound.tree.clean_pages(), sound.hit(0)), (0, [1, 0, 0]));
+    assert_eq!((sound.tree.swap().clean, sound.hit(0)), (0, [1, 0, 0]));
     sound.tree.save_ahead(2, &mut Vec::new());
     sound.flush(false);
-    assert_eq!(sound.tree.clean_pages(), 2);
+    assert_eq!(sound.tree.swap().clean, 2);
     // Evicting a clean cell needs no save.
     assert_eq!(sound.evict(2), [1, 2]);
     assert!(sound.tree.saves().is_none());
@@ -237,15 +237,16 @@ fn h4_cursors_find_the_oldest_cell() {
         let past = |tree: &mut PrefixTree, cells: [CellId; 3]| {
             // No idle cell is dirty, so the test makes the clean one dirty.
             if seek == Seek::Dirty {
-                tree.drop_cell_copy(cells[1]);
+                let PrefixTree { cells: Some(all), swap: Some(swap), .. } = tree else { return };
+                all.drop_copy(cells[1], Some(swap));
             }
-            tree.cells_mut().cursors[seek as usize] = CellId::NONE;
+            tree.cells_mut().cursors.at[seek as usize] = None;
         };
         let what = "H4: no cell older than a cursor has what the cursor looks for";
         assert_eq!(broken(past), what, "{seek:?}");
     }
     let astray = |tree: &mut PrefixTree, [used, ..]: [CellId; 3]| {
-        tree.cells_mut().cursors[Seek::Dirty as usize] = used;
+        tree.cells_mut().cursors.at[Seek::Dirty as usize] = Some(used);
     };
     assert_eq!(broken(astray), "H4: a cursor is at an idle cell");
 }

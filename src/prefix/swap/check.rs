@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::{Broken, PrefixTree};
-#[cfg(any(test, feature = "testkit"))]
-use crate::id::SwapPageId;
-use crate::prefix::residency::{NO_PAGE, Residency, Seek};
+use crate::prefix::PrefixTree;
+use crate::prefix::check::Broken;
+use crate::prefix::cursors::Seek;
+use crate::prefix::nodes::{NO_PAGE, Sides};
 
 impl PrefixTree {
     /// Checks H1 to H4, and parts of M1 to M3.
@@ -16,23 +16,23 @@ impl PrefixTree {
             return Err(("H6: no save waits between calls", None));
         }
         let (mut pages, mut clean) = (HashSet::new(), 0);
-        for (node, link) in &self.link {
-            let Residency { device, swap_start } = swap.residency[node];
+        for (node, link) in &self.nodes.link {
+            let Sides { device, swap_start } = self.nodes.sides_of(node);
             let entries = link.span.pages();
             let all = swap_start <= device && device <= entries;
             self.ensure(all, "H2: every entry has a page, device pages come first", node)?;
-            for (place, entry) in (0..).zip(self.spans.entries(&link.span)) {
+            for (place, entry) in (0..).zip(self.nodes.spans.entries(&link.span)) {
                 if place >= swap_start {
                     let page = swap.of_entry[entry as usize];
                     let own = swap.pool.is_cached(page) && pages.insert(page);
                     self.ensure(own, "H1: a swap page belongs to one entry", node)?;
                 }
-                let on_device = self.spans.pages_of_run(entry, 1)[0] != NO_PAGE;
+                let on_device = self.nodes.spans.pages_of_run(entry, 1)[0] != NO_PAGE;
                 let what = "H2: entries below `device` have device pages";
                 self.ensure(on_device == (place < device), what, node)?;
             }
-            let parent =
-                link.parent.is_none_or(|parent| swap.residency[parent].device == self.link[parent].span.pages());
+            let is_whole = |parent| self.nodes.sides_of(parent).device == self.nodes.entries(parent);
+            let parent = link.parent.is_none_or(is_whole);
             let what = "H2: a node has device pages only if its parent is entirely on the device";
             self.ensure(device == 0 || parent, what, node)?;
             if self.usage[node].lock_count > 0 {
@@ -42,7 +42,9 @@ impl PrefixTree {
                 clean += device - swap_start;
             }
         }
-        clean += self.check_swap_cells(&mut pages)?;
+        if let Some(cells) = &self.cells {
+            clean += cells.check_swap(&swap.pool, &mut pages)?;
+        }
         let what = |what| (what, None);
         swap.fetches.check().map_err(what)?;
         let filling = |&page: &_| swap.pool.is_filling(page) && pages.insert(page);
@@ -50,7 +52,7 @@ impl PrefixTree {
             return Err(("M1: a page that a fetch writes has no other user", None));
         }
         let key_of = |entry| self.chain.as_ref().map(|chain| chain.of(entry));
-        swap.puts.check(&swap.pool, &self.spans, key_of).map_err(what)?;
+        swap.puts.check(&swap.pool, &self.nodes.spans, key_of).map_err(what)?;
         let count = pages.len() - swap.fetches.pages.len();
         if count as u32 != swap.pool.cached_count() {
             return Err(("H1: Cached swap pages belong to entries and cells", None));
@@ -61,19 +63,13 @@ impl PrefixTree {
         self.check_cursors()
     }
 
-    /// Returns whether a swap page belongs to an entry or a cell.
-    #[cfg(any(test, feature = "testkit"))]
-    pub(crate) fn is_host_page_cached(&self, page: SwapPageId) -> bool {
-        self.swap.as_ref().is_some_and(|swap| swap.pool.is_cached(page))
-    }
-
     fn check_cursors(&self) -> Result<(), Broken> {
-        let swap = self.swap_ref();
+        let Some(ages) = &self.ages else { return Ok(()) };
         for seek in Seek::ALL {
-            let cursor = swap.cursors[seek as usize];
+            let cursor = ages.cursors().at[seek as usize];
             let mut nodes = self.order.iter(&self.usage);
             for node in nodes.by_ref().take_while(|&node| Some(node) != cursor) {
-                let found = seek.finds(swap.residency[node], self.link[node].span.pages());
+                let found = seek.finds(self.nodes.sides_of(node), self.nodes.entries(node));
                 let what = "H4: no node older than a cursor has what the cursor looks for";
                 self.ensure(!found, what, node)?;
             }

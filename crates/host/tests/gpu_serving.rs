@@ -146,7 +146,7 @@ fn layers_have_the_amplitude_of_their_rope() {
 #[test]
 fn a_lease_over_ranks_has_the_part_of_each_rank() {
     let Some(_device) = device() else { return };
-    let dir = common::dir("llama-tiny");
+    let dir = common::dir("qwen3-tiny");
     let config = Model::read(&dir).expect("the model is read").config;
     let mut runner = match RanksRunner::new(&config, &WeightSource::Files(dir), OPTIONS, 2) {
         Ok(runner) => runner,

@@ -157,6 +157,7 @@ impl Nodes {
     /// Walks into the child whose first page begins `tokens`, as far as they match, and calls `each` with the matched
     /// pages. Without a `parent`, the children are the first nodes of the scope. One comparison both confirms the child
     /// and measures the match, so its first page is read once.
+    #[inline(always)] // Without inlining, an insertion of a prompt takes 6 % more instructions at page_size 16.
     pub(super) fn descend(
         &self,
         parent: Option<NodeKey>,

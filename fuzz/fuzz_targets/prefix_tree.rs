@@ -1,5 +1,5 @@
-//! Compares the prefix tree with the model, with swap memory, groups and stores. There is no backend, so a run tries many
-//! more programs than the target `engine`. Both audit all invariants after each operation.
+//! Compares the prefix tree with the model, with swap memory, groups and stores. There is no backend, so a run tries
+//! many more programs than the target `engine`. Both audit all invariants after each operation.
 #![no_main]
 
 use kvarena::Null;

@@ -53,12 +53,12 @@ pub struct Cache {
 impl Cache {
     pub fn new(page_count: u32, page_size: u32) -> Self {
         // An engine does the same by default.
-        Self::of(PrefixTree::prefaulted(page_count, page_size, 64).expect("memory"), page_count)
+        Self::of(PrefixTree::new(page_count, page_size, 64, true).expect("memory"), page_count)
     }
 
     /// Creates a cache without prefault: its memory is first touched when it is used.
     pub fn untouched(page_count: u32, page_size: u32) -> Self {
-        Self::of(PrefixTree::new(page_count, page_size, 64).expect("memory"), page_count)
+        Self::of(PrefixTree::new(page_count, page_size, 64, false).expect("memory"), page_count)
     }
 
     fn of(tree: PrefixTree, page_count: u32) -> Self {

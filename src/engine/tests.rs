@@ -398,7 +398,7 @@ fn h5_a_page_table_lacks_pending_pages() {
 fn a_match_is_stale_after_a_split_growth_eviction_or_reset() {
     let text: Vec<TokenId> = (0..6).map(TokenId::new).collect();
     for change in 0..4 {
-        let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
+        let mut tree = PrefixTree::new(20, 1, 31, false).expect("memory");
         let mut fence = Fence::new(0, 1, 1).expect("memory");
         let start = tree.match_prefix(Namespace::default(), &[]);
         let mut lock = tree.lock(&start, &mut fence).expect("nothing has changed");

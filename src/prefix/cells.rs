@@ -1,9 +1,9 @@
-//! Cells: the cached pages of the groups of limited reach, at entries of the tree's spans.
+//! Cells: the cached pages of the groups of limited reach, at entries of the tree's lists.
 //!
 //! A cell is the pages of one such group at one entry, one for each track. Sequences use each cell separately, and
 //! independently of the locks on nodes: a window moves on while its prefix stays locked.
 //!
-//! * G1. A cell belongs to an entry of a live span, and the entry names it; its device pages are Cached. All other
+//! * G1. A cell belongs to an entry of a live list, and the entry names it; its device pages are Cached. All other
 //!   cells are free.
 //! * G2. The users of a cell are the held places of sequences that name the cell, released places that wait for a step,
 //!   and sequences that wait for its load. A used cell's node is locked.
@@ -38,8 +38,8 @@ use crate::plan::PageMove;
 
 use super::ages::Ages;
 use super::cursors::{Cursors, Seek};
+use super::entry_list::EntryLists;
 use super::nodes::{NO_PAGE, Nodes, Sides};
-use super::span::SpanStore;
 use super::swap::Swap;
 use super::{SizeInfo, TreeShape};
 
@@ -136,7 +136,7 @@ impl Cells {
             base += most;
             page_base += (most * held.tracks) as usize;
         }
-        let entry_count = SpanStore::entry_count(page_count) as usize;
+        let entry_count = EntryLists::entry_count(page_count) as usize;
         Ok(Self {
             groups,
             entry_count,
@@ -278,7 +278,7 @@ impl Cells {
         mut swap: Option<&mut Swap>,
         freed: &mut Vec<PageId>,
     ) {
-        for (start, len) in nodes.spans.last_runs_back(&nodes.link[node].span, count) {
+        for (start, len) in nodes.lists.last_runs_back(&nodes.link[node].list, count) {
             for entry in start..start + len {
                 for group in 0..self.limits.count() {
                     let cell = self.at(group, entry);
@@ -293,8 +293,8 @@ impl Cells {
     /// Returns the number of entries to take from the end of an idle node, so that their pages and their cells free at
     /// least `lacking` pages. If the whole node does not suffice, returns the number of its entries.
     pub(super) fn victims(&self, nodes: &Nodes, node: NodeKey, lacking: u32) -> u32 {
-        let span = &nodes.link[node].span;
-        let runs = nodes.spans.last_runs_back(span, span.pages());
+        let list = &nodes.link[node].list;
+        let runs = nodes.lists.last_runs_back(list, list.pages());
         let (mut count, mut pages) = (0, 0);
         for entry in runs.flat_map(|(start, len)| (start..start + len).rev()) {
             let own = (0..self.limits.count()).map(|group| self.at(group, entry));

@@ -1,7 +1,7 @@
 //! Hashes of cached pages, for routers and other callers that identify prefixes by hashes. Only engines whose config
 //! sets `hashing` have them.
 //!
-//! A column stores the hash of each page by the number of its entry (`span.rs`). So a split moves no hash, and the hash
+//! A column stores the hash of each page by the number of its entry (`entry_list.rs`). So a split moves no hash, and the hash
 //! of a freed entry is no longer read. A page is hashed when it is added, if its prefix is of the present generation. A
 //! second child table finds nodes by the hash of their first page. Nodes of an old generation stay in it until they are
 //! despawned. No walk reaches them, since walks begin at prefixes of the present generation.
@@ -22,10 +22,10 @@ use crate::memory::{Memory, OutOfMemory};
 
 use super::child_table::ChildTable;
 use super::column::RareColumn;
+use super::entry_list::EntryLists;
 use super::events::{EventBuffer, StoredPages};
 use super::hashes::{Hashes, named};
 use super::nodes::{Cursor, Nodes, Sides};
-use super::span::SpanStore;
 use super::{PrefixMatch, PrefixTree};
 
 /// Bit that is set in the hash of each node in the table, so that 0 stands for no hash.
@@ -80,18 +80,18 @@ impl Chain {
         medium: Medium,
         count: u32,
     ) {
-        let (hashes, span) = (&mut self.hashes, &nodes.link[node].span);
+        let (hashes, list) = (&mut self.hashes, &nodes.link[node].list);
         let mut hash = nodes.entry_before(node, count).map(|entry| hashes.of(entry));
-        for (start, len) in nodes.spans.last_runs(span, count) {
+        for (start, len) in nodes.lists.last_runs(list, count) {
             for entry in start..start + len {
-                let page = hashes.hashing.page(named, hash, nodes.spans.tokens_of(entry));
+                let page = hashes.hashing.page(named, hash, nodes.lists.tokens_of(entry));
                 hashes.set(entry, page);
                 hash = Some(page);
             }
         }
-        let end = span.pages();
+        let end = list.pages();
         if count == end {
-            self.list(node, SpanStore::first_entry(span));
+            self.list(node, EntryLists::first_entry(list));
         }
         if let Some(events) = &mut self.events {
             let stored = StoredPages::new(namespace, named, events.step());
@@ -124,7 +124,7 @@ impl Chain {
         if hash > 0 {
             self.firsts.replace(hash, node, prefix);
             self.listed[prefix] = hash;
-            self.list(node, SpanStore::first_entry(&nodes.link[node].span));
+            self.list(node, EntryLists::first_entry(&nodes.link[node].list));
         }
     }
 }
@@ -146,19 +146,19 @@ impl PrefixTree {
                 let present = || nodes.scope[node].generation == self.generation;
                 link.parent == found.node
                     && (link.parent.is_some() || present())
-                    && column.of(SpanStore::first_entry(&link.span)) == first
+                    && column.of(EntryLists::first_entry(&link.list)) == first
             });
             let Some(node) = node else { break };
             if found.node.is_none() {
                 found.scope = nodes.scope[node];
             }
             let mut here = 0;
-            for (start, len) in nodes.spans.runs(&nodes.link[node].span) {
+            for (start, len) in nodes.lists.runs(&nodes.link[node].list) {
                 let same = column.hashes.of_run(start, len).iter().zip(&rest[here as usize..]);
                 let same = same.take_while(|(cached, wanted)| cached == *wanted).count() as u32;
                 let on_device = nodes.device_pages(node, here + same).saturating_sub(here);
                 found.swap_pages += same - on_device;
-                each(nodes.spans.pages_of_run(start, on_device));
+                each(nodes.lists.pages_of_run(start, on_device));
                 here += same;
                 if same < len {
                     break;

@@ -27,7 +27,7 @@ impl PrefixTree {
         self.check_deferred(fenced, fence)?;
         let scopes = self.scopes();
         self.check_list(&scopes)?;
-        self.check_spans()?;
+        self.check_lists()?;
         let broken = "T9: each matchable page has its hash; the hash of a node's first page finds the node";
         self.check_hashes(&scopes).map_err(|node| (broken, self.page(node)))
     }
@@ -69,7 +69,7 @@ impl PrefixTree {
         }
         for (node, link) in &self.nodes.link {
             self.ensure(self.usage.contains_key(node), "T1: every node has its usage", node)?;
-            self.ensure(link.span.pages() > 0, "T1: no node is empty", node)?;
+            self.ensure(link.list.pages() > 0, "T1: no node is empty", node)?;
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ impl PrefixTree {
     fn check_children(&self) -> Result<(), Broken> {
         let mut child_counts = HashMap::<NodeKey, u32>::new();
         for (node, link) in &self.nodes.link {
-            let first = self.nodes.spans.first_page(&link.span);
+            let first = self.nodes.lists.first_page(&link.list);
             let scope = if link.parent.is_none() { self.nodes.scope[node] } else { Scope::default() };
             let found = self.nodes.descend(link.parent, scope, first, &mut |_| ());
             let found = found.and_then(|found| found.cursor.node);
@@ -177,32 +177,32 @@ impl PrefixTree {
         Ok(())
     }
 
-    fn check_spans(&self) -> Result<(), Broken> {
+    fn check_lists(&self) -> Result<(), Broken> {
         let mut entries = HashSet::new();
         let mut extents = 0;
         for (node, link) in &self.nodes.link {
-            extents += self.nodes.spans.extents_of(&link.span);
-            for entry in self.nodes.spans.entries(&link.span) {
-                self.ensure(entries.insert(entry), "T6: an entry belongs to one span", node)?;
-                self.ensure(!self.nodes.spans.is_free(entry), "T6: the entries of a span are taken", node)?;
+            extents += self.nodes.lists.extents_of(&link.list);
+            for entry in self.nodes.lists.entries(&link.list) {
+                self.ensure(entries.insert(entry), "T6: an entry belongs to one list", node)?;
+                self.ensure(!self.nodes.lists.is_free(entry), "T6: the entries of a list are taken", node)?;
             }
             let pages: usize = self.nodes.pages(node).map(|(_, pages)| pages.len()).sum();
             let full = self.nodes.pages(node).all(|(_, pages)| !pages.is_empty());
-            self.ensure(full, "T6: no run of a span is empty", node)?;
-            let counted = pages == link.span.pages() as usize;
-            self.ensure(counted, "T6: a span has an entry for each page", node)?;
+            self.ensure(full, "T6: no run of a list is empty", node)?;
+            let counted = pages == link.list.pages() as usize;
+            self.ensure(counted, "T6: a list has an entry for each page", node)?;
         }
-        for span in self.swap.iter().flat_map(|swap| swap.fetches.spans()) {
-            extents += self.nodes.spans.extents_of(span);
-            if !self.nodes.spans.entries(span).all(|entry| entries.insert(entry)) {
-                return Err(("T6: an entry belongs to one span", None));
+        for list in self.swap.iter().flat_map(|swap| swap.fetches.lists()) {
+            extents += self.nodes.lists.extents_of(list);
+            if !self.nodes.lists.entries(list).all(|entry| entries.insert(entry)) {
+                return Err(("T6: an entry belongs to one list", None));
             }
         }
-        if entries.len() as u32 != self.nodes.spans.taken_count() {
-            return Err(("T6: an entry is taken by a span or free", None));
+        if entries.len() as u32 != self.nodes.lists.taken_count() {
+            return Err(("T6: an entry is taken by a list or free", None));
         }
-        if extents != self.nodes.spans.extent_count() {
-            return Err(("T6: every extent belongs to a span", None));
+        if extents != self.nodes.lists.extent_count() {
+            return Err(("T6: every extent belongs to a list", None));
         }
         Ok(())
     }

@@ -77,11 +77,11 @@ mod tests {
     #[test]
     fn a_slot_has_the_address_that_is_computed_from_another_slot() {
         // A wrong address is a useless prefetch, which no other test would detect.
-        let mut tree = PrefixTree::new(100, 1, 32).expect("memory");
+        let mut tree = PrefixTree::new(100, 1, 32, false).expect("memory");
         let nodes: Vec<NodeKey> = (0..100)
             .map(|i| {
-                let span = tree.nodes.spans.create(&[TokenId::new(i)], &[PageId::new(i)]);
-                tree.spawn(Link { parent: None, span }, Scope::default())
+                let list = tree.nodes.lists.create(&[TokenId::new(i)], &[PageId::new(i)]);
+                tree.spawn(Link { parent: None, list }, Scope::default())
             })
             .collect();
         let address = |node| (&raw const tree.usage[node]).addr();

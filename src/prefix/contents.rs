@@ -3,14 +3,14 @@
 //!
 //! The tables receive the node and the number of its last entries that change. Entries can match if their prefix is of
 //! the present generation; only these get hashes and events. The calls come after an addition and before a removal, so
-//! the node's span contains the tokens. The path to the root gives the namespace and the position of the node in its
+//! the node's list contains the tokens. The path to the root gives the namespace and the position of the node in its
 //! prefix. A parent's entries are added before those of its children and removed after them. A split moves entries
 //! between nodes, so it adds and removes none.
 //!
 //! A fetch adds entries without device pages (`fetches.rs`).
 //!
 //! Not here: when entries are added and removed (`insert.rs`, `evict.rs`, `lock.rs`), where tokens are stored
-//! (`span.rs`).
+//! (`entry_list.rs`).
 
 use crate::event::Medium;
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
@@ -35,12 +35,12 @@ impl PrefixTree {
         self.size.protected += pages.len() as u32;
         self.published_pages += pages.len() as u64;
         if let Some(leaf) = leaf {
-            let Nodes { spans, link, .. } = &mut self.nodes;
-            spans.grow(&mut link[leaf].span, tokens, pages);
+            let Nodes { lists, link, .. } = &mut self.nodes;
+            lists.grow(&mut link[leaf].list, tokens, pages);
             self.epoch += 1;
         } else {
-            let span = self.nodes.spans.create(tokens, pages);
-            let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
+            let list = self.nodes.lists.create(tokens, pages);
+            let node = self.spawn(Link { parent: lock.node(), list }, lock.scope());
             self.adopt(lock, node);
         }
         if self.chain.is_some() | self.swap.is_some() {
@@ -65,8 +65,8 @@ impl PrefixTree {
             self.size.evictable -= on_device;
             self.epoch += 1;
         }
-        let Nodes { spans, link, .. } = &mut self.nodes;
-        spans.trim(&mut link[node].span, on_device, Some(pages));
+        let Nodes { lists, link, .. } = &mut self.nodes;
+        lists.trim(&mut link[node].list, on_device, Some(pages));
     }
 
     /// Informs swap memory, then hashes and events, that entries are added with device pages.

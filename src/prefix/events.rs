@@ -187,13 +187,13 @@ impl EventBuffer {
         let count = nodes.entries(node) - places.start;
         stored.parent = nodes.entry_before(node, count).map(|entry| hashes.of(entry));
         let mut rest = places.len() as u32;
-        for (start, len) in nodes.spans.last_runs(&nodes.link[node].span, count) {
+        for (start, len) in nodes.lists.last_runs(&nodes.link[node].list, count) {
             let len = len.min(rest);
             if len == 0 {
                 break;
             }
             rest -= len;
-            self.push_stored(medium, &stored, hashes.of_run(start, len), nodes.spans.tokens_of_run(start, len));
+            self.push_stored(medium, &stored, hashes.of_run(start, len), nodes.lists.tokens_of_run(start, len));
             stored.parent = Some(hashes.of(start + len - 1));
         }
     }
@@ -203,9 +203,9 @@ impl EventBuffer {
         if places.is_empty() {
             return;
         }
-        let span = &nodes.link[node].span;
-        let (count, mut behind) = (span.pages() - places.start, span.pages() - places.end);
-        for (start, len) in nodes.spans.last_runs_back(span, count) {
+        let list = &nodes.link[node].list;
+        let (count, mut behind) = (list.pages() - places.start, list.pages() - places.end);
+        for (start, len) in nodes.lists.last_runs_back(list, count) {
             let skipped = behind.min(len);
             behind -= skipped;
             if len > skipped {
@@ -236,7 +236,7 @@ impl EventBuffer {
         self.tokens.extend_from_slice(tokens);
     }
 
-    /// Records that the pages of one run are removed. The runs of a span are recorded from the last to the first, so
+    /// Records that the pages of one run are removed. The runs of a list are recorded from the last to the first, so
     /// that its pages are in order of depth, deepest first.
     fn push_removed(&mut self, medium: Medium, hashes: PageHashes<'_>) {
         let count = hashes.len() as u32;
@@ -360,9 +360,9 @@ fn emit_node(
     let link = &nodes.link[node];
     let mut parent = link.parent.map(|parent| hashes.of(nodes.last_entry(parent)));
     let Sides { device, swap_start } = nodes.sides_of(node);
-    let entries = link.span.pages();
+    let entries = link.list.pages();
     let mut before = 0;
-    for (start, len) in nodes.spans.runs(&link.span) {
+    for (start, len) in nodes.lists.runs(&link.list) {
         for (medium, places) in [(Medium::Device, 0..device), (Medium::Swap, swap_start..entries)] {
             let from = places.start.clamp(before, before + len) - before;
             let to = places.end.clamp(before, before + len) - before;
@@ -370,7 +370,7 @@ fn emit_node(
                 continue;
             }
             let (start, len) = (start + from, to - from);
-            let tokens = nodes.spans.tokens_of_run(start, len);
+            let tokens = nodes.lists.tokens_of_run(start, len);
             let parent = if from == 0 { parent } else { Some(hashes.of(start - 1)) };
             let hashes = hashes.of_run(start, len);
             sink(Event::Stored(Stored { namespace, names, medium, parent, hashes, tokens, step }));

@@ -161,7 +161,7 @@ impl PrefixTree {
         let third = self.order.after(&self.usage, second);
         let (usage, link) = (&self.usage[second], &self.nodes.link[second]);
         self.nodes.children.prefetch(usage.hash);
-        self.nodes.spans.prefetch(&link.span);
+        self.nodes.lists.prefetch(&link.list);
         if let Some(third) = third {
             prefetch_slot(usage, second, third);
             prefetch_slot(link, second, third);

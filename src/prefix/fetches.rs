@@ -3,7 +3,7 @@
 //!
 //! * M2. Fetched pages match once all have arrived, up to the first failure.
 //!
-//! The tokens of an open fetch are in a span without a node. Each page that a fetch writes has one entry, so there are
+//! The tokens of an open fetch are in a list without a node. Each page that a fetch writes has one entry, so there are
 //! still enough entries for all pages.
 //!
 //! Not here: puts, and the rules for pages that stores touch (`puts.rs`).
@@ -18,9 +18,9 @@ use crate::memory::{Memory, OutOfMemory};
 use crate::moves::{Fetch, FetchId};
 
 use super::cursors::Seek;
+use super::entry_list::EntryList;
 use super::evict::Oldest;
 use super::nodes::{Cursor, Link, NO_PAGE, Sides};
-use super::span::Span;
 use super::{PrefixMatch, PrefixTree};
 
 /// Maximum number of open fetches.
@@ -30,7 +30,7 @@ struct OpenFetch {
     id: FetchId,
     lock: PrefixLock,
     /// Entries with the tokens of the fetched pages. They become entries of the tree once the pages have arrived.
-    span: Span,
+    list: EntryList,
 }
 
 /// The open fetches.
@@ -58,14 +58,14 @@ impl Fetches {
         self.open.iter().map(|fetch| &fetch.lock)
     }
 
-    /// Returns the spans of fetches, for audits.
-    pub fn spans(&self) -> impl Iterator<Item = &Span> {
-        self.open.iter().map(|fetch| &fetch.span)
+    /// Returns the lists of fetches, for audits.
+    pub fn lists(&self) -> impl Iterator<Item = &EntryList> {
+        self.open.iter().map(|fetch| &fetch.list)
     }
 
     /// Checks a part of M2: there are as many pages as entries of the open fetches. O(open fetches).
     pub fn check(&self) -> Result<(), &'static str> {
-        if self.pages.len() == self.spans().map(|span| span.pages() as usize).sum::<usize>() {
+        if self.pages.len() == self.lists().map(|list| list.pages() as usize).sum::<usize>() {
             Ok(())
         } else {
             Err("M2: a fetched page waits with its tokens until all have arrived")
@@ -122,11 +122,11 @@ impl PrefixTree {
         }
         let page_count = self.swap().fetches.pages.len() - start;
         let tokens = &tokens[cached_pages as usize * page_size..][..page_count * page_size];
-        let span = self.nodes.spans.create_equal(tokens, NO_PAGE);
+        let list = self.nodes.lists.create_equal(tokens, NO_PAGE);
         let fetches = &mut self.swap_mut().fetches;
         fetches.last += 1;
         let id = FetchId(fetches.last);
-        fetches.open.push(OpenFetch { id, lock, span });
+        fetches.open.push(OpenFetch { id, lock, list });
         Some(Fetch { id, cached_pages, pages: &fetches.pages[start..] })
     }
 
@@ -191,20 +191,20 @@ impl PrefixTree {
         let Some(index) = fetches.open.iter().position(|fetch| fetch.id == id) else {
             return false;
         };
-        let start: usize = fetches.spans().take(index).map(|span| span.pages() as usize).sum();
-        let OpenFetch { mut lock, mut span, .. } = fetches.open.remove(index);
+        let start: usize = fetches.lists().take(index).map(|list| list.pages() as usize).sum();
+        let OpenFetch { mut lock, mut list, .. } = fetches.open.remove(index);
         let mut pages = take(&mut fetches.pages);
-        let own = start..start + span.pages() as usize;
-        let mut count = count.min(span.pages());
+        let own = start..start + list.pages() as usize;
+        let mut count = count.min(list.pages());
         if lock.scope().generation != self.generation {
             count = 0;
         }
-        let lacking = span.pages() - count;
-        self.nodes.spans.trim(&mut span, lacking, None);
+        let lacking = list.pages() - count;
+        self.nodes.lists.trim(&mut list, lacking, None);
         tokens.clear();
-        self.nodes.spans.pieces(&span).for_each(|(piece, _)| tokens.extend_from_slice(piece));
+        self.nodes.lists.pieces(&list).for_each(|(piece, _)| tokens.extend_from_slice(piece));
         let (arrived, others) = pages[own.clone()].split_at(count as usize);
-        let known = self.insert_fetched(&mut lock, tokens, span, arrived, fence);
+        let known = self.insert_fetched(&mut lock, tokens, list, arrived, fence);
         let swap = self.swap_mut();
         let unused = arrived[..known].iter().chain(others);
         unused.for_each(|page| swap.pool.end_fill(*page, false));
@@ -218,12 +218,12 @@ impl PrefixTree {
     }
 
     /// Inserts fetched pages after a lock's prefix. Skips the first ones, if the tree has received them since the fetch
-    /// began. Returns the number of skipped pages. `span` contains the `tokens`, and has an entry for each page.
+    /// began. Returns the number of skipped pages. `list` contains the `tokens`, and has an entry for each page.
     fn insert_fetched(
         &mut self,
         lock: &mut PrefixLock,
         tokens: &[TokenId],
-        mut span: Span,
+        mut list: EntryList,
         pages: &[SwapPageId],
         fence: &mut Fence,
     ) -> usize {
@@ -235,23 +235,23 @@ impl PrefixTree {
             let node = self.split(node, cursor.pages_in_node);
             self.move_lock(lock, node, fence);
         }
-        if known == span.pages() {
-            self.nodes.spans.trim(&mut span, known, None);
+        if known == list.pages() {
+            self.nodes.lists.trim(&mut list, known, None);
             return known as usize;
         }
         if known > 0 {
-            let rest = self.nodes.spans.split(&mut span, known);
-            self.nodes.spans.trim(&mut span, known, None);
-            span = rest;
+            let rest = self.nodes.lists.split(&mut list, known);
+            self.nodes.lists.trim(&mut list, known, None);
+            list = rest;
         }
         let (known, pages) = (known as usize, &pages[known as usize..]);
         let mut before = lock.node().map(|node| self.nodes.last_entry(node));
-        let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
+        let node = self.spawn(Link { parent: lock.node(), list }, lock.scope());
         self.adopt(lock, node);
         let Self { nodes, swap: Some(swap), .. } = self else { return known };
         *nodes.sides_mut(node) = Sides::default();
         let mut rest = pages.iter();
-        for (start, len) in nodes.spans.runs(&span) {
+        for (start, len) in nodes.lists.runs(&list) {
             for entry in start..start + len {
                 let page = *rest.next().expect("an entry for each page");
                 swap.of_entry[entry as usize] = page;

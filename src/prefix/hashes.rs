@@ -1,4 +1,4 @@
-//! The column of the pages' hashes, by the numbers of the spans' entries.
+//! The column of the pages' hashes, by the numbers of the lists' entries.
 //!
 //! Not here: when pages are hashed (`chain.rs`), how a hash is computed (`hash/`).
 
@@ -6,9 +6,9 @@ use crate::hash::{Hashing, Named, Names, PageHash, PageHashes};
 use crate::id::Namespace;
 use crate::memory::{Memory, OutOfMemory};
 
-use super::span::SpanStore;
+use super::entry_list::EntryLists;
 
-/// A hash for each entry of the spans' slab.
+/// A hash for each entry of the lists' slab.
 pub(super) struct Hashes {
     pub hashing: Hashing,
     width: usize,
@@ -19,7 +19,7 @@ impl Hashes {
     /// Creates the column for at most `page_count` pages.
     pub fn new(page_count: u32, hashing: Hashing, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let width = hashing.width();
-        let bytes = u64::from(SpanStore::entry_count(page_count)) * width as u64;
+        let bytes = u64::from(EntryLists::entry_count(page_count)) * width as u64;
         Ok(Self { hashing, width, bytes: memory.zeroed(bytes)? })
     }
 

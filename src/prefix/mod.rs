@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!              (namespace, generation)                 a node is a run of whole pages:
-//!                /               \                        tokens and page ids in `span`,
+//!                /               \                        tokens and page ids in `list`,
 //!        [t t t t|t t t t]     [t t t t]                  found from its parent by its
 //!          /           \                                  first page's tokens (`child_table`)
 //!   [t t t t]   [t t t t|t t t t|t t t t]
@@ -21,7 +21,7 @@
 //! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children. So
 //!   the oldest node is always a leaf.
 //! * T5. evictable + protected = device pages of all nodes and cells; evictable = device pages of idle nodes and cells.
-//! * T6. Every entry of the span store belongs to one span, of a node or of an open fetch, or is free.
+//! * T6. Every entry of the slab belongs to one list, of a node or of an open fetch, or is free.
 //! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
 //!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
 //! * T8. Idle nodes are all of the present generation: a prefix that can no longer match is dropped with its last user.
@@ -40,6 +40,7 @@ mod cursors;
 #[cfg(test)]
 mod deep;
 mod deferred;
+mod entry_list;
 mod events;
 mod evict;
 mod fetches;
@@ -54,7 +55,6 @@ mod order;
 mod puts;
 mod saves;
 mod shared_spans;
-mod span;
 mod split;
 mod swap;
 mod tails;
@@ -73,10 +73,10 @@ use chain::Chain;
 use child_table::ChildTable;
 use column::{RareColumn, advise_column};
 use deferred::Deferred;
+use entry_list::{EntryList, EntryLists};
 use events::EventBuffer;
 use nodes::{Link, Nodes};
 use order::{Neighbours, Order};
-use span::{Span, SpanStore};
 use swap::Swap;
 
 #[cfg(test)]
@@ -206,22 +206,13 @@ pub struct SizeInfo {
 
 impl PrefixTree {
     /// Creates an empty tree of at most `page_count` pages. The child table uses `hash_bits` bits of its hashes. Only
-    /// tests use fewer than 32; hashes are then the same in every process.
+    /// tests use fewer than 32; hashes are then the same in every process. With `prefault`, the tree touches its memory.
     ///
     /// # Errors
     /// The allocation that failed.
-    pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(page_count: u32, page_size: u32, hash_bits: u32, prefault: bool) -> Result<Self, OutOfMemory> {
         let shape = TreeShape::new(page_count, page_size, hash_bits);
-        Self::of_shape(&shape, &mut Memory::new(false)).map(|(tree, _)| tree)
-    }
-
-    /// Creates an empty tree as [`PrefixTree::new`] does, and touches its memory.
-    ///
-    /// # Errors
-    /// The allocation that failed.
-    pub fn prefaulted(page_count: u32, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
-        let shape = TreeShape::new(page_count, page_size, hash_bits);
-        Self::of_shape(&shape, &mut Memory::new(true)).map(|(tree, _)| tree)
+        Self::of_shape(&shape, &mut Memory::new(prefault)).map(|(tree, _)| tree)
     }
 
     /// Creates an empty tree. Also returns its bytes.
@@ -236,7 +227,7 @@ impl PrefixTree {
                 page_size,
                 link: slot_map(nodes, memory)?,
                 scope: RareColumn::new(nodes, memory)?,
-                spans: SpanStore::new(nodes, page_size, memory)?,
+                lists: EntryLists::new(nodes, page_size, memory)?,
                 children: ChildTable::new(nodes, hash_bits, memory)?,
                 sides: None,
             },
@@ -346,7 +337,7 @@ impl PrefixTree {
     fn prefault(&mut self) -> Result<(), OutOfMemory> {
         let links = &mut self.nodes.link;
         // The nodes are removed in reverse order, so that the arena later returns keys in ascending order.
-        let link = Link { parent: None, span: Span::EMPTY };
+        let link = Link { parent: None, list: EntryList::EMPTY };
         let capacity = links.capacity();
         let mut nodes = reserved(capacity as u64)?;
         for _ in 0..capacity {
@@ -387,16 +378,16 @@ impl PrefixTree {
         self.swap.iter().for_each(|swap| swap.count(stats));
     }
 
-    /// Returns the bytes in use for nodes, child entries, entries of spans and extents.
+    /// Returns the bytes in use for nodes, child entries, entries of lists and extents.
     pub fn live_bytes(&self) -> u64 {
-        self.node_count() as u64 * Self::BYTES_PER_NODE + self.nodes.spans.live_bytes()
+        self.node_count() as u64 * Self::BYTES_PER_NODE + self.nodes.lists.live_bytes()
     }
 
     /// Creates a node. It has no user and is in no list; the caller counts its pages.
     #[inline(always)]
     fn spawn(&mut self, link: Link, scope: Scope) -> NodeKey {
-        let Nodes { spans, children, .. } = &self.nodes;
-        let hash = children.hash(link.parent, scope, spans.first_page(&link.span));
+        let Nodes { lists, children, .. } = &self.nodes;
+        let hash = children.hash(link.parent, scope, lists.first_page(&link.list));
         let node = self.insert_columns(link, scope, Usage::new(hash));
         self.nodes.children.insert(hash, node);
         match link.parent {

@@ -20,7 +20,7 @@ use crate::layout::{HeldGroup, Limits};
 
 use super::child_table::ChildTable;
 use super::column::RareColumn;
-use super::span::{Span, SpanStore};
+use super::entry_list::{EntryList, EntryLists};
 
 /// Stands for the page of an entry that is in swap memory alone.
 pub(super) const NO_PAGE: PageId = PageId::new(u32::MAX);
@@ -32,7 +32,7 @@ pub(super) const NO_SWAP_PAGE: SwapPageId = SwapPageId::new(u32::MAX);
 #[derive(Clone, Copy)]
 pub(super) struct Link {
     pub parent: Option<NodeKey>,
-    pub span: Span,
+    pub list: EntryList,
 }
 
 const _: () = assert!(size_of::<Link>() == 28);
@@ -83,7 +83,7 @@ pub(crate) struct Nodes {
     pub(super) link: SlotMap<NodeKey, Link>,
     /// The scopes of nodes without a parent.
     pub(super) scope: RareColumn<Scope>,
-    pub(super) spans: SpanStore,
+    pub(super) lists: EntryLists,
     pub(super) children: ChildTable,
     /// Where the pages of each node are; only with swap memory. Without, all are on the device.
     pub(super) sides: Option<RareColumn<Sides>>,
@@ -93,7 +93,7 @@ impl Nodes {
     /// Returns the number of a node's entries.
     #[inline]
     pub(super) fn entries(&self, node: NodeKey) -> u32 {
-        self.link[node].span.pages()
+        self.link[node].list.pages()
     }
 
     /// Returns where the pages of a node are.
@@ -147,12 +147,12 @@ impl Nodes {
 
     /// Returns a node's tokens and pages, run by run.
     pub(super) fn pages(&self, node: NodeKey) -> impl Iterator<Item = (&[TokenId], &[PageId])> {
-        self.spans.pieces(&self.link[node].span)
+        self.lists.pieces(&self.link[node].list)
     }
 
     /// Calls `each` with each entry at some places of a node, the last one first. `each` may rewrite the entry's page.
     pub(super) fn each_entry_back(&mut self, node: NodeKey, places: Range<u32>, each: impl FnMut(u32, &mut PageId)) {
-        self.spans.each_entry_back(&self.link[node].span, places, each);
+        self.lists.each_entry_back(&self.link[node].list, places, each);
     }
 
     /// Returns the pages of the prefix that a lock holds, in order; for audits. O(pages).
@@ -172,8 +172,8 @@ impl Nodes {
             if count == 0 {
                 break;
             }
-            for (first, len) in self.spans.last_runs_back(&self.link[node].span, count) {
-                pages.extend(self.spans.pages_of_run(first, len).iter().rev());
+            for (first, len) in self.lists.last_runs_back(&self.link[node].list, count) {
+                pages.extend(self.lists.pages_of_run(first, len).iter().rev());
             }
         }
         pages[start..].reverse();
@@ -188,15 +188,15 @@ impl Nodes {
     /// Returns the entry of the page before the last `count` pages of a node.
     pub(super) fn entry_before(&self, node: NodeKey, count: u32) -> Option<u32> {
         let link = &self.link[node];
-        if count < link.span.pages() {
-            return self.spans.last_runs(&link.span, count + 1).next().map(|(start, _)| start);
+        if count < link.list.pages() {
+            return self.lists.last_runs(&link.list, count + 1).next().map(|(start, _)| start);
         }
         link.parent.map(|parent| self.last_entry(parent))
     }
 
     /// Returns the entry of a node's last page.
     pub(super) fn last_entry(&self, node: NodeKey) -> u32 {
-        self.spans.last_entry(&self.link[node].span)
+        self.lists.last_entry(&self.link[node].list)
     }
 
     /// Returns a walk up from a position with `pages` pages before it.
@@ -204,7 +204,7 @@ impl Nodes {
         let Cursor { node: Some(node), pages_in_node } = end else {
             return PathCursor { node: None, extent: 0, entry: 0, place: 0 };
         };
-        let (extent, entry, len) = self.spans.run_of(&self.link[node].span, pages_in_node);
+        let (extent, entry, len) = self.lists.run_of(&self.link[node].list, pages_in_node);
         PathCursor { node: Some(node), extent, entry, place: pages - len }
     }
 
@@ -218,11 +218,11 @@ impl Nodes {
     pub fn entry_at(&self, at: &mut PathCursor, place: u32) -> u32 {
         while place < at.place {
             let mut node = at.node.expect("the path has the place");
-            let before = self.spans.run_before(&self.link[node].span, at.extent);
+            let before = self.lists.run_before(&self.link[node].list, at.extent);
             let (extent, entry, len) = before.unwrap_or_else(|| {
                 node = self.link[node].parent.expect("the path has the place");
-                let span = &self.link[node].span;
-                self.spans.run_of(span, span.pages())
+                let list = &self.link[node].list;
+                self.lists.run_of(list, list.pages())
             });
             *at = PathCursor { node: Some(node), extent, entry, place: at.place - len };
         }

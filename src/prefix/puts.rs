@@ -23,8 +23,8 @@ use crate::swap::SwapPool;
 
 use super::PrefixTree;
 use super::chain::Chain;
+use super::entry_list::EntryLists;
 use super::nodes::{NO_SWAP_PAGE, Nodes};
-use super::span::SpanStore;
 
 /// Maximum number of open puts.
 const PUTS_MAX: usize = 1024;
@@ -134,7 +134,7 @@ impl Puts {
             return;
         }
         let mut before = nodes.entry_before(node, count);
-        for (start, len) in nodes.spans.last_runs(&nodes.link[node].span, count) {
+        for (start, len) in nodes.lists.last_runs(&nodes.link[node].list, count) {
             for entry in start..start + len {
                 self.attach_entry(entry, before, are_new);
                 before = Some(entry);
@@ -189,7 +189,7 @@ impl Puts {
     /// of calls.
     fn give(
         &mut self,
-        spans: &SpanStore,
+        lists: &EntryLists,
         chain: &Chain,
         pool: &mut SwapPool,
         saved: MoveId,
@@ -207,7 +207,7 @@ impl Puts {
             let before = self.before[entry as usize];
             let parent = (before != NONE).then(|| chain.of(before));
             let OpenPut { id, key, page, .. } = put;
-            sink(Put { id, key, parent, tokens: spans.tokens_of(entry), page });
+            sink(Put { id, key, parent, tokens: lists.tokens_of(entry), page });
         }
         // Ends the puts that the store has not received and whose entries were freed or are of an earlier generation.
         while let Some(gone) = self.open.iter().find(|put| !put.is_given && self.entry_of(put).is_none()) {
@@ -252,7 +252,7 @@ impl Puts {
     pub fn check(
         &self,
         pool: &SwapPool,
-        spans: &SpanStore,
+        lists: &EntryLists,
         key_of: impl Fn(u32) -> Option<PageHash>,
     ) -> Result<(), &'static str> {
         let (staged, read): (Vec<&OpenPut>, Vec<_>) = self.open.iter().partition(|put| put.is_staged);
@@ -267,7 +267,7 @@ impl Puts {
             return Err("M3: an entry has the hash that its put has");
         }
         let mut entries = 0..self.versions.len() as u32;
-        match entries.any(|entry| self.is_stored(entry) && spans.is_free(entry)) {
+        match entries.any(|entry| self.is_stored(entry) && lists.is_free(entry)) {
             true => Err("M3: a stored entry has a page"),
             false => Ok(()),
         }
@@ -297,7 +297,7 @@ impl PrefixTree {
                     puts.round += 1;
                     return;
                 };
-                puts.staged.push(PageMove { device: nodes.spans.pages_of_run(version.entry, 1)[0], swap: stage });
+                puts.staged.push(PageMove { device: nodes.lists.pages_of_run(version.entry, 1)[0], swap: stage });
                 (page, save) = (stage, next_move);
             } else {
                 pool.begin_read(page);
@@ -324,6 +324,6 @@ impl PrefixTree {
     /// of calls.
     pub(crate) fn give_puts(&mut self, saved: MoveId, sink: impl FnMut(Put<'_>)) -> usize {
         let Self { nodes, swap: Some(swap), chain: Some(chain), .. } = self else { return 0 };
-        swap.puts.give(&nodes.spans, chain, &mut swap.pool, saved, sink)
+        swap.puts.give(&nodes.lists, chain, &mut swap.pool, saved, sink)
     }
 }

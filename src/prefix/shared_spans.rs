@@ -131,7 +131,7 @@ impl SharedPrefixFinder {
                 return NONE;
             }
             let link = &tree.nodes.link[node];
-            let begin = end - link.span.pages();
+            let begin = end - link.list.pages();
             self.nodes.push(Passed { node, parent, begin, end, rows: 0, place: NONE, span: NONE });
             (at, end) = (link.parent, begin);
         }

@@ -11,11 +11,11 @@ impl PrefixTree {
     /// locks the prefix next, so the prefix of an idle node gets no age. O(1), and O(extents before the split) for a
     /// node of many extents.
     pub(super) fn split(&mut self, node: NodeKey, pages: u32) -> NodeKey {
-        let Link { parent, mut span } = self.nodes.link[node];
-        if pages == span.pages() {
+        let Link { parent, mut list } = self.nodes.link[node];
+        if pages == list.pages() {
             return node;
         }
-        let rest = self.nodes.spans.split(&mut span, pages);
+        let rest = self.nodes.lists.split(&mut list, pages);
         // The prefix takes the node's place under its parent...
         let usage = self.usage[node];
         let mut prefix_usage = Usage::new(usage.hash);
@@ -23,14 +23,14 @@ impl PrefixTree {
         prefix_usage.lock_count = u32::from(usage.lock_count > 0);
         // Only nodes without a parent have a scope; the hash of a child does not include it.
         let scope = if parent.is_none() { self.nodes.scope[node] } else { Scope::default() };
-        let prefix = self.insert_columns(Link { parent, span }, scope, prefix_usage);
+        let prefix = self.insert_columns(Link { parent, list }, scope, prefix_usage);
         self.nodes.children.replace(usage.hash, node, prefix);
         if self.is_deferred(node) {
             self.add_deferred(prefix, self.deferred[node].step);
         }
         // ... and the node becomes its child. An idle prefix is the younger neighbour of its suffix.
-        self.nodes.link[node] = Link { parent: Some(prefix), span: rest };
-        let hash = self.nodes.children.hash(Some(prefix), scope, self.nodes.spans.first_page(&rest));
+        self.nodes.link[node] = Link { parent: Some(prefix), list: rest };
+        let hash = self.nodes.children.hash(Some(prefix), scope, self.nodes.lists.first_page(&rest));
         self.usage[node].hash = hash;
         self.nodes.children.insert(hash, node);
         if usage.lock_count == 0 {

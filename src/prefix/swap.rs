@@ -27,12 +27,12 @@ use crate::stats::Stats;
 use crate::swap::SwapPool;
 
 use super::TreeShape;
+use super::entry_list::EntryLists;
 use super::fetches::Fetches;
 use super::loads::LoadBatch;
 use super::nodes::{NO_PAGE, NO_SWAP_PAGE, Nodes, Sides};
 use super::puts::Puts;
 use super::saves::SaveBatch;
-use super::span::SpanStore;
 
 /// Counters of pages and of moves, over the whole run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -88,7 +88,7 @@ impl Swap {
     /// Creates the columns. Stores need hashes and one group.
     pub(super) fn new(shape: &TreeShape, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let &TreeShape { page_count, swap_pages, stage_pages, .. } = shape;
-        let entries = SpanStore::entry_count(shape.nodes());
+        let entries = EntryLists::entry_count(shape.nodes());
         let stores = u32::from(shape.has_stores());
         Ok(Self {
             pool: SwapPool::new(swap_pages, memory)?,
@@ -222,7 +222,7 @@ impl Swap {
         self.clean -= device.saturating_sub(swap_start.max(rest));
         *nodes.sides_mut(node) = Sides { device: device.min(rest), swap_start: swap_start.min(rest) };
         let on_device = device - device.min(rest);
-        nodes.spans.trim(&mut nodes.link[node].span, count - on_device, None);
+        nodes.lists.trim(&mut nodes.link[node].list, count - on_device, None);
         on_device
     }
 

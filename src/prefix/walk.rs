@@ -3,8 +3,8 @@
 use crate::id::{Namespace, NodeKey, PageId, Scope, TokenId};
 
 use super::PrefixTree;
+use super::entry_list::EntryList;
 use super::nodes::{Cursor, Nodes};
-use super::span::Span;
 
 /// The result of a match. It locks nothing, and some changes of the tree make it [stale](super::Stale).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,7 +117,7 @@ impl PrefixTree {
             end -= pages;
             // No sequence computes tokens after pages that are in swap memory alone.
             let is_end = pages == nodes.entries(node) && pages == nodes.device_pages(node, pages);
-            is_end.then(|| (here, Some(nodes.spans.pages_of_run(nodes.last_entry(node), 1)[0])))
+            is_end.then(|| (here, Some(nodes.lists.pages_of_run(nodes.last_entry(node), 1)[0])))
         });
         ends.chain([(0, None)])
     }
@@ -173,20 +173,20 @@ impl Nodes {
             if link.parent != parent || (parent.is_none() && self.scope[node] != scope) {
                 return false;
             }
-            let pages_in_node = self.compare(&link.span, tokens, each);
-            let whole = pages_in_node == link.span.pages();
+            let pages_in_node = self.compare(&link.list, tokens, each);
+            let whole = pages_in_node == link.list.pages();
             descent = Some(Descent { cursor: Cursor { node: Some(node), pages_in_node }, whole });
             pages_in_node > 0
         })?;
         descent
     }
 
-    /// Returns how many pages of a span are a prefix of `tokens`, and calls `each` with them.
+    /// Returns how many pages of a list are a prefix of `tokens`, and calls `each` with them.
     #[inline]
-    fn compare(&self, span: &Span, tokens: &[TokenId], each: &mut impl FnMut(&[PageId])) -> u32 {
+    fn compare(&self, list: &EntryList, tokens: &[TokenId], each: &mut impl FnMut(&[PageId])) -> u32 {
         let mut rest = tokens;
         let mut matched = 0;
-        for (tokens, pages) in self.spans.pieces(span) {
+        for (tokens, pages) in self.lists.pieces(list) {
             // Usually the whole run matches, which needs no division.
             match rest.split_at_checked(tokens.len()) {
                 Some((head, tail)) if same(tokens, head) => rest = tail,

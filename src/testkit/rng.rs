@@ -18,7 +18,7 @@ impl Rng {
 
     /// Creates the stream of some bytes. After the last byte, all numbers are 0.
     pub fn from_bytes(bytes: &[u8]) -> Self {
-        Self(Source::Bytes(bytes.to_vec().into_iter()))
+        Self(Source::Bytes(Vec::from(bytes).into_iter()))
     }
 
     /// Returns whether the stream has used all of its bytes. The stream of a seed has no end.

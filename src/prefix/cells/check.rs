@@ -13,7 +13,7 @@ impl PrefixTree {
     /// Returns every cell that an entry names, with the node that has this entry; `None` if no node has it.
     pub(crate) fn cells_by_node(&self) -> Vec<(Option<NodeKey>, CellId)> {
         let Some(cells) = &self.cells else { return Vec::new() };
-        let of_node = |node| self.nodes.spans.entries(&self.nodes.link[node].span).map(move |entry| (entry, node));
+        let of_node = |node| self.nodes.lists.entries(&self.nodes.link[node].list).map(move |entry| (entry, node));
         let nodes: HashMap<u32, NodeKey> = self.nodes.link.keys().flat_map(of_node).collect();
         cells.named().map(|(_, entry, cell)| (nodes.get(&entry).copied(), cell)).collect()
     }
@@ -55,7 +55,7 @@ impl PrefixTree {
         ensure(count, "G1: cells are counted")?;
         for (node, cell) in self.cells_by_node() {
             let Some(node) = node else {
-                return Err(("G1: a cell's entry belongs to a live span", None));
+                return Err(("G1: a cell's entry belongs to a live list", None));
             };
             let locked = cells.is_idle(cell, None) || self.usage[node].lock_count > 0;
             self.ensure(locked, "G2: a used cell's node is locked", node)?;

@@ -85,7 +85,7 @@ fn g1_entries_name_their_cells() {
         all.of_entry.swap(entry as usize, free);
         all.cells[cells[0].index()].entry = free as u32;
     };
-    assert_eq!(broken(elsewhere), "G1: a cell's entry belongs to a live span");
+    assert_eq!(broken(elsewhere), "G1: a cell's entry belongs to a live list");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::SpanStore;
+use super::EntryLists;
 use crate::id::{Namespace, NodeKey, Scope};
 use crate::prefix::PrefixTree;
 
@@ -28,14 +28,14 @@ impl PrefixTree {
             let named = self.names.get(scope.namespace).ok_or(node)?;
             let parent = link.parent.map(|parent| self.nodes.last_entry(parent));
             let mut before = parent.map(|entry| chain.of(entry));
-            for entry in self.nodes.spans.entries(&link.span) {
-                let hash = chain.hashes.hashing.page(named, before, self.nodes.spans.tokens_of(entry));
+            for entry in self.nodes.lists.entries(&link.list) {
+                let hash = chain.hashes.hashing.page(named, before, self.nodes.lists.tokens_of(entry));
                 if hash != chain.of(entry) {
                     return Err(node);
                 }
                 before = Some(hash);
             }
-            let first = chain.of(SpanStore::first_entry(&link.span));
+            let first = chain.of(EntryLists::first_entry(&link.list));
             if chain.listed[node] == 0 || chain.find(first, |found| found == node).is_none() {
                 return Err(node);
             }

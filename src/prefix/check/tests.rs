@@ -8,8 +8,8 @@ use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
 use crate::memory::Memory;
 use crate::prefix::ages::Ages;
 use crate::prefix::deferred::Deferred;
+use crate::prefix::entry_list::EntryList;
 use crate::prefix::nodes::Link;
-use crate::prefix::span::Span;
 use crate::prefix::{Order, PrefixTree, TreeShape, Usage};
 
 const NAMESPACE: Namespace = Namespace::new(0);
@@ -61,7 +61,7 @@ impl Sound {
         let deferred = lock(&mut tree, &[0, 1, 2, 3]);
         let parent = lock(&mut tree, &[0, 1, 4, 5]);
         let child = lock(&mut tree, &[0, 1, 4, 5, 6, 7]);
-        // The span grows, but the next entries belong to other spans, so it gets a second extent.
+        // The list grows, but the next entries belong to other lists, so it gets a second extent.
         let mut other = other;
         let page = &mut [PageId::new(9)];
         assert_eq!(tree.insert(&mut other, &tokens(&[9]), page, &mut Vec::new(), &mut fence).duplicates, 0);
@@ -72,7 +72,7 @@ impl Sound {
         }
         fence.push_lock(deferred, StepId::new(3));
         tree.defer_unlock(Some(deferred_node), StepId::new(3), &mut fence);
-        assert_eq!(tree.nodes.spans.extents_of(&tree.nodes.link[other_node].span), 1);
+        assert_eq!(tree.nodes.lists.extents_of(&tree.nodes.link[other_node].list), 1);
         let sound = Self {
             tree,
             fence,
@@ -119,7 +119,7 @@ fn t1_columns_hold_the_same_nodes() {
         s.tree.usage.remove(s.child);
     };
     assert_eq!(broken(another), "T1: every node has its usage");
-    let empty = |s: &mut Sound| s.tree.nodes.link[s.child].span = Span::EMPTY;
+    let empty = |s: &mut Sound| s.tree.nodes.link[s.child].list = EntryList::EMPTY;
     assert_eq!(broken(empty), "T1: no node is empty");
 }
 
@@ -132,9 +132,9 @@ fn t2_the_child_table_finds_each_node() {
     assert_eq!(broken(|s| s.tree.nodes.scope[s.other].generation = 7), found);
     // Add a sibling with the same first page of tokens.
     let twins = |s: &mut Sound| {
-        let span = s.tree.nodes.spans.create(&tokens(&[8]), &[PageId::new(10)]);
+        let list = s.tree.nodes.lists.create(&tokens(&[8]), &[PageId::new(10)]);
         let scope = s.tree.nodes.scope[s.other];
-        s.tree.spawn(Link { parent: None, span }, scope);
+        s.tree.spawn(Link { parent: None, list }, scope);
     };
     assert_eq!(broken(twins), found);
     let orphan = |s: &mut Sound| {
@@ -198,39 +198,39 @@ fn t5_pages_are_counted() {
 
 #[test]
 fn t6_every_entry_belongs_to_one_span_or_is_free() {
-    // The second entry of one node also becomes the span of a new node. Then no span has the new node's own entry.
+    // The second entry of one node also becomes the list of a new node. Then no list has the new node's own entry.
     let shared = |s: &mut Sound| {
-        let mut first = s.tree.nodes.link[s.idle].span;
-        let second = s.tree.nodes.spans.split(&mut first, 1);
-        let own = s.tree.nodes.spans.create(&tokens(&[5]), &[PageId::new(10)]);
-        let node = s.tree.spawn(Link { parent: None, span: own }, Scope::default());
-        s.tree.nodes.link[node].span = second;
+        let mut first = s.tree.nodes.link[s.idle].list;
+        let second = s.tree.nodes.lists.split(&mut first, 1);
+        let own = s.tree.nodes.lists.create(&tokens(&[5]), &[PageId::new(10)]);
+        let node = s.tree.spawn(Link { parent: None, list: own }, Scope::default());
+        s.tree.nodes.link[node].list = second;
         s.tree.order.enter(&mut s.tree.usage, node);
         s.tree.size.evictable += 1;
     };
-    assert_eq!(broken(shared), "T6: an entry belongs to one span");
+    assert_eq!(broken(shared), "T6: an entry belongs to one list");
     let freed = |s: &mut Sound| {
-        let mut copy = s.tree.nodes.link[s.idle].span;
-        s.tree.nodes.spans.trim(&mut copy, 1, None);
+        let mut copy = s.tree.nodes.link[s.idle].list;
+        s.tree.nodes.lists.trim(&mut copy, 1, None);
     };
-    assert_eq!(broken(freed), "T6: the entries of a span are taken");
+    assert_eq!(broken(freed), "T6: the entries of a list are taken");
     let emptied = |s: &mut Sound| {
-        let mut copy = s.tree.nodes.link[s.other].span;
-        s.tree.nodes.spans.trim(&mut copy, 1, None);
+        let mut copy = s.tree.nodes.link[s.other].list;
+        s.tree.nodes.lists.trim(&mut copy, 1, None);
     };
-    assert_eq!(broken(emptied), "T6: no run of a span is empty");
+    assert_eq!(broken(emptied), "T6: no run of a list is empty");
     let short = |s: &mut Sound| {
-        let mut span = s.tree.nodes.link[s.other].span;
-        s.tree.nodes.spans.grow(&mut span, &tokens(&[10]), &[PageId::new(10)]);
-        s.tree.nodes.link[s.other].span = span;
+        let mut list = s.tree.nodes.link[s.other].list;
+        s.tree.nodes.lists.grow(&mut list, &tokens(&[10]), &[PageId::new(10)]);
+        s.tree.nodes.link[s.other].list = list;
         s.tree.size.evictable += 1;
-        s.tree.nodes.spans.trim(&mut span, 1, None);
+        s.tree.nodes.lists.trim(&mut list, 1, None);
     };
-    assert_eq!(broken(short), "T6: a span has an entry for each page");
-    let lost = |s: &mut Sound| s.tree.nodes.spans.create(&tokens(&[10]), &[PageId::new(10)]);
-    assert_eq!(broken(lost), "T6: an entry is taken by a span or free");
-    let lost = |s: &mut Sound| s.tree.nodes.spans.lose_an_extent();
-    assert_eq!(broken(lost), "T6: every extent belongs to a span");
+    assert_eq!(broken(short), "T6: a list has an entry for each page");
+    let lost = |s: &mut Sound| s.tree.nodes.lists.create(&tokens(&[10]), &[PageId::new(10)]);
+    assert_eq!(broken(lost), "T6: an entry is taken by a list or free");
+    let lost = |s: &mut Sound| s.tree.nodes.lists.lose_an_extent();
+    assert_eq!(broken(lost), "T6: every extent belongs to a list");
 }
 
 #[test]

@@ -18,16 +18,16 @@ impl PrefixTree {
         let (mut pages, mut clean) = (HashSet::new(), 0);
         for (node, link) in &self.nodes.link {
             let Sides { device, swap_start } = self.nodes.sides_of(node);
-            let entries = link.span.pages();
+            let entries = link.list.pages();
             let all = swap_start <= device && device <= entries;
             self.ensure(all, "H2: every entry has a page, device pages come first", node)?;
-            for (place, entry) in (0..).zip(self.nodes.spans.entries(&link.span)) {
+            for (place, entry) in (0..).zip(self.nodes.lists.entries(&link.list)) {
                 if place >= swap_start {
                     let page = swap.of_entry[entry as usize];
                     let own = swap.pool.is_cached(page) && pages.insert(page);
                     self.ensure(own, "H1: a swap page belongs to one entry", node)?;
                 }
-                let on_device = self.nodes.spans.pages_of_run(entry, 1)[0] != NO_PAGE;
+                let on_device = self.nodes.lists.pages_of_run(entry, 1)[0] != NO_PAGE;
                 let what = "H2: entries below `device` have device pages";
                 self.ensure(on_device == (place < device), what, node)?;
             }
@@ -52,7 +52,7 @@ impl PrefixTree {
             return Err(("M1: a page that a fetch writes has no other user", None));
         }
         let key_of = |entry| self.chain.as_ref().map(|chain| chain.of(entry));
-        swap.puts.check(&swap.pool, &self.nodes.spans, key_of).map_err(what)?;
+        swap.puts.check(&swap.pool, &self.nodes.lists, key_of).map_err(what)?;
         let count = pages.len() - swap.fetches.pages.len();
         if count as u32 != swap.pool.cached_count() {
             return Err(("H1: Cached swap pages belong to entries and cells", None));

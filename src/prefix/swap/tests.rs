@@ -115,7 +115,7 @@ fn m2_fetched_pages_wait_with_their_tokens() {
 #[test]
 fn m3_stored_entries_have_pages_and_keep_their_hashes() {
     let free = |s: &mut Sound| {
-        let entry = (0..20).find(|&entry| s.tree.nodes.spans.is_free(entry)).expect("most are free");
+        let entry = (0..20).find(|&entry| s.tree.nodes.lists.is_free(entry)).expect("most are free");
         s.tree.swap_mut().puts.set_stored(entry);
     };
     assert_eq!(broken(free), "M3: a stored entry has a page");

@@ -4,14 +4,14 @@
 //! entry     0    1    2    3    4    5    6    7        one entry a cached page:
 //! tokens  [tttt|tttt|tttt|    |tttt|tttt|    |    ]     page_size tokens
 //! pages   [ p9 | p2 | p3 |    | p7 | p8 |    |    ]     and the page that holds their K and V
-//! span A   = run 0..3                                   a span is a run of entries,
-//! span B   = run 4..6                                   or a list of them
+//! list A   = run 0..3                                   a list is a run of entries,
+//! list B   = run 4..6                                   or a list of them
 //! ```
 //!
-//! A span takes exactly one entry for each of its pages, so entries cannot run out before pages do. The store has an
+//! A list takes exactly one entry for each of its pages, so entries cannot run out before pages do. The store has an
 //! eighth more entries than pages, so that free entries are easy to find in a full cache.
 //!
-//! Not here: which node owns which span, which entries a span gets (`free_entries.rs`).
+//! Not here: which node owns which list, which entries a list gets (`free_entries.rs`).
 
 use std::ops::Range;
 
@@ -26,23 +26,23 @@ use super::free_entries::FreeEntries;
 /// No extent.
 const NONE: u32 = u32::MAX;
 
-/// Maximum number of page ids that are prefetched before a span is trimmed.
+/// Maximum number of page ids that are prefetched before a list is trimmed.
 const AHEAD: usize = 256;
 
-/// A run of neighbouring entries after a span's first run.
+/// A run of neighbouring entries after a list's first run.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Extent {
     start: u32,
     len: u32,
     next: u32,
-    /// Index of the previous extent; [`NONE`] if the previous run is the span's first one.
+    /// Index of the previous extent; [`NONE`] if the previous run is the list's first one.
     prev: u32,
 }
 
 /// A node's pages: a run of entries, and a list of further extents if one run was not enough. 20 bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Span {
+pub(super) struct EntryList {
     /// The first run is stored here, so that most walks need not follow the list of extents.
     start: u32,
     len: u32,
@@ -52,18 +52,18 @@ pub(super) struct Span {
     pages: u32,
 }
 
-impl Span {
-    /// A span without pages. Only a node that is being created or removed has it.
-    pub const EMPTY: Span = Span { start: 0, len: 0, more: NONE, last: NONE, pages: 0 };
+impl EntryList {
+    /// A list without pages. Only a node that is being created or removed has it.
+    pub const EMPTY: EntryList = EntryList { start: 0, len: 0, more: NONE, last: NONE, pages: 0 };
 
-    /// Returns the number of pages of the span.
+    /// Returns the number of pages of the list.
     pub fn pages(&self) -> u32 {
         self.pages
     }
 }
 
-/// All spans' entries.
-pub(super) struct SpanStore {
+/// All lists' entries.
+pub(super) struct EntryLists {
     page_size: usize,
     tokens: Vec<TokenId>,
     pages: Vec<PageId>,
@@ -74,7 +74,7 @@ pub(super) struct SpanStore {
     extent_count: u32,
 }
 
-impl SpanStore {
+impl EntryLists {
     /// Returns the number of entries for `page_count` pages.
     pub fn entry_count(page_count: u32) -> u32 {
         page_count.saturating_add(page_count / 8)
@@ -99,72 +99,72 @@ impl SpanStore {
             + u64::from(self.extent_count) * size_of::<Extent>() as u64
     }
 
-    /// Returns the number of entries that spans have taken.
+    /// Returns the number of entries that lists have taken.
     pub fn taken_count(&self) -> u32 {
         self.pages.len() as u32 - self.free.free_count()
     }
 
-    /// Returns a new span of these pages. O(pages).
+    /// Returns a new list of these pages. O(pages).
     ///
     /// # Panics
     /// If `pages` is empty, or has more pages than entries are free.
-    pub fn create(&mut self, tokens: &[TokenId], pages: &[PageId]) -> Span {
-        assert!(!pages.is_empty(), "T1: no span is empty");
-        let mut span = Span::EMPTY;
-        self.push(&mut span, tokens, pages, pages.len() < WORD);
-        span
+    pub fn create(&mut self, tokens: &[TokenId], pages: &[PageId]) -> EntryList {
+        assert!(!pages.is_empty(), "T1: no list is empty");
+        let mut list = EntryList::EMPTY;
+        self.push(&mut list, tokens, pages, pages.len() < WORD);
+        list
     }
 
-    /// Returns a new span of these tokens, whose entries all have the same page id. O(tokens).
+    /// Returns a new list of these tokens, whose entries all have the same page id. O(tokens).
     ///
     /// # Panics
     /// If there are no tokens, or more pages than free entries.
-    pub fn create_equal(&mut self, tokens: &[TokenId], page: PageId) -> Span {
-        assert!(!tokens.is_empty(), "T1: no span is empty");
-        let (mut span, mut rest) = (Span::EMPTY, tokens);
+    pub fn create_equal(&mut self, tokens: &[TokenId], page: PageId) -> EntryList {
+        assert!(!tokens.is_empty(), "T1: no list is empty");
+        let (mut list, mut rest) = (EntryList::EMPTY, tokens);
         let pack = tokens.len() / self.page_size < WORD;
         while !rest.is_empty() {
             let (start, len) = self.free.take_run(rest.len() / self.page_size, pack);
-            self.link_extent(&mut span, start, len);
+            self.link_extent(&mut list, start, len);
             let own = rest.split_off(..len * self.page_size).expect("a run is not longer");
             self.tokens[start * self.page_size..][..own.len()].copy_from_slice(own);
             self.pages[start..start + len].fill(page);
         }
-        span
+        list
     }
 
-    /// Appends pages to a span. O(pages).
-    pub fn grow(&mut self, span: &mut Span, tokens: &[TokenId], pages: &[PageId]) {
-        let end = self.end(span);
+    /// Appends pages to a list. O(pages).
+    pub fn grow(&mut self, list: &mut EntryList, tokens: &[TokenId], pages: &[PageId]) {
+        let end = self.end(list);
         let taken = self.free.take_from(end, pages.len());
-        match span.last {
-            NONE => span.len += taken as u32,
+        match list.last {
+            NONE => list.len += taken as u32,
             last => self.extents[last as usize].len += taken as u32,
         }
-        span.pages += taken as u32;
+        list.pages += taken as u32;
         let (tokens, more_tokens) = tokens.split_at(taken * self.page_size);
         let (pages, more_pages) = pages.split_at(taken);
         self.write(end, tokens, pages);
         if !more_pages.is_empty() {
-            self.push(span, more_tokens, more_pages, false);
+            self.push(list, more_tokens, more_pages, false);
         }
     }
 
-    /// Adds extents for all of `pages`. `pack` is set for a small span, which shares a word of entries with others.
-    fn push(&mut self, span: &mut Span, tokens: &[TokenId], pages: &[PageId], pack: bool) {
+    /// Adds extents for all of `pages`. `pack` is set for a small list, which shares a word of entries with others.
+    fn push(&mut self, list: &mut EntryList, tokens: &[TokenId], pages: &[PageId], pack: bool) {
         let (mut tokens, mut pages) = (tokens, pages);
         while !pages.is_empty() {
             let (start, len) = self.free.take_run(pages.len(), pack);
-            self.link_extent(span, start, len);
+            self.link_extent(list, start, len);
             self.write(start, &tokens[..len * self.page_size], &pages[..len]);
             (tokens, pages) = (&tokens[len * self.page_size..], &pages[len..]);
         }
     }
 
-    /// Returns the entry after a span's last one.
-    fn end(&self, span: &Span) -> usize {
-        let (start, len) = match span.last {
-            NONE => (span.start, span.len),
+    /// Returns the entry after a list's last one.
+    fn end(&self, list: &EntryList) -> usize {
+        let (start, len) = match list.last {
+            NONE => (list.start, list.len),
             last => (self.extents[last as usize].start, self.extents[last as usize].len),
         };
         (start + len) as usize
@@ -177,19 +177,19 @@ impl SpanStore {
         self.tokens[token..token + tokens.len()].copy_from_slice(tokens);
     }
 
-    fn link_extent(&mut self, span: &mut Span, start: usize, len: usize) {
+    fn link_extent(&mut self, list: &mut EntryList, start: usize, len: usize) {
         let (start, len) = (start as u32, len as u32);
-        span.pages += len;
-        if span.len == 0 {
-            (span.start, span.len) = (start, len);
+        list.pages += len;
+        if list.len == 0 {
+            (list.start, list.len) = (start, len);
             return;
         }
-        let index = self.add_extent(Extent { start, len, next: NONE, prev: span.last });
-        match span.last {
-            NONE => span.more = index,
+        let index = self.add_extent(Extent { start, len, next: NONE, prev: list.last });
+        match list.last {
+            NONE => list.more = index,
             last => self.extents[last as usize].next = index,
         }
-        span.last = index;
+        list.last = index;
     }
 
     fn add_extent(&mut self, extent: Extent) -> u32 {
@@ -205,44 +205,44 @@ impl SpanStore {
         index
     }
 
-    /// Cuts a span after `at` pages and returns the rest. No entry moves. O(extents before the cut).
-    pub fn split(&mut self, span: &mut Span, at: u32) -> Span {
-        assert!(0 < at && at < span.pages, "a split leaves pages on both sides");
-        let rest_pages = span.pages - at;
-        if at < span.len {
-            let rest = Span { start: span.start + at, len: span.len - at, pages: rest_pages, ..*span };
-            *span = Span { len: at, more: NONE, last: NONE, pages: at, ..*span };
+    /// Cuts a list after `at` pages and returns the rest. No entry moves. O(extents before the cut).
+    pub fn split(&mut self, list: &mut EntryList, at: u32) -> EntryList {
+        assert!(0 < at && at < list.pages, "a split leaves pages on both sides");
+        let rest_pages = list.pages - at;
+        if at < list.len {
+            let rest = EntryList { start: list.start + at, len: list.len - at, pages: rest_pages, ..*list };
+            *list = EntryList { len: at, more: NONE, last: NONE, pages: at, ..*list };
             return rest;
         }
-        let (mut index, mut before) = (span.more, span.len);
+        let (mut index, mut before) = (list.more, list.len);
         while before + self.extents[index as usize].len <= at {
             before += self.extents[index as usize].len;
             index = self.extents[index as usize].next;
         }
-        // The rest of this extent becomes the run that the other span begins with.
+        // The rest of this extent becomes the run that the other list begins with.
         let extent = self.extents[index as usize];
         let keep = at - before;
-        let last = if extent.next == NONE { NONE } else { span.last };
+        let last = if extent.next == NONE { NONE } else { list.last };
         let (start, len) = (extent.start + keep, extent.len - keep);
-        let rest = Span { start, len, more: extent.next, last, pages: rest_pages };
+        let rest = EntryList { start, len, more: extent.next, last, pages: rest_pages };
         if extent.next != NONE {
             self.extents[extent.next as usize].prev = NONE;
         }
-        (span.last, span.pages) = (index, at);
+        (list.last, list.pages) = (index, at);
         self.extents[index as usize].len = keep;
         self.extents[index as usize].next = NONE;
         if keep == 0 {
-            self.drop_last(span);
+            self.drop_last(list);
         }
         rest
     }
 
-    /// Takes an empty last extent off a span.
-    fn drop_last(&mut self, span: &mut Span) {
-        let index = span.last;
-        span.last = self.extents[index as usize].prev;
-        match span.last {
-            NONE => span.more = NONE,
+    /// Takes an empty last extent off a list.
+    fn drop_last(&mut self, list: &mut EntryList) {
+        let index = list.last;
+        list.last = self.extents[index as usize].prev;
+        match list.last {
+            NONE => list.more = NONE,
             last => self.extents[last as usize].next = NONE,
         }
         self.extent_count -= 1;
@@ -250,37 +250,37 @@ impl SpanStore {
         self.vacant = index;
     }
 
-    /// Takes `count` entries off the end of a span and appends their pages to `out`, in an unspecified order. `out` is
+    /// Takes `count` entries off the end of a list and appends their pages to `out`, in an unspecified order. `out` is
     /// `None` if the entries have no device pages. O(count).
-    pub fn trim(&mut self, span: &mut Span, count: u32, mut out: Option<&mut Vec<PageId>>) {
-        span.pages -= count;
+    pub fn trim(&mut self, list: &mut EntryList, count: u32, mut out: Option<&mut Vec<PageId>>) {
+        list.pages -= count;
         let mut count = count as usize;
         while count > 0 {
-            let end = self.end(span);
-            let len = match span.last {
-                NONE => &mut span.len,
+            let end = self.end(list);
+            let len = match list.last {
+                NONE => &mut list.len,
                 last => &mut self.extents[last as usize].len,
             };
             let cut = count.min(*len as usize);
             *len -= cut as u32;
-            let emptied = *len == 0 && span.last != NONE;
+            let emptied = *len == 0 && list.last != NONE;
             if let Some(out) = &mut out {
                 out.extend_from_slice(&self.pages[end - cut..end]);
             }
             self.free.release(end - cut, cut);
             if emptied {
-                self.drop_last(span);
+                self.drop_last(list);
             }
             count -= cut;
         }
     }
 
-    /// Calls `each` with each entry at some places of a span, the last one first. `each` may rewrite the entry's page.
+    /// Calls `each` with each entry at some places of a list, the last one first. `each` may rewrite the entry's page.
     /// O(entries, and for each of their runs the runs before it).
-    pub fn each_entry_back(&mut self, span: &Span, places: Range<u32>, mut each: impl FnMut(u32, &mut PageId)) {
+    pub fn each_entry_back(&mut self, list: &EntryList, places: Range<u32>, mut each: impl FnMut(u32, &mut PageId)) {
         let mut end = places.end;
         while end > places.start {
-            let (_, start, len) = self.run_of(span, end);
+            let (_, start, len) = self.run_of(list, end);
             let count = len.min(end - places.start);
             for entry in (start + len - count..start + len).rev() {
                 each(entry, &mut self.pages[entry as usize]);
@@ -289,41 +289,41 @@ impl SpanStore {
         }
     }
 
-    /// Prefetches the data that a trim of the whole span will read, if the span is a single run. It prefetches only the
+    /// Prefetches the data that a trim of the whole list will read, if the list is a single run. It prefetches only the
     /// end of a long run; the processor's own prefetcher reads the rest ahead.
     #[inline(always)]
-    pub fn prefetch(&self, span: &Span) {
-        if span.last == NONE {
-            let end = self.end(span);
-            let len = (span.len as usize).min(AHEAD);
+    pub fn prefetch(&self, list: &EntryList) {
+        if list.last == NONE {
+            let end = self.end(list);
+            let len = (list.len as usize).min(AHEAD);
             prefetch_items(&self.pages[end - len..end]);
             self.free.prefetch(end - 1);
         }
     }
 
-    /// Returns the tokens of a span's first page.
-    pub fn first_page(&self, span: &Span) -> &[TokenId] {
-        let entry = span.start as usize;
+    /// Returns the tokens of a list's first page.
+    pub fn first_page(&self, list: &EntryList) -> &[TokenId] {
+        let entry = list.start as usize;
         &self.tokens[entry * self.page_size..(entry + 1) * self.page_size]
     }
 
-    /// Returns the tokens and pages of a span, run by run.
-    pub fn pieces(&self, span: &Span) -> impl Iterator<Item = (&[TokenId], &[PageId])> {
-        self.runs(span).map(|(start, len)| {
+    /// Returns the tokens and pages of a list, run by run.
+    pub fn pieces(&self, list: &EntryList) -> impl Iterator<Item = (&[TokenId], &[PageId])> {
+        self.runs(list).map(|(start, len)| {
             let entries = start as usize..(start + len) as usize;
             let tokens = entries.start * self.page_size..entries.end * self.page_size;
             (&self.tokens[tokens], &self.pages[entries])
         })
     }
 
-    /// Returns the entry of a span's first page.
-    pub fn first_entry(span: &Span) -> u32 {
-        span.start
+    /// Returns the entry of a list's first page.
+    pub fn first_entry(list: &EntryList) -> u32 {
+        list.start
     }
 
-    /// Returns the entry of a span's last page.
-    pub fn last_entry(&self, span: &Span) -> u32 {
-        self.end(span) as u32 - 1
+    /// Returns the entry of a list's last page.
+    pub fn last_entry(&self, list: &EntryList) -> u32 {
+        self.end(list) as u32 - 1
     }
 
     /// Returns the tokens of an entry's page.
@@ -341,16 +341,16 @@ impl SpanStore {
         &self.pages[start as usize..(start + len) as usize]
     }
 
-    /// Returns the first entry and length of each run of a span's last `count` pages, in order. O(runs).
-    pub fn last_runs(&self, span: &Span, count: u32) -> impl Iterator<Item = (u32, u32)> {
-        let (mut index, mut lacking) = (span.last, count);
-        let (mut start, mut len) = self.run_at(span, index);
+    /// Returns the first entry and length of each run of a list's last `count` pages, in order. O(runs).
+    pub fn last_runs(&self, list: &EntryList, count: u32) -> impl Iterator<Item = (u32, u32)> {
+        let (mut index, mut lacking) = (list.last, count);
+        let (mut start, mut len) = self.run_at(list, index);
         while lacking > len {
             lacking -= len;
             index = self.extents[index as usize].prev;
-            (start, len) = self.run_at(span, index);
+            (start, len) = self.run_at(list, index);
         }
-        let mut next = if index == NONE { span.more } else { self.extents[index as usize].next };
+        let mut next = if index == NONE { list.more } else { self.extents[index as usize].next };
         let mut run = Some((start + len - lacking, lacking));
         std::iter::from_fn(move || {
             let found = run?;
@@ -362,14 +362,14 @@ impl SpanStore {
         })
     }
 
-    /// Returns the first entry and length of each run of a span's last `count` pages, the last run first.
-    pub fn last_runs_back(&self, span: &Span, count: u32) -> impl Iterator<Item = (u32, u32)> {
-        let (mut index, mut lacking) = (span.last, count);
+    /// Returns the first entry and length of each run of a list's last `count` pages, the last run first.
+    pub fn last_runs_back(&self, list: &EntryList, count: u32) -> impl Iterator<Item = (u32, u32)> {
+        let (mut index, mut lacking) = (list.last, count);
         std::iter::from_fn(move || {
             if lacking == 0 {
                 return None;
             }
-            let (start, len) = self.run_at(span, index);
+            let (start, len) = self.run_at(list, index);
             let here = len.min(lacking);
             lacking -= here;
             if lacking > 0 {
@@ -379,43 +379,43 @@ impl SpanStore {
         })
     }
 
-    /// Returns the run that contains page `pages - 1` of a span: its extent, its first entry, and the number of its
+    /// Returns the run that contains page `pages - 1` of a list: its extent, its first entry, and the number of its
     /// pages up to this one. O(runs before this run).
-    pub fn run_of(&self, span: &Span, pages: u32) -> (u32, u32, u32) {
+    pub fn run_of(&self, list: &EntryList, pages: u32) -> (u32, u32, u32) {
         let (mut index, mut rest) = (NONE, pages);
-        if pages == span.pages && span.last != NONE {
-            let (start, len) = self.run_at(span, span.last);
-            return (span.last, start, len);
+        if pages == list.pages && list.last != NONE {
+            let (start, len) = self.run_at(list, list.last);
+            return (list.last, start, len);
         }
         loop {
-            let (start, len) = self.run_at(span, index);
+            let (start, len) = self.run_at(list, index);
             if rest <= len {
                 return (index, start, rest);
             }
             rest -= len;
-            index = if index == NONE { span.more } else { self.extents[index as usize].next };
+            index = if index == NONE { list.more } else { self.extents[index as usize].next };
         }
     }
 
-    /// Returns the run before that of extent `index`, in the form of [`SpanStore::run_of`].
-    pub fn run_before(&self, span: &Span, index: u32) -> Option<(u32, u32, u32)> {
+    /// Returns the run before that of extent `index`, in the form of [`EntryLists::run_of`].
+    pub fn run_before(&self, list: &EntryList, index: u32) -> Option<(u32, u32, u32)> {
         let extent = self.extents.get(index as usize)?;
-        let (start, len) = self.run_at(span, extent.prev);
+        let (start, len) = self.run_at(list, extent.prev);
         Some((extent.prev, start, len))
     }
 
-    /// Returns the run of a further extent, or for [`NONE`] the span's first run.
-    fn run_at(&self, span: &Span, index: u32) -> (u32, u32) {
+    /// Returns the run of a further extent, or for [`NONE`] the list's first run.
+    fn run_at(&self, list: &EntryList, index: u32) -> (u32, u32) {
         match self.extents.get(index as usize) {
             Some(extent) => (extent.start, extent.len),
-            None => (span.start, span.len),
+            None => (list.start, list.len),
         }
     }
 
-    /// Returns the first entry and length of each run of a span.
-    pub fn runs(&self, span: &Span) -> impl Iterator<Item = (u32, u32)> {
-        let mut run = Some((span.start, span.len));
-        let mut next = span.more;
+    /// Returns the first entry and length of each run of a list.
+    pub fn runs(&self, list: &EntryList) -> impl Iterator<Item = (u32, u32)> {
+        let mut run = Some((list.start, list.len));
+        let mut next = list.more;
         std::iter::from_fn(move || {
             let found = run?;
             run = self.extents.get(next as usize).map(|extent| {
@@ -426,9 +426,9 @@ impl SpanStore {
         })
     }
 
-    /// Returns the entries of a span, for audits.
-    pub fn entries(&self, span: &Span) -> impl Iterator<Item = u32> {
-        self.runs(span).flat_map(|(start, len)| start..start + len)
+    /// Returns the entries of a list, for audits.
+    pub fn entries(&self, list: &EntryList) -> impl Iterator<Item = u32> {
+        self.runs(list).flat_map(|(start, len)| start..start + len)
     }
 
     /// Returns whether an entry is free, for audits.
@@ -441,19 +441,19 @@ impl SpanStore {
         self.extent_count
     }
 
-    /// Returns the number of further extents of one span, for audits.
-    pub fn extents_of(&self, span: &Span) -> u32 {
-        self.runs(span).count() as u32 - 1
+    /// Returns the number of further extents of one list, for audits.
+    pub fn extents_of(&self, list: &EntryList) -> u32 {
+        self.runs(list).count() as u32 - 1
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::SpanStore;
+    use super::EntryLists;
     use crate::id::{PageId, TokenId};
     use crate::memory::Memory;
 
-    impl SpanStore {
+    impl EntryLists {
         /// Counts an extent that does not exist, for tests of the audit.
         pub(in crate::prefix) fn lose_an_extent(&mut self) {
             self.extent_count += 1;
@@ -462,13 +462,13 @@ mod tests {
 
     #[test]
     fn live_bytes_are_those_of_taken_entries_and_extents() {
-        let mut store = SpanStore::new(64, 2, &mut Memory::new(false)).expect("it is small");
+        let mut store = EntryLists::new(64, 2, &mut Memory::new(false)).expect("it is small");
         assert_eq!(store.live_bytes(), 0);
-        // The entry after the first span is taken, so the first span's next page takes an extent.
-        let mut spans = [0, 1].map(|_| store.create(&[TokenId::new(7); 6], &[PageId::new(0); 3]));
+        // The entry after the first list is taken, so the first list's next page takes an extent.
+        let mut lists = [0, 1].map(|_| store.create(&[TokenId::new(7); 6], &[PageId::new(0); 3]));
         let of_entries = 6 * (2 * 4 + 4);
         assert_eq!(store.live_bytes(), of_entries);
-        store.grow(&mut spans[0], &[TokenId::new(7); 2], &[PageId::new(0)]);
+        store.grow(&mut lists[0], &[TokenId::new(7); 2], &[PageId::new(0)]);
         let extent = size_of::<super::Extent>() as u64;
         assert_eq!(store.live_bytes(), of_entries + 12 + extent * u64::from(store.extent_count()));
         assert!(store.extent_count() > 0);
@@ -477,12 +477,12 @@ mod tests {
     #[test]
     fn large_spans_follow_one_another() {
         let (count, len) = (10, 96);
-        let mut store = SpanStore::new(count * len, 1, &mut Memory::new(false)).expect("it is small");
+        let mut store = EntryLists::new(count * len, 1, &mut Memory::new(false)).expect("it is small");
         let tokens = vec![TokenId::new(7); len as usize];
         let pages: Vec<PageId> = (0..len).map(PageId::new).collect();
         for i in 0..count {
-            let span = store.create(&tokens, &pages);
-            assert!(store.entries(&span).eq(i * len..(i + 1) * len), "span {i} is one run behind the last");
+            let list = store.create(&tokens, &pages);
+            assert!(store.entries(&list).eq(i * len..(i + 1) * len), "list {i} is one run behind the last");
         }
     }
 }

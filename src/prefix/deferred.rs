@@ -122,7 +122,10 @@ mod tests {
 
     impl Held {
         fn new() -> Self {
-            Self { tree: PrefixTree::new(10, 1, 31, false).expect("memory"), fence: Fence::new(0, 3, 4).expect("memory") }
+            Self {
+                tree: PrefixTree::new(10, 1, 31, false).expect("memory"),
+                fence: Fence::new(0, 3, 4).expect("memory"),
+            }
         }
 
         /// Returns a lock on `len` pages of one text, with one token a page.

@@ -1,10 +1,10 @@
 //! Hashes of cached pages, for routers and other callers that identify prefixes by hashes. Only engines whose config
 //! sets `hashing` have them.
 //!
-//! A column stores the hash of each page by the number of its entry (`entry_list.rs`). So a split moves no hash, and the hash
-//! of a freed entry is no longer read. A page is hashed when it is added, if its prefix is of the present generation. A
-//! second child table finds nodes by the hash of their first page. Nodes of an old generation stay in it until they are
-//! despawned. No walk reaches them, since walks begin at prefixes of the present generation.
+//! A column stores the hash of each page by the number of its entry (`entry_list.rs`). So a split moves no hash, and
+//! the hash of a freed entry is no longer read. A page is hashed when it is added, if its prefix is of the present
+//! generation. A second child table finds nodes by the hash of their first page. Nodes of an old generation stay in it
+//! until they are despawned. No walk reaches them, since walks begin at prefixes of the present generation.
 //!
 //! * T9. Every page of the present generation has the hash of its prefix. The hash of a node's first page finds the
 //!   node.

@@ -205,8 +205,8 @@ pub struct SizeInfo {
 }
 
 impl PrefixTree {
-    /// Creates an empty tree of at most `page_count` pages. With `prefault`, it touches its memory. The child table uses
-    /// `hash_bits` bits of its hashes. Only tests use fewer than 32; hashes are then the same in every process.
+    /// Creates an empty tree of at most `page_count` pages. With `prefault`, it touches its memory. The child table
+    /// uses `hash_bits` bits of its hashes. Only tests use fewer than 32; hashes are then the same in every process.
     ///
     /// # Errors
     /// The allocation that failed.

@@ -178,7 +178,7 @@ def digest(table, archive):
         path = wanted.pop()
         if path.name not in paths:
             paths[path.name] = path.read_bytes()
-            wanted += [headers[name] for name in re.findall(r'(?m)^#include "([^"]+)"', paths[path.name].decode())]
+            wanted += [headers[name] for name in re.findall(r'(?m)^#include "(?:[^"]*/)?([^"/]+)"', paths[path.name].decode())]
     rows = repr([(text.name, text.type, text.launches, sorted(text.family.items())) for text in texts])
     sources = [paths[name] for name in sorted(paths)]
     inputs = [table.out(archive).read_bytes(), rows.encode(), *sources, *(path.read_bytes() for path in sorted(HERE.glob("*.py")))]

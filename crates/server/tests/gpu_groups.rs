@@ -9,7 +9,7 @@ mod common;
 use std::rc::Rc;
 
 use check::{Case, EXPERTS_BOUND, LOGITS_BOUND, Schedule, Setting};
-use common::gpu::device;
+use common::gpu::{device, lock_gpus};
 use kvarena::Layout;
 use kvarena::backend::cuda::Gpu;
 use kvarena_host::draft::Drafting;
@@ -76,12 +76,14 @@ fn serve(device: &Rc<Device>, name: &str, check: Check) {
 
 #[test]
 fn gpt_oss_has_nearly_the_cpus_logits() {
+    let _lock = lock_gpus();
     let Some(device) = device() else { return };
     serve(&device, "gpt-oss-tiny", is_close);
 }
 
 #[test]
 fn gemma_generates_the_references_text() {
+    let _lock = lock_gpus();
     let Some(device) = device() else { return };
     serve(&device, "gemma3-tiny", has_golden_tokens);
 }

@@ -393,7 +393,7 @@ const RETIRED: [(&str, &str); 26] = [
     ("host_page", "swap_page"),
     ("incarnation", "preemption_epoch"),
     ("keep_hosts", "keep_swap"),
-    ("knows_its_end", "tail_is_consistent"),
+    ("knows_its_end", "last_entry_is_consistent"),
     ("not_a_branch", "first_invalid"),
     ("tell_given", "emit_removed"),
 ];

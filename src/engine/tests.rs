@@ -56,7 +56,7 @@ impl Sound {
     }
 
     /// Returns a sequence's last page, which is its own.
-    fn tail(&self, seq: SeqKey) -> PageId {
+    fn last_page(&self, seq: SeqKey) -> PageId {
         self.engine.page_table(seq).expect("it is live").last().expect("it has pages")
     }
 }
@@ -87,7 +87,7 @@ fn broken<T>(spoil: impl FnOnce(&mut Sound) -> T) -> &'static str {
 #[test]
 fn tables_are_audited() {
     let p1 = verify(|s| {
-        let page = s.tail(s.long);
+        let page = s.last_page(s.long);
         s.world().pages.break_p1(page);
         s.world().pages.free_cached(&[page]);
         s.world().pages.break_p1(page);
@@ -203,18 +203,18 @@ fn w4_promises_are_backed() {
 #[test]
 fn w1_a_page_has_one_owner_and_its_state_matches() {
     let two = verify(|s| {
-        let (long, tail) = (s.long, s.tail(s.other));
+        let (long, last) = (s.long, s.last_page(s.other));
         let sequences = &mut s.world().sequences;
         sequences.truncate_pages(long, 2, &mut Vec::new());
-        sequences.row_mut(long).expect("it is live").append_pages(1, &[tail]);
+        sequences.row_mut(long).expect("it is live").append_pages(1, &[last]);
     });
     assert_eq!(two.invariant, "W1: a page has one owner");
     assert!(matches!(two.owner, Some(Owner::Sequence(_))), "{two}");
 
     let sentence = "W1: a page's state is that of its owner";
     let cached = |s: &mut Sound| {
-        let tail = s.tail(s.long);
-        s.world().pages.publish(&[tail]);
+        let last = s.last_page(s.long);
+        s.world().pages.publish(&[last]);
     };
     assert_eq!(broken(cached), sentence);
     let freed = |s: &mut Sound| {

@@ -86,9 +86,9 @@ impl<B: Backend> Engine<B> {
         }
         self.look_at_swap();
         let World { prefixes, pages: pool, buffers, .. } = &mut self.world;
-        buffers.freed.clear();
-        prefixes.save_ahead(pages, &mut buffers.freed);
-        pool.free_cached(&buffers.freed);
+        buffers.pool_pages.clear();
+        prefixes.save_ahead(pages, &mut buffers.pool_pages);
+        pool.free_cached(&buffers.pool_pages);
         let Some((id, moves)) = prefixes.saves() else { return Ok(0) };
         let count = moves.len() as u32;
         let saved = self.backend.save_pages(id, moves);
@@ -113,9 +113,9 @@ impl<B: Backend> Engine<B> {
     /// Ends a batch of saves.
     fn end_saves(&mut self, failed: bool) {
         let World { prefixes, pages, buffers, .. } = &mut self.world;
-        buffers.freed.clear();
-        prefixes.end_saves(failed, &mut buffers.freed);
-        pages.free_cached(&buffers.freed);
+        buffers.pool_pages.clear();
+        prefixes.end_saves(failed, &mut buffers.pool_pages);
+        pages.free_cached(&buffers.pool_pages);
     }
 }
 
@@ -216,9 +216,9 @@ impl<B: Backend> Engine<B> {
             return false;
         }
         let World { prefixes, fence, pages, buffers, .. } = &mut self.world;
-        buffers.freed.clear();
-        let open = prefixes.end_fetch(id, count, fence, &mut buffers.freed, &mut buffers.tokens);
-        pages.free_cached(&buffers.freed);
+        buffers.pool_pages.clear();
+        let open = prefixes.end_fetch(id, count, fence, &mut buffers.pool_pages, &mut buffers.tokens);
+        pages.free_cached(&buffers.pool_pages);
         open
     }
 }

@@ -230,7 +230,7 @@ impl SequenceTable {
             promised: 0,
             admission_kind: AdmissionKind::COUNTED,
             chunks: 0,
-            tail: 0,
+            last_entry: 0,
             last_token: TokenId::default(),
             preemption_epoch: 0,
             last_step: StepId::default(),
@@ -285,7 +285,7 @@ impl SequenceTable {
         self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);
         if pages > 0 {
-            sequence.tail = self.stores.pages.entry(sequence.row, pages - 1);
+            sequence.last_entry = self.stores.pages.entry(sequence.row, pages - 1);
         }
         pages
     }

@@ -193,7 +193,7 @@ fn estimate_all(
     after: Option<StepId>,
 ) -> (u64, u64) {
     let prefixes = world.prefixes;
-    let Buffers { pages, freed: idle, counted, .. } = buffers;
+    let Buffers { pages, pool_pages: idle, counted, .. } = buffers;
     let mut lacking = 0;
     idle.clear();
     for &Prompt { namespace, tokens, promise } in prompts {

@@ -123,7 +123,7 @@ fn check_pages(world: &mut Fork<'_>, seq: SeqKey, parts: &Parts) -> Result<(), E
 /// Takes the targets of `count` copies.
 fn take_targets(world: &mut Fork<'_>, count: u64) {
     let Fork { pages, prefixes, counters, buffers, .. } = world;
-    let evicted = reclaim(pages, prefixes, count, &mut buffers.freed);
+    let evicted = reclaim(pages, prefixes, count, &mut buffers.pool_pages);
     counters.evicted_pages += u64::from(evicted);
     for _ in 0..count {
         let mut target = [PageId::default()];

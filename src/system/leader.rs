@@ -86,8 +86,8 @@ impl<'a> Search<'a> {
         let mut rest = &self.tokens[start as usize..end as usize];
         end <= sequence.token_len
             && self.sequences.token_pieces(sequence, start, end).all(|piece| {
-                let (head, tail) = rest.split_at(piece.len());
-                rest = tail;
+                let (head, later) = rest.split_at(piece.len());
+                rest = later;
                 TokenId::as_raw(head) == TokenId::as_raw(piece)
             })
     }

@@ -93,7 +93,7 @@ impl World {
                     ensure(s.promised == 0, "S3: a preempted sequence is promised nothing")?;
                 }
             }
-            let known = self.sequences.tail_is_consistent(s);
+            let known = self.sequences.last_entry_is_consistent(s);
             ensure(known, "S6: a row stores the entry of its last page and its last token")?;
         }
         if !self.sequences.chunks_are_counted() {

@@ -52,8 +52,8 @@ pub struct World {
 
 /// Buffers of the systems. Each system clears a buffer before it fills it.
 pub(crate) struct Buffers {
-    /// Released pages; also the pages that a load takes, and the idle pages in the matches of a batch of prompts.
-    pub freed: Vec<PageId>,
+    /// Up to all pages of the pool: released ones, those that a load takes, or the idle ones in the matches of prompts.
+    pub pool_pages: Vec<PageId>,
     /// Pages of a match or of a sequence, or new pages of the tree.
     pub pages: Vec<PageId>,
     /// Tokens of one sequence.
@@ -113,7 +113,7 @@ impl World {
             counters: Stats::default(),
             load,
             buffers: Buffers {
-                freed: memory.reserved(page_count.into())?,
+                pool_pages: memory.reserved(page_count.into())?,
                 pages: memory.reserved(row_pages_all(shape))?,
                 tokens: memory.reserved(shape.max_sequence_len.into())?,
                 children: memory.reserved(rows.into())?,

@@ -6,7 +6,7 @@ use super::error::CudaError;
 use super::opened::Cuda;
 use super::store::{fp8 as store_fp8, rope as store_rope, rows as store};
 use crate::backend::cuda::attention::latent as attend_latent;
-use crate::backend::cuda::attention::variants::launch_f32;
+use crate::backend::cuda::attention::variant_table::launch_f32;
 use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
 use crate::backend::cuda::kernels::params::{AttendParams, magic};
 use crate::backend::cuda::moves::compact::compact;

@@ -10,7 +10,7 @@ use super::store::labels::Labels;
 use super::store::{fp8, rope, rows};
 use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::attention::latent;
-use crate::backend::cuda::attention::variants::Prepared;
+use crate::backend::cuda::attention::variant_table::Prepared;
 use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{Attend, check};
 use crate::layout::Dtype;

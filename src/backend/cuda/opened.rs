@@ -4,7 +4,7 @@ use super::error::CudaError;
 use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::attention::graph_key::GraphKey;
 use crate::backend::cuda::attention::split::SpanWork;
-use crate::backend::cuda::attention::variants::Variants;
+use crate::backend::cuda::attention::variant_table::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};

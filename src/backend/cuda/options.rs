@@ -6,7 +6,7 @@ use super::error::CudaError;
 use super::opened::Cuda;
 use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::attention::latent as attend_latent;
-use crate::backend::cuda::attention::variants::Variants;
+use crate::backend::cuda::attention::variant_table::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::stream::CudaStream;

@@ -78,7 +78,7 @@ pub(crate) fn plan_batch<'step>(
     }
     check_step_tokens(shape, size.tokens)?;
     PageBudget::new(pages, prefixes, sequences, fence).check(needs.pages, needs.promised)?;
-    let evicted = reclaim(pages, prefixes, needs.pages, &mut world.buffers.freed);
+    let evicted = reclaim(pages, prefixes, needs.pages, &mut world.buffers.pool_pages);
     sequences.consume_promised(needs.promised as u32);
     world.counters.evicted_pages += u64::from(evicted);
     let bump = scratch.reset();

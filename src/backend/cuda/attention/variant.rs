@@ -1,6 +1,6 @@
 //! One variant of attention: its kernels and their memory.
 //!
-//! `variants.rs` lists the variants and launches them.
+//! `variant_table.rs` lists the variants and launches them.
 
 use super::shared::SharedDecode;
 use super::split::{Split, SplitCount, SplitShape, decode_extra};

@@ -25,7 +25,7 @@ use super::tables::Tables;
 use crate::backend::cuda::attention::graph_key::GraphKey;
 use crate::backend::cuda::attention::shared::SharedDecode;
 use crate::backend::cuda::attention::split::{DECODE_UNIT, decode_extra};
-use crate::backend::cuda::attention::variants::Variants;
+use crate::backend::cuda::attention::variant_table::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::memory::DeviceBuffer;

@@ -10,7 +10,7 @@ use kvarena::{
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, pool, table};
-use crate::fp8::Fp8Noise;
+use crate::fp8_noise::Fp8Noise;
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 

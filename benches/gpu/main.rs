@@ -19,6 +19,7 @@ mod attention;
 mod batch;
 mod ceilings;
 mod fp8;
+mod fp8_noise;
 mod groups;
 mod host;
 mod kernels;

@@ -350,16 +350,8 @@ impl EntryLists {
             index = self.extents[index as usize].prev;
             (start, len) = self.run_at(list, index);
         }
-        let mut next = if index == NONE { list.more } else { self.extents[index as usize].next };
-        let mut run = Some((start + len - lacking, lacking));
-        std::iter::from_fn(move || {
-            let found = run?;
-            run = self.extents.get(next as usize).map(|extent| {
-                next = extent.next;
-                (extent.start, extent.len)
-            });
-            Some(found)
-        })
+        let next = if index == NONE { list.more } else { self.extents[index as usize].next };
+        self.runs_from((start + len - lacking, lacking), next)
     }
 
     /// Returns the first entry and length of each run of a list's last `count` pages, the last run first.
@@ -414,8 +406,13 @@ impl EntryLists {
 
     /// Returns the first entry and length of each run of a list.
     pub fn runs(&self, list: &EntryList) -> impl Iterator<Item = (u32, u32)> {
-        let mut run = Some((list.start, list.len));
-        let mut next = list.more;
+        self.runs_from((list.start, list.len), list.more)
+    }
+
+    /// Returns a run, and those of the extents from `next` on.
+    #[inline]
+    fn runs_from(&self, first: (u32, u32), mut next: u32) -> impl Iterator<Item = (u32, u32)> {
+        let mut run = Some(first);
         std::iter::from_fn(move || {
             let found = run?;
             run = self.extents.get(next as usize).map(|extent| {

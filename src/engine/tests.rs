@@ -456,7 +456,7 @@ impl Follower {
 #[test]
 fn the_log_reproduces_the_pages_of_the_tree() {
     let mut detached = [0; 2];
-    for seed in 0..500 {
+    for seed in 0..5000 {
         let mut workload = Workload::new(Family::Any, seed);
         // The pool is so small that most pages are evicted.
         let small = SmallConfig { pages: 12, page_size: 1, tokens: 1 << 12, ..SmallConfig::default() };
@@ -482,5 +482,5 @@ fn the_log_reproduces_the_pages_of_the_tree() {
         let gone = follower.map_or([0; 2], |follower| follower.detached);
         (0..2).for_each(|i| detached[i] += gone[i]);
     }
-    assert!(detached.iter().all(|&pages| pages > 100), "old and present pages: {detached:?}");
+    assert!(detached.iter().all(|&pages| pages > 1000), "old and present pages: {detached:?}");
 }

@@ -17,6 +17,7 @@ mod errors;
 mod events;
 mod faults;
 mod fork;
+mod fork_saves;
 mod groups;
 mod host;
 mod layout;

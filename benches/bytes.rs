@@ -19,10 +19,8 @@ mod cases;
 use cases::Cache;
 use cases::hit::sequence_pages;
 use cases::work;
-use kvarena::TokenId;
-use kvarena::fence::Fence;
-use kvarena::page::PagePool;
 use kvarena::prefix::PrefixTree;
+use kvarena::{Capacity, EngineConfig, PoolConfig, TokenId};
 
 fn main() {
     if !cases::is_measured() {
@@ -57,9 +55,18 @@ fn report(name: &str, page_size: u32, page_count: u32, count: usize, sequence: f
     for bytes in [cache.tree.live_bytes(), resident, reserved] {
         print!("{:>12.2}", bytes as f64 / tokens);
     }
-    let pages = PagePool::bytes(page_count) + Fence::bytes(page_count, 1, 0);
-    let a_page = pages as f64 / f64::from(page_count);
-    println!("{:>12}{a_page:>12.2}", PrefixTree::BYTES_PER_NODE);
+    println!("{:>12}{:>12.2}", PrefixTree::BYTES_PER_NODE, page_bytes());
+}
+
+/// Returns the bytes that each page adds to the page pool, the fence and the systems' buffers.
+fn page_bytes() -> f64 {
+    let bytes = |pages| {
+        let pool = PoolConfig { capacity: Capacity::Pages(pages), ..PoolConfig::default() };
+        let limits = EngineConfig { max_tokens: 1 << 20, max_sequence_len: 1 << 10, ..EngineConfig::from(pool) };
+        let bytes = limits.bytes().expect("a valid config");
+        (bytes.pages + bytes.steps) as f64
+    };
+    (bytes(2 << 20) - bytes(1 << 20)) / f64::from(1 << 20)
 }
 
 /// Memory of the process in bytes.

@@ -14,7 +14,6 @@ use cases::insert::{Cycle, Insert, InsertFloor};
 use cases::lead::Lead;
 use cases::nested::{Nested, hostile_bytes, read_hostile};
 use cases::pages::AllocFree;
-use cases::work;
 
 const SEQUENCES: usize = 1000;
 const CASES: [&str; 25] = [
@@ -65,20 +64,10 @@ fn main() {
 }
 
 fn run(case: &str, page_size: u32, calls: usize) {
-    let cache = || full_cache(page_size, SEQUENCES, 0);
+    if let Some(mut call) = unprepared(case, page_size) {
+        return measured(calls, &mut *call);
+    }
     match case {
-        "hit" => {
-            let mut hit = Hit::new(cache(), SEQUENCES, 64);
-            measured(calls, &mut || _ = hit.call());
-        }
-        "hit_floor" => {
-            let mut floor = HitFloor::new(SEQUENCES, 64, page_size);
-            measured(calls, &mut || _ = floor.call());
-        }
-        "miss" => {
-            let mut miss = Miss::new(cache());
-            measured(calls, &mut || _ = miss.call());
-        }
         "insert" => {
             let mut insert = Insert::new(page_size, SEQUENCES);
             let mut left = calls;
@@ -88,18 +77,6 @@ fn run(case: &str, page_size: u32, calls: usize) {
                 insert.restore();
                 left -= round;
             }
-        }
-        "insert_floor" => {
-            let mut floor = InsertFloor::new(page_size, 1);
-            measured(calls, &mut || floor.call());
-        }
-        "cycle" => {
-            let mut cycle = Cycle::new(page_size, SEQUENCES);
-            measured(calls, &mut || _ = cycle.call());
-        }
-        "alloc_free" => {
-            let mut pages = AllocFree::new(1 << 16, 50);
-            measured(calls, &mut || pages.call());
         }
         "plan" | "plan_2_tracks" | "plan_4_tracks" => {
             let tracks = case.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(1);
@@ -120,37 +97,51 @@ fn run(case: &str, page_size: u32, calls: usize) {
         }
         "replay" => {
             // A call is a request. Requests differ, so the case runs all of them: `calls` must be their total.
-            let chats = work::Chats::large();
-            assert_eq!(calls, chats.requests.len());
-            let mut cache = chats::cache(page_size);
-            measured(1, &mut || _ = chats::serve(&chats, &mut cache));
-        }
-        "admission" | "admission_behind" => {
-            let lead = Lead::new(page_size, case == "admission_behind");
-            measured(calls, &mut || lead.admission());
-        }
-        "admission_hit" => {
-            let lead = Lead::new(page_size, false);
-            measured(calls, &mut || lead.hit());
+            assert_eq!(calls, chats::REQUESTS);
+            let (texts, mut cache) = (chats::texts(calls), chats::cache(page_size));
+            measured(1, &mut || _ = chats::serve(&texts, &mut cache));
         }
         _ if case.starts_with("nested_") => {
             let (kind, rows) = case["nested_".len()..].split_once('_').expect("a case");
             nested(kind, rows.parse().expect("a number of rows"), calls);
         }
-        _ => {
-            let leaves = case.strip_prefix("evict_").and_then(|leaves| leaves.parse().ok());
-            let mut evict = Evict::new(page_size, leaves.expect("a case of the list"));
-            let mut left = calls;
-            while left > 0 {
-                if evict.calls() == 0 {
-                    evict.restore();
-                }
-                let round = left.min(evict.calls()).min(SAMPLE);
-                measured(round, &mut || evict.call());
-                evict.empty_list();
-                left -= round;
-            }
+        _ => evict(case, page_size, calls),
+    }
+}
+
+/// Returns the call of a case whose calls need no preparation; `None` for other cases.
+fn unprepared(case: &str, page_size: u32) -> Option<Box<dyn FnMut()>> {
+    fn boxed<C: 'static>(mut case: C, call: impl Fn(&mut C) + 'static) -> Option<Box<dyn FnMut()>> {
+        Some(Box::new(move || call(&mut case)))
+    }
+    let cache = || full_cache(page_size, SEQUENCES, 0);
+    match case {
+        "hit" => boxed(Hit::new(cache(), SEQUENCES, 64), |hit| _ = hit.call()),
+        "hit_floor" => boxed(HitFloor::new(SEQUENCES, 64, page_size), |floor| _ = floor.call()),
+        "miss" => boxed(Miss::new(cache()), |miss| _ = miss.call()),
+        "insert_floor" => boxed(InsertFloor::new(page_size, 1), InsertFloor::call),
+        "cycle" => boxed(Cycle::new(page_size, SEQUENCES), |cycle| _ = cycle.call()),
+        "alloc_free" => boxed(AllocFree::new(1 << 16, 50), AllocFree::call),
+        "admission" | "admission_behind" => {
+            boxed(Lead::new(page_size, case == "admission_behind"), |lead| lead.admission())
         }
+        "admission_hit" => boxed(Lead::new(page_size, false), |lead| lead.hit()),
+        _ => None,
+    }
+}
+
+fn evict(case: &str, page_size: u32, calls: usize) {
+    let leaves = case.strip_prefix("evict_").and_then(|leaves| leaves.parse().ok());
+    let mut evict = Evict::new(page_size, leaves.expect("a case of the list"));
+    let mut left = calls;
+    while left > 0 {
+        if evict.calls() == 0 {
+            evict.restore();
+        }
+        let round = left.min(evict.calls()).min(SAMPLE);
+        measured(round, &mut || evict.call());
+        evict.empty_list();
+        left -= round;
     }
 }
 

@@ -8,7 +8,8 @@
 //!
 //! Times are medians over runs of one or more calls on one thread. Other work on the machine makes them larger. The
 //! floor of a hit, an insert and a replayed request is the comparison and copy of their bytes. The floor of an eviction
-//! reads a leaf's columns and child entry, and copies its page ids, from slabs as large as the tree's.
+//! reads a leaf's columns and child entry, and copies its page ids, from slabs as large as the tree's. `nodes of 16` is
+//! the time of a page that moves between tiers, in nodes of 16 pages.
 
 mod cases;
 
@@ -21,6 +22,7 @@ use cases::hit::{Hit, HitFloor, Miss, full_cache};
 use cases::insert::{Cycle, Insert, InsertFloor, ROUND};
 use cases::pages::{AllocFree, COUNT};
 use cases::sample::{median, median_ns};
+use cases::tiers::{MOVED, Tiers};
 use cases::work;
 use serde::Serialize;
 
@@ -29,7 +31,6 @@ use serde::Serialize;
 struct Row {
     case: String,
     page_size: u32,
-    /// Nanoseconds, or bytes in case `bytes a token`.
     ns: f64,
     floor_ns: Option<f64>,
     ratio: Option<f64>,
@@ -38,7 +39,6 @@ struct Row {
 }
 
 struct Table {
-    rows: Vec<Row>,
     json: bool,
     only: Option<String>,
 }
@@ -50,17 +50,18 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let only = args.iter().position(|arg| arg == "--only").and_then(|i| args.get(i + 1)).cloned();
     let json = args.iter().any(|arg| arg == "--json");
-    let mut table = Table { rows: Vec::new(), json, only };
+    let table = Table { json, only };
     table.head();
     for page_size in [1, 16] {
-        hits(&mut table, page_size);
-        inserts(&mut table, page_size);
-        cycles(&mut table, page_size);
-        evictions(&mut table, page_size);
-        plans(&mut table, page_size);
-        replay(&mut table, page_size);
+        hits(&table, page_size);
+        inserts(&table, page_size);
+        cycles(&table, page_size);
+        evictions(&table, page_size);
+        plans(&table, page_size);
+        replay(&table, page_size);
     }
-    alloc_free(&mut table);
+    alloc_free(&table);
+    moves(&table);
 }
 
 impl Table {
@@ -71,15 +72,12 @@ impl Table {
 
     fn head(&self) {
         if !self.json {
-            let names = ["case", "page_size", "median", "floor", "ratio", "target"];
-            let [case, rest @ ..] = names;
-            print!("{case:<28}");
-            rest.iter().for_each(|name| print!("{name:>11}"));
-            println!();
+            let [case, page_size, median, floor, ratio] = ["case", "page_size", "median", "floor", "ratio"];
+            println!("{case:<28}{page_size:>11}{median:>11}{floor:>11}{ratio:>11}{:>11}", "target");
         }
     }
 
-    fn row(&mut self, case: &str, page_size: u32, ns: f64, floor: Option<f64>, target: impl Into<Option<f64>>) {
+    fn row(&self, case: &str, page_size: u32, ns: f64, floor: Option<f64>, target: impl Into<Option<f64>>) {
         let row = Row {
             case: case.to_owned(),
             page_size,
@@ -100,7 +98,6 @@ impl Table {
                 or_dash(row.target)
             );
         }
-        self.rows.push(row);
     }
 }
 
@@ -112,15 +109,11 @@ fn pick(page_size: u32, one: f64, sixteen: f64) -> f64 {
     if page_size == 1 { one } else { sixteen }
 }
 
-fn hits(table: &mut Table, page_size: u32) {
-    if !table.selects(&["hit hot", "hit cold", "miss", "bytes a token, tree full"]) {
+fn hits(table: &Table, page_size: u32) {
+    if !table.selects(&["hit hot", "hit cold", "miss"]) {
         return;
     }
     let mut cache = full_cache(page_size, work::SEQUENCES, 0);
-    let sizes = cache.tree.size_info();
-    let tokens = f64::from((sizes.evictable + sizes.protected) * page_size);
-    let bytes = cache.tree.live_bytes() as f64 / tokens;
-    table.row("bytes a token, tree full", page_size, bytes, None, pick(page_size, 8.3, 4.5));
     for (case, rotation, target) in
         [("hit hot", 64, pick(page_size, 450.0, 400.0)), ("hit cold", 2000, pick(page_size, 1800.0, 1400.0))]
     {
@@ -143,7 +136,7 @@ fn hits(table: &mut Table, page_size: u32) {
     table.row("miss", page_size, ns, None, pick(page_size, 15.0, 25.0));
 }
 
-fn inserts(table: &mut Table, page_size: u32) {
+fn inserts(table: &Table, page_size: u32) {
     const PLACES: usize = 20_000;
     const CALLS: usize = 20;
     if !table.selects(&["insert"]) {
@@ -170,7 +163,7 @@ fn inserts(table: &mut Table, page_size: u32) {
     table.row("insert", page_size, ns, Some(floor_ns), pick(page_size, 2400.0, 1000.0));
 }
 
-fn cycles(table: &mut Table, page_size: u32) {
+fn cycles(table: &Table, page_size: u32) {
     let case = "cycle, 15.4 M tokens";
     if !table.selects(&[case]) {
         return;
@@ -185,7 +178,7 @@ fn cycles(table: &mut Table, page_size: u32) {
     table.row(case, page_size, ns, None, pick(page_size, 1e9 / 350e3, 1e9 / 600e3));
 }
 
-fn evictions(table: &mut Table, page_size: u32) {
+fn evictions(table: &Table, page_size: u32) {
     // A million leaves of 256 pages take 16 GB of tables. `fits` skips them on a machine with less memory.
     let leaves: &[usize] =
         if page_size == 1 { &[1000, 10_000, 100_000, 250_000, 1_000_000] } else { &[1000, 10_000, 100_000, 1_000_000] };
@@ -210,7 +203,7 @@ fn evictions(table: &mut Table, page_size: u32) {
     }
 }
 
-fn plans(table: &mut Table, page_size: u32) {
+fn plans(table: &Table, page_size: u32) {
     for kv_len in [4096, 65_536] {
         let case = format!("plan, 256 of {kv_len}");
         let step_case = format!("step, 256 of {kv_len}");
@@ -252,7 +245,7 @@ fn plan_ns(decode: &mut Decode) -> f64 {
     median(plans.collect())
 }
 
-fn alloc_free(table: &mut Table) {
+fn alloc_free(table: &Table) {
     let case = "alloc and free, a page";
     if table.selects(&[case]) {
         let mut pages = AllocFree::new(1 << 20, 50);
@@ -262,32 +255,54 @@ fn alloc_free(table: &mut Table) {
     }
 }
 
-fn replay(table: &mut Table, page_size: u32) {
-    let [small, large] = ["replay small, a request", "replay large, a request"];
-    if !table.selects(&[small, large]) {
+/// Measures the engine's work for moves of pages to swap memory and back, and to a store and back.
+fn moves(table: &Table) {
+    for pages in [1, 16, 64] {
+        let case = |moves: &str| format!("{moves}, nodes of {pages}");
+        let cases = ["load and save", "save ahead", "put", "fetch"].map(case);
+        if !table.selects(&cases.each_ref().map(String::as_str)) {
+            continue;
+        }
+        let (mut tiers, mut store) = (Tiers::new(pages), Tiers::with_store(pages));
+        tiers.check();
+        let mut samples = [const { Vec::new() }; 4];
+        for _ in 0..50 {
+            tiers.admit();
+            // To make room, other pages are evicted and saved.
+            samples[0].push(median_ns(1, 1, || tiers.load()) / 2.0);
+            tiers.finish();
+        }
+        for _ in 0..50 {
+            tiers.admit();
+            tiers.load();
+            tiers.finish();
+            samples[1].push(median_ns(1, 1, || tiers.save_ahead()));
+            samples[2].push(median_ns(1, 1, || store.put()));
+        }
+        for _ in 0..50 {
+            let prompts = store.new_prompts(pages);
+            samples[3].push(median_ns(1, 1, || store.fetch(&prompts)));
+        }
+        for (case, samples) in cases.iter().zip(samples) {
+            table.row(case, 16, median(samples) / f64::from(MOVED), None, None);
+        }
+    }
+}
+
+fn replay(table: &Table, page_size: u32) {
+    let case = "replay, a request";
+    if !table.selects(&[case]) {
         return;
     }
-    let exact = [
-        (work::Chats::small(), small, pick(page_size, 0.7251, 0.7228)),
-        (work::Chats::large(), large, pick(page_size, 0.6790, 0.6759)),
-    ];
-    for (chats, case, hit_rate) in exact {
-        let (mut samples, mut floor_samples) = (Vec::new(), Vec::new());
-        let mut floor = chats::ServeFloor::new(page_size);
-        for _ in 0..5 {
-            let mut cache = chats::cache(page_size);
-            let mut served = chats::Served::default();
-            let ns = median_ns(1, 1, || served = chats::serve(&chats, &mut cache));
-            // At page size 1 the reference figure comes from an LRU of leaves, which differs slightly from an LRU of
-            // pages.
-            let tolerance = pick(page_size, 0.003, 0.000_05);
-            let off = (served.hit_rate() - hit_rate).abs();
-            assert!(off <= tolerance, "hit rate {} is not {hit_rate}", served.hit_rate());
-            samples.push(ns / chats.requests.len() as f64);
-            let ns = median_ns(1, 1, || floor.serve(&chats, &served.hits));
-            floor_samples.push(ns / chats.requests.len() as f64);
-        }
-        let (ns, floor_ns) = (median(samples), median(floor_samples));
-        table.row(case, page_size, ns, Some(floor_ns), 1e9 / 300e3);
+    let texts = chats::texts(chats::REQUESTS);
+    let (mut samples, mut floor_samples) = (Vec::new(), Vec::new());
+    let mut floor = chats::ServeFloor::new(page_size);
+    for _ in 0..5 {
+        let (mut cache, mut hits) = (chats::cache(page_size), Vec::new());
+        samples.push(median_ns(1, 1, || hits = chats::serve(&texts, &mut cache)));
+        chats::check(page_size, &hits);
+        floor_samples.push(median_ns(1, 1, || floor.serve(&texts, &hits)));
     }
+    let [ns, floor_ns] = [samples, floor_samples].map(|samples| median(samples) / texts.len() as f64);
+    table.row(case, page_size, ns, Some(floor_ns), None);
 }

@@ -16,6 +16,7 @@ const HIDDEN: usize = 2 * HEAD_DIM; // two query heads share one kv head
 const VOCABULARY: u32 = 500;
 const OUTPUT: u32 = 40; // tokens to generate for each prompt
 const STEP_TOKENS: u32 = 48; // maximum tokens of a step; longer prompts are prefilled in chunks
+const PROMISE: u32 = 0; // tokens whose pages an admission reserves: none, so a lack of pages preempts a sequence
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -71,14 +72,14 @@ impl Host {
     fn admit(&mut self) -> Fallible<()> {
         loop {
             let result = if let Some(preempted) = self.admitted.get(self.running) {
-                self.engine.resume(preempted.seq, 0)
+                self.engine.resume(preempted.seq, PROMISE)
             } else {
                 let Some((id, prompt)) = self.waiting.front() else { return Ok(()) };
-                if self.engine.admission(Namespace::default(), prompt, 0)?.leader.is_some() {
+                if self.engine.admission(Namespace::default(), prompt, PROMISE)?.leader.is_some() {
                     return Ok(()); // a running sequence computes this prefix: wait, then share it
                 }
                 let (id, end) = (*id, prompt.len() as u32 + OUTPUT);
-                let seq = self.engine.admit(Namespace::default(), prompt, 0);
+                let seq = self.engine.admit(Namespace::default(), prompt, PROMISE);
                 seq.map(|seq| {
                     self.admitted.push(Chat { id, seq, end });
                     self.waiting.pop_front();
@@ -100,9 +101,10 @@ impl Host {
                 Ok(plan) => {
                     let sampled = forward(self.engine.backend_mut(), &plan)?;
                     let step = plan.step();
+                    // `append` precedes `commit`, so that `abort` can still undo the step if `append` fails.
                     for (&Extend { seq, .. }, token) in items.iter().zip(sampled) {
                         // A chunk that does not end its prompt produces no sample.
-                        if self.engine.planned_len(seq)? == self.engine.token_count(seq)? {
+                        if self.engine.has_sample(seq)? {
                             self.engine.append(seq, &[token])?;
                         }
                     }

@@ -178,7 +178,7 @@ def digest(table, archive):
         path = wanted.pop()
         if path.name not in paths:
             paths[path.name] = path.read_bytes()
-            wanted += [headers[name] for name in re.findall(r'(?m)^#include "([^"]+)"', paths[path.name].decode())]
+            wanted += [headers[name] for name in re.findall(r'(?m)^#include "(?:[^"]*/)?([^"/]+)"', paths[path.name].decode())]
     rows = repr([(text.name, text.type, text.launches, sorted(text.family.items())) for text in texts])
     sources = [paths[name] for name in sorted(paths)]
     inputs = [table.out(archive).read_bytes(), rows.encode(), *sources, *(path.read_bytes() for path in sorted(HERE.glob("*.py")))]
@@ -300,6 +300,8 @@ def numbers(table):
     right = {}
     for name, size, fields in re.findall(r"(?m)^    (\w+) (\d+) \{([^}]*)\}", rust):
         right |= {(name,): int(size)} | {(name, field): int(n) for field, n in re.findall(r"(\w+) (\d+)\b", fields)}
+    for name, size, fields in re.findall(r"(?ms)^    pub struct (\w+): (\d+) \{(.*?)^    \}", rust):
+        right |= {(name,): int(size)} | {(name, field): int(n) for n, field in re.findall(r"(?m)^ +(\d+) (\w+):", fields)}
     return left, right, c, rust
 
 

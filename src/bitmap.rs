@@ -12,7 +12,7 @@
 use bitvec::prelude::Lsb0;
 use bitvec::view::BitView;
 
-use crate::memory::{OutOfMemory, filled, prefetch_items};
+use crate::memory::{Memory, OutOfMemory, prefetch_items};
 
 /// Numbers in one word.
 pub(crate) const WORD: usize = 64;
@@ -39,18 +39,13 @@ pub(crate) struct Bits {
 
 impl Bitmap {
     /// Creates a set of all numbers below `limit`, or of none.
-    pub fn new(limit: u32, full: bool) -> Result<Self, OutOfMemory> {
+    pub fn new(limit: u32, full: bool, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
-            words: bits(limit as usize, full)?,
-            nonzero: bits((limit as usize).div_ceil(WORD), full)?,
+            words: bits(limit as usize, full, memory)?,
+            nonzero: bits((limit as usize).div_ceil(WORD), full, memory)?,
             lowest: 0,
             count: if full { limit } else { 0 },
         })
-    }
-
-    pub fn bytes(limit: u32) -> u64 {
-        let words = u64::from(limit).div_ceil(WORD as u64);
-        8 * (words + words.div_ceil(WORD as u64))
     }
 
     pub fn count(&self) -> u32 {
@@ -159,9 +154,11 @@ impl Bitmap {
 }
 
 /// Returns `len` bits, all equal to `set`. The rest of the last word is 0.
-fn bits(len: usize, set: bool) -> Result<Vec<u64>, OutOfMemory> {
-    let mut words = filled(len.div_ceil(WORD) as u64, if set { u64::MAX } else { 0 })?;
-    words.view_bits_mut::<Lsb0>()[len..].fill(false);
+fn bits(len: usize, set: bool, memory: &mut Memory) -> Result<Vec<u64>, OutOfMemory> {
+    let mut words = memory.filled(len.div_ceil(WORD) as u64, if set { u64::MAX } else { 0 })?;
+    if let Some(last) = words.last_mut() {
+        last.view_bits_mut::<Lsb0>()[(len - 1) % WORD + 1..].fill(false);
+    }
     Ok(words)
 }
 
@@ -336,7 +333,7 @@ mod tests {
     #[test]
     fn the_lowest_are_taken_in_order() {
         for mut list in lists() {
-            let mut bitmap = Bitmap::new(1000, false).expect("a small set");
+            let mut bitmap = Bitmap::new(1000, false, &mut Memory::new(false)).expect("a small set");
             for_each_word(&list, |bits| bitmap.insert(bits));
             list.sort_unstable();
             for part in list.chunks(list.len() / 3 + 1) {
@@ -356,7 +353,7 @@ mod tests {
         let pairs = ends.windows(2).map(<[u32]>::to_vec);
         let apart = ends.map(|end| vec![end, (end + 7777) % LIMIT]);
         for list in singles.into_iter().chain(pairs).chain(apart).chain([vec![]]) {
-            let mut bitmap = Bitmap::new(LIMIT, false).expect("a small set");
+            let mut bitmap = Bitmap::new(LIMIT, false, &mut Memory::new(false)).expect("a small set");
             list.iter().for_each(|&n| bitmap.insert(Bits::one(n as usize)));
             let near = list.iter().chain(&ends).flat_map(|&n| [n.saturating_sub(1), n, n + 1]);
             for start in near.chain((0..LIMIT).step_by(911)).map(|n| n as usize) {

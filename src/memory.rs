@@ -12,8 +12,10 @@
 
 use std::collections::VecDeque;
 use std::hint::black_box;
+use std::mem::MaybeUninit;
 
 use bytemuck::Zeroable;
+use slotmap::{Key, SecondaryMap, SlotMap};
 
 /// The system could not allocate memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +28,97 @@ fn refused<T>(len: u64) -> OutOfMemory {
     OutOfMemory { bytes: len.saturating_mul(size_of::<T>() as u64) }
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Allocate,
+    /// Allocates, and touches what it has allocated.
+    Prefault,
+    /// Allocates nothing. Tables are empty and of no use.
+    Count,
+}
+
+/// Allocates the memory of tables, or only counts its bytes. So the constructor of a table is the one statement of the
+/// memory that the table takes.
+pub(crate) struct Memory {
+    mode: Mode,
+    /// Bytes requested since the last [`Memory::take_bytes`].
+    bytes: u64,
+}
+
+impl Memory {
+    /// Returns a memory that allocates. With `prefault`, tables touch what they may use later.
+    pub fn new(prefault: bool) -> Self {
+        Self { mode: if prefault { Mode::Prefault } else { Mode::Allocate }, bytes: 0 }
+    }
+
+    /// Returns a memory that only counts.
+    pub fn counting() -> Self {
+        Self { mode: Mode::Count, bytes: 0 }
+    }
+
+    /// Returns whether tables have memory to write to.
+    pub fn allocates(&self) -> bool {
+        self.mode != Mode::Count
+    }
+
+    pub fn prefaults(&self) -> bool {
+        self.mode == Mode::Prefault
+    }
+
+    /// Returns the bytes that were requested since the last call.
+    pub fn take_bytes(&mut self) -> u64 {
+        std::mem::take(&mut self.bytes)
+    }
+
+    /// Counts `bytes` bytes that the caller allocates itself if the result is true.
+    pub fn grants(&mut self, bytes: u64) -> bool {
+        self.bytes += bytes;
+        self.allocates()
+    }
+
+    /// Allocates an empty vector for `len` items.
+    pub fn reserved<T>(&mut self, len: u64) -> Result<Vec<T>, OutOfMemory> {
+        if !self.grants(len * size_of::<T>() as u64) {
+            return Ok(Vec::new());
+        }
+        let mut items: Vec<T> = reserved(len)?;
+        if self.prefaults() {
+            advise_huge_pages(items.as_ptr().addr(), items.capacity() * size_of::<T>());
+            items.spare_capacity_mut().iter_mut().for_each(|item| *black_box(item) = MaybeUninit::zeroed());
+        }
+        Ok(items)
+    }
+
+    /// Allocates an empty queue for `len` items.
+    pub fn queue<T>(&mut self, len: u64) -> Result<VecDeque<T>, OutOfMemory> {
+        self.reserved(len).map(VecDeque::from)
+    }
+
+    /// Allocates a vector of `len` equal items.
+    pub fn filled<T: Clone>(&mut self, len: u64, item: T) -> Result<Vec<T>, OutOfMemory> {
+        self.listed(len, std::iter::repeat_n(item, len as usize))
+    }
+
+    /// Allocates a vector of `len` items.
+    pub fn listed<T>(&mut self, len: u64, items: impl Iterator<Item = T>) -> Result<Vec<T>, OutOfMemory> {
+        let mut list = if self.grants(len * size_of::<T>() as u64) { reserved(len)? } else { return Ok(Vec::new()) };
+        list.extend(items);
+        Ok(list)
+    }
+
+    /// Allocates zeros. Unless they are prefaulted, the system provides the memory on the first write.
+    pub fn zeroed<T: Zeroable>(&mut self, len: u64) -> Result<Vec<T>, OutOfMemory> {
+        if !self.grants(len * size_of::<T>() as u64) {
+            return Ok(Vec::new());
+        }
+        let mut items = zeroed(len)?;
+        if self.prefaults() {
+            touch(&mut items);
+        }
+        Ok(items)
+    }
+}
+
 /// Allocates an empty vector for `len` items.
 pub(crate) fn reserved<T>(len: u64) -> Result<Vec<T>, OutOfMemory> {
     let mut items = Vec::new();
@@ -34,22 +127,33 @@ pub(crate) fn reserved<T>(len: u64) -> Result<Vec<T>, OutOfMemory> {
     Ok(items)
 }
 
-/// Allocates an empty queue for `len` items.
-pub(crate) fn reserved_queue<T>(len: u64) -> Result<VecDeque<T>, OutOfMemory> {
-    reserved(len).map(VecDeque::from)
-}
-
-/// Allocates a vector of `len` equal items.
-pub(crate) fn filled<T: Clone>(len: u64, item: T) -> Result<Vec<T>, OutOfMemory> {
-    let mut items = reserved(len)?;
-    items.resize(len as usize, item);
-    Ok(items)
-}
-
 /// Allocates zeros. The system provides the memory on the first write.
 pub(crate) fn zeroed<T: Zeroable>(len: u64) -> Result<Vec<T>, OutOfMemory> {
     let len_here = usize::try_from(len).map_err(|_| refused::<T>(len))?;
     bytemuck::try_zeroed_vec(len_here).map_err(|()| refused::<T>(len))
+}
+
+/// Allocates a map for `count` items.
+pub(crate) fn slot_map<K: Key, T>(count: u32, memory: &mut Memory) -> Result<SlotMap<K, T>, OutOfMemory> {
+    let mut map = SlotMap::with_key();
+    if memory.grants(u64::from(count) * slot_size::<T>() as u64) {
+        map.try_reserve(count as usize).map_err(|_| refused::<T>(count.into()))?;
+    }
+    Ok(map)
+}
+
+/// Allocates a column for a [`slot_map`] of `count` items.
+pub(crate) fn secondary_map<K: Key, T>(count: u32, memory: &mut Memory) -> Result<SecondaryMap<K, T>, OutOfMemory> {
+    let mut map = SecondaryMap::new();
+    if memory.grants(u64::from(count) * slot_size::<T>() as u64) {
+        map.try_set_capacity(count as usize).map_err(|_| refused::<T>(count.into()))?;
+    }
+    Ok(map)
+}
+
+/// Returns the bytes of a slot: a value and its version of 4 bytes, rounded up to the value's alignment.
+pub(crate) const fn slot_size<T>() -> usize {
+    (size_of::<T>() + 4).next_multiple_of(align_of::<T>())
 }
 
 /// Allocates `bytes` bytes in one piece and frees them.
@@ -61,25 +165,12 @@ pub(crate) fn check(bytes: u64) -> Result<(), OutOfMemory> {
 const SYSTEM_PAGE: usize = 4096;
 
 /// Writes to every system page of a vector of zeros, so that memory backs it.
-pub(crate) fn touch<T: Default>(items: &mut [T]) {
+fn touch<T: Zeroable>(items: &mut [T]) {
     advise_huge_pages(items.as_ptr().addr(), size_of_val(items));
     let step = (SYSTEM_PAGE / size_of::<T>()).max(1);
     for item in items.iter_mut().step_by(step) {
-        *black_box(item) = T::default();
+        *black_box(item) = T::zeroed();
     }
-}
-
-/// Touches all reserved memory of an empty vector.
-pub(crate) fn touch_reserved<T: Clone>(items: &mut Vec<T>, filler: T) {
-    advise_huge_pages(items.as_ptr().addr(), items.capacity() * size_of::<T>());
-    items.resize(items.capacity(), filler);
-    items.clear();
-}
-
-/// Touches all reserved memory of an empty queue.
-pub(crate) fn touch_deque<T: Copy>(items: &mut VecDeque<T>, filler: T) {
-    items.resize(items.capacity(), filler);
-    items.clear();
 }
 
 /// Advises the system to back a range of addresses with huge pages. Has no effect on systems without them.

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 
 use crate::error::Error;
 use crate::id::{SeqKey, StepId};
-use crate::memory::{OutOfMemory, filled, reserved_queue};
+use crate::memory::{Memory, OutOfMemory};
 
 /// One sequence's part in a step.
 #[derive(Clone, Copy, Default, Debug)]
@@ -68,24 +68,18 @@ impl StepLog {
     ///
     /// # Errors
     /// The allocation that failed.
-    pub fn new(max: u32, batch: u32) -> Result<Self, OutOfMemory> {
+    pub(crate) fn new(max: u32, batch: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let items = u64::from(max) * u64::from(batch);
         Ok(Self {
             max,
-            steps: reserved_queue(max.into())?,
+            steps: memory.queue(max.into())?,
             first_open: None,
-            items: filled(items.next_power_of_two(), StepItem::default())?,
+            items: memory.filled(items.next_power_of_two(), StepItem::default())?,
             base: 1,
             end: 1,
             origin: 1,
             completed: StepId::default(),
         })
-    }
-
-    /// Returns the bytes of a log.
-    pub fn bytes(max: u32, batch: u32) -> u64 {
-        let items = u64::from(max) * u64::from(batch);
-        items.next_power_of_two() * size_of::<StepItem>() as u64 + u64::from(max) * size_of::<Step>() as u64
     }
 
     /// Returns the number of unfinished steps.
@@ -315,7 +309,7 @@ mod tests {
 
     /// Returns a log of three steps: 1 is complete, 2 committed, 3 open.
     fn sound() -> StepLog {
-        let mut log = StepLog::new(4, 2).expect("memory");
+        let mut log = StepLog::new(4, 2, &mut Memory::new(false)).expect("memory");
         for items in [1, 2, 1] {
             let step = log.begin(true, items);
             for _ in 0..items {
@@ -360,7 +354,7 @@ mod tests {
     fn a_commit_does_not_scan_earlier_steps() {
         // A scan of all steps in each call would take 10^12 reads.
         const STEPS: u32 = 1 << 20;
-        let mut log = StepLog::new(STEPS, 1).expect("memory");
+        let mut log = StepLog::new(STEPS, 1, &mut Memory::new(false)).expect("memory");
         let steps: Vec<_> = (0..STEPS).map(|i| log.begin(i % 3 > 0, 0)).collect();
         log.check().expect("all invariants hold");
         for (i, &step) in steps.iter().enumerate().filter(|(i, _)| i % 3 > 0) {

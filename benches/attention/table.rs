@@ -1,4 +1,4 @@
-//! Times of attention on each path, and of a plain read of the same bytes by all cores. The runs alternate.
+//! Times of attention and stores on each path, and of a plain read of the same bytes by all cores. The runs alternate.
 //!
 //! `min` and `median` are times of one call. `read` is the share of the plain read's speed that a call reaches, and
 //! `peer` is the time of the peer in `benches/peers` divided by that of the call. Both are medians over turns. `GB/s`
@@ -12,8 +12,8 @@ use half::bf16;
 use kvarena::backend::{Backend, CpuPath, CpuRows, CpuRowsMut};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::{
-    Attend, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, OpenBackend, OwnedPlan, PoolConfig, Scaling, StepEnd,
-    TableShape,
+    Attend, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, OpenBackend, OwnedPlan, PoolConfig, PoolLayout,
+    Scaling, StepEnd, TableShape,
 };
 
 /// Maximum number of turns of a case.
@@ -21,9 +21,11 @@ const TURNS: usize = 60;
 /// A case that has taken this long starts no further turn after its fifth.
 const TIME: Duration = Duration::from_secs(3);
 
-/// A call of attention.
+/// A call of attention, or of a store.
 pub struct Case {
     pub name: &'static str,
+    /// Whether the call stores the new tokens instead of attending to them.
+    pub stores: bool,
     pub q_heads: u32,
     pub shape: KvShape,
     pub dtype: KvDtype,
@@ -37,6 +39,7 @@ pub struct Case {
 fn cases() -> Vec<Case> {
     let bf16 = |name, prefixes: &[u32]| Case {
         name,
+        stores: false,
         q_heads: 32,
         shape: KvShape::heads(8, 128),
         dtype: KvDtype::Bf16,
@@ -67,6 +70,8 @@ fn cases() -> Vec<Case> {
         Case { len: 512, dtype: fp8, ..bf16("extend 512 on 4096 fp8", &[4096]) },
         latent("16 x 4096 latent"),
         Case { dtype: fp8, ..latent("16 x 4096 latent fp8") },
+        Case { stores: true, ..bf16("store 1", &[0]) },
+        Case { stores: true, len: 4096, ..bf16("store 4096", &[0]) },
     ]
 }
 
@@ -122,18 +127,14 @@ impl Opened {
             let items = sequences.iter().zip(lens).map(|(&sequence, len)| Item::Extend { sequence, len });
             let plan = planner.plan(&items.collect::<Vec<_>>());
             cpu.begin(&plan.plan()).expect("a valid plan");
-            let width = (layout.kv_heads() * layout.head_dim()) as usize;
-            let latent = matches!(case.shape, KvShape::Latent { .. });
-            let rows = numbers(plan.plan().token_count() * width);
-            let (k, v) = (&rows[..], &rows[if latent { rows.len() } else { 0 }..]);
-            let (k, v) = (CpuRows::from(k), CpuRows::from(v));
-            cpu.store_cache(&plan.plan(), LayerId::new(0), k, v).expect("a valid store");
+            store(&mut cpu, &plan, &stored_rows(&layout, &plan));
             last = Some(plan);
         }
         let bytes = tokens as usize * (layout.page_bytes() / u64::from(case.page_size)) as usize;
         let pairs = |&prefix: &u32| (1..=case.len).map(|i| f64::from(prefix + i)).sum::<f64>();
         let dims = f64::from(case.q_heads * (layout.head_dim() + layout.value_dim()));
-        let flops = 2.0 * dims * case.prefixes.iter().map(pairs).sum::<f64>();
+        let attends = if case.stores { 0.0 } else { 1.0 };
+        let flops = attends * 2.0 * dims * case.prefixes.iter().map(pairs).sum::<f64>();
         Self { cpu, plan: last.expect("a step"), bytes, flops }
     }
 
@@ -144,23 +145,19 @@ impl Opened {
         let mut out = vec![0.0_f32; tokens * (case.q_heads * layout.value_dim()) as usize];
         let attend = Attend::latent(case.q_heads, 0.1);
         let words = vec![1_u64; self.bytes / 8];
-        let mut attends = || {
+        let rows = stored_rows(&layout, &self.plan);
+        let mut calls = || {
             let (q, out) = (CpuRows::from(&q[..]), CpuRowsMut::from(&mut out[..]));
             let start = Instant::now();
-            let done = self.cpu.attend(&self.plan.plan(), LayerId::new(0), &attend, q, out, None);
-            done.expect("the batch fits");
+            if case.stores {
+                store(&mut self.cpu, &self.plan, &rows);
+            } else {
+                let done = self.cpu.attend(&self.plan.plan(), LayerId::new(0), &attend, q, out, None);
+                done.expect("the batch fits");
+            }
             start.elapsed().as_secs_f64()
         };
-        let reads = || {
-            let start = Instant::now();
-            thread::scope(|scope| {
-                for part in words.chunks(words.len().div_ceil(threads)) {
-                    let sum = || black_box(part.iter().fold(0_u64, |sum, x| sum.wrapping_add(*x)));
-                    scope.spawn(sum);
-                }
-            });
-            start.elapsed().as_secs_f64()
-        };
+        let reads = || read(&words, threads);
         let mut peers = || {
             let start = Instant::now();
             peer.as_mut().map_or(f64::NAN, |run| {
@@ -168,11 +165,11 @@ impl Opened {
                 start.elapsed().as_secs_f64()
             })
         };
-        let _ = [attends(), reads(), peers()];
+        let _ = [calls(), reads(), peers()];
         let start = Instant::now();
         let mut turns = Vec::new();
         while turns.len() < TURNS && (start.elapsed() < TIME || turns.len() < 5) {
-            turns.push([attends(), reads(), peers()]);
+            turns.push([calls(), reads(), peers()]);
         }
         let sorted = |f: fn(&[f64; 3]) -> f64| {
             let mut all: Vec<f64> = turns.iter().map(f).collect();
@@ -193,6 +190,29 @@ impl Opened {
             100.0 * share,
         );
     }
+}
+
+/// Returns K and V of the tokens of a plan. Latent rows contain V.
+fn stored_rows(layout: &PoolLayout, plan: &OwnedPlan) -> [Vec<bf16>; 2] {
+    let rows = numbers(plan.plan().token_count() * (layout.kv_heads() * layout.head_dim()) as usize);
+    let is_latent = layout.value_dim() < layout.head_dim();
+    [rows.clone(), if is_latent { Vec::new() } else { rows }]
+}
+
+fn store(cpu: &mut Cpu, plan: &OwnedPlan, [k, v]: &[Vec<bf16>; 2]) {
+    let (k, v) = (CpuRows::from(&k[..]), CpuRows::from(&v[..]));
+    cpu.store_cache(&plan.plan(), LayerId::new(0), k, v).expect("a valid store");
+}
+
+/// Returns the seconds of a plain read by all cores.
+fn read(words: &[u64], threads: usize) -> f64 {
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for part in words.chunks(words.len().div_ceil(threads)) {
+            scope.spawn(|| black_box(part.iter().fold(0_u64, |sum, x| sum.wrapping_add(*x))));
+        }
+    });
+    start.elapsed().as_secs_f64()
 }
 
 /// Returns pseudo-random numbers.

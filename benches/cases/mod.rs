@@ -2,6 +2,9 @@
 //! `benches/peers` and all benches except `attention` and `gpu` use the cases.
 #![allow(dead_code, missing_docs)]
 
+#[allow(unused_imports)]
+#[path = "../../examples/replay/chat.rs"]
+pub mod chat;
 pub mod chats;
 pub mod decode;
 pub mod evict;
@@ -10,6 +13,11 @@ pub mod insert;
 pub mod lead;
 pub mod nested;
 pub mod pages;
+#[allow(unused_imports)]
+#[path = "../../examples/replay/request.rs"]
+pub mod request;
+#[path = "../../examples/replay/rng.rs"]
+mod rng;
 pub mod sample;
 pub mod tiers;
 pub mod work;
@@ -23,7 +31,7 @@ use kvarena::{Namespace, PageId, PrefixLock, TokenId};
 pub const NAMESPACE: Namespace = Namespace::new(0);
 
 /// Returns whether cargo runs the bench to measure. `cargo bench` passes `--bench`; `cargo test --benches` does not.
-/// With `--test` or `--list`, a bench measures nothing, as in divan.
+/// With `--test` or `--list`, a bench measures nothing, as with the standard harness.
 pub fn is_measured() -> bool {
     let has = |wanted| std::env::args().any(|arg| arg == wanted);
     has("--bench") && !has("--test") && !has("--list")
@@ -42,26 +50,20 @@ pub struct Cache {
     pages: Vec<PageId>,
 }
 
-/// A sequence that locks a prefix and has pages for the other tokens.
-pub struct Started {
-    pub lock: PrefixLock,
-    pub matched_pages: u32,
-    /// The sequence's own pages, which follow the matched pages.
-    pub own: Vec<PageId>,
-}
-
 impl Cache {
     pub fn new(page_count: u32, page_size: u32) -> Self {
-        let mut cache = Self::untouched(page_count, page_size);
         // An engine does the same by default.
-        cache.tree.prefault().expect("memory");
-        cache
+        Self::of(PrefixTree::new(page_count, page_size, 64, true).expect("memory"), page_count)
     }
 
     /// Creates a cache without prefault: its memory is first touched when it is used.
     pub fn untouched(page_count: u32, page_size: u32) -> Self {
+        Self::of(PrefixTree::new(page_count, page_size, 64, false).expect("memory"), page_count)
+    }
+
+    fn of(tree: PrefixTree, page_count: u32) -> Self {
         Self {
-            tree: PrefixTree::new(page_count, page_size, 64).expect("memory"),
+            tree,
             pool: PagePool::new(page_count).expect("memory"),
             fence: Fence::new(0, 1, 0).expect("memory"),
             freed: Vec::with_capacity(page_count as usize),
@@ -105,35 +107,6 @@ impl Cache {
         self.freed.clear();
         self.tree.evict(count, &mut self.freed);
         self.pool.free_cached(&self.freed);
-    }
-
-    /// Matches and locks a prompt, and takes all pages that `full_len` tokens need. If they are not available, returns
-    /// `None`, and the match becomes the youngest prefix.
-    pub fn start(&mut self, prompt: &[TokenId], full_len: usize) -> Option<Started> {
-        let found = self.tree.match_prefix(NAMESPACE, prompt);
-        let lock = self.tree.lock(&found, &mut self.fence).expect("the match is fresh");
-        let count = full_len.div_ceil(self.page_size()) - found.pages() as usize;
-        let Self { tree, pool, freed, .. } = self;
-        if count as u32 > pool.free_count() + tree.size_info().evictable {
-            self.unlock(lock);
-            return None;
-        }
-        reclaim(pool, tree, count as u64, freed);
-        let mut own = vec![PageId::default(); count];
-        assert!(pool.alloc(&mut own), "the pages were reclaimed");
-        Some(Started { lock, matched_pages: found.pages(), own })
-    }
-
-    /// Inserts the whole pages that `start` took, frees duplicates and the last, partial page, and unlocks.
-    pub fn finish(&mut self, started: Started, tokens: &[TokenId]) {
-        let Started { mut lock, matched_pages, mut own } = started;
-        let size = self.page_size();
-        let count = tokens.len() / size - matched_pages as usize;
-        let rest = &tokens[matched_pages as usize * size..][..count * size];
-        let Self { tree, pool, fence, duplicates, .. } = self;
-        pool.free_private(&own[count..]);
-        publish((tree, pool, fence), &mut lock, rest, &mut own[..count], duplicates);
-        self.unlock(lock);
     }
 
     pub fn unlock(&mut self, lock: PrefixLock) {

@@ -1,4 +1,4 @@
-//! The inputs of the CPU benches. Other caches were measured with the same inputs, byte for byte.
+//! The inputs of the CPU benches. Except for the replay, other caches were measured with the same inputs, bit for bit.
 //!
 //! Numbers come from a counter-based splitmix64: token `i` of stream `s` is `256 + mix((s << 32) + i) % 128000`. Only
 //! the first tokens of misses and of evicted leaves are chosen otherwise.
@@ -10,7 +10,7 @@
 //! | insert, cycle | new sequences: 512 shared tokens and 1,536 new ones |
 //! | evict | leaves of 256 tokens below the 32 prompts, touched in a shuffled order |
 //! | alloc | all pages in use except a shuffled part, mostly half |
-//! | replay | 8-turn chats of 200 users; each turn continues the previous one |
+//! | replay | the generated chats of `examples/replay` |
 
 use kvarena::TokenId;
 use kvarena::testkit::advise_huge_pages;
@@ -114,154 +114,4 @@ pub fn slab<T: Clone + Default>(len: usize) -> Vec<T> {
     advise_huge_pages(slab.as_ptr().addr(), len * size_of::<T>());
     slab.resize(len, T::default());
     slab
-}
-
-/// Chats of the replay.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Chats {
-    /// All conversations, concatenated: a system prompt and all turns.
-    pub tokens: Vec<TokenId>,
-    /// Turns in the order of arrival.
-    pub requests: Vec<ChatRequest>,
-}
-
-/// A turn. The prompt is `tokens[start..start + prompt_len]`; prompt and answer are `tokens[start..start + full_len]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChatRequest {
-    /// Index of the conversation's first token.
-    pub start: u32,
-    /// Tokens of the prompt: the whole conversation so far.
-    pub prompt_len: u32,
-    /// Tokens of prompt and answer.
-    pub full_len: u32,
-    /// Number of the user.
-    pub user: u32,
-}
-
-const USERS: usize = 200;
-const TURNS: usize = 8;
-/// Maximum number of running requests. A user sends a request only if none of the user's requests is running. In
-/// [`Chats::small`], the oldest requests end earlier when few users can send one.
-const IN_FLIGHT: usize = 32;
-
-struct Conversation {
-    start: u32,
-    len: u32,
-    /// Tokens of each question and its answer.
-    turns: Vec<(u32, u32)>,
-    turn: usize,
-}
-
-impl Chats {
-    /// Returns 1,600 requests: each user has one conversation.
-    pub fn small() -> Self {
-        Self::make(1600, 77)
-    }
-
-    /// Returns 16,000 requests: a user who has finished a conversation opens another.
-    pub fn large() -> Self {
-        Self::make(16_000, 78)
-    }
-
-    fn make(count: usize, seed: u64) -> Self {
-        let mut draw = Draw { counter: seed << 32 };
-        let system_lens: Vec<u32> = (0..PROMPTS).map(|_| draw.log_normal(512.0, 0.6, 64.0, 2048.0)).collect();
-        let (user_cdf, system_cdf) = (zipf(USERS, 0.9), zipf(PROMPTS, 1.0));
-        let once = count <= USERS * TURNS;
-        let mut chats = Self::default();
-        let mut open: Vec<Option<Conversation>> = (0..USERS).map(|_| None).collect();
-        let mut done = [false; USERS];
-        let mut in_flight: Vec<usize> = Vec::new();
-        let mut conversations = 0;
-        while chats.requests.len() < count {
-            let user = loop {
-                let user = draw.rank(&user_cdf);
-                if !in_flight.contains(&user) && !done[user] {
-                    break user;
-                }
-                let finished = done.iter().filter(|&&done| done).count();
-                if once && finished + distinct(&in_flight) >= USERS {
-                    in_flight.remove(0);
-                }
-            };
-            let conversation = open[user].get_or_insert_with(|| {
-                let system = draw.rank(&system_cdf);
-                conversations += 1;
-                chats.open(system, system_lens[system], conversations - 1, &mut draw)
-            });
-            let (question, answer) = conversation.turns[conversation.turn];
-            let prompt_len = conversation.len + question;
-            let full_len = prompt_len + answer;
-            let start = conversation.start;
-            chats.requests.push(ChatRequest { start, prompt_len, full_len, user: user as u32 });
-            conversation.len = full_len;
-            conversation.turn += 1;
-            if conversation.turn == TURNS {
-                open[user] = None;
-                done[user] = once;
-            }
-            in_flight.push(user);
-            if in_flight.len() >= IN_FLIGHT {
-                in_flight.remove(0);
-            }
-        }
-        chats
-    }
-
-    /// Draws the lengths of a conversation and writes its tokens.
-    fn open(&mut self, system: usize, system_len: u32, number: u64, draw: &mut Draw) -> Conversation {
-        let mut turn = || {
-            let question = draw.log_normal(96.0, 0.9, 8.0, 1024.0);
-            (question, draw.log_normal(192.0, 0.7, 8.0, 1024.0))
-        };
-        let turns: Vec<(u32, u32)> = (0..TURNS).map(|_| turn()).collect();
-        let body: u32 = turns.iter().map(|(question, answer)| question + answer).sum();
-        let start = self.tokens.len() as u32;
-        extend(&mut self.tokens, 1 << 24 | system as u64, system_len as usize);
-        extend(&mut self.tokens, 1 << 25 | number, body as usize);
-        Conversation { start, len: system_len, turns, turn: 0 }
-    }
-}
-
-fn distinct(users: &[usize]) -> usize {
-    let first = |&(i, user): &(usize, &usize)| !users[..i].contains(user);
-    users.iter().enumerate().filter(first).count()
-}
-
-fn zipf(ranks: usize, exponent: f64) -> Vec<f64> {
-    let weights: Vec<f64> = (1..=ranks).map(|rank| 1.0 / (rank as f64).powf(exponent)).collect();
-    let total: f64 = weights.iter().sum();
-    let mut sum = 0.0;
-    let add = |weight| {
-        sum += weight / total;
-        sum
-    };
-    weights.into_iter().map(add).collect()
-}
-
-/// Generator of random numbers from a counter.
-struct Draw {
-    counter: u64,
-}
-
-impl Draw {
-    fn next(&mut self) -> u64 {
-        self.counter += 1;
-        mix(self.counter)
-    }
-
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    fn rank(&mut self, cdf: &[f64]) -> usize {
-        let point = self.unit();
-        cdf.partition_point(|&sum| sum < point)
-    }
-
-    fn log_normal(&mut self, median: f64, sigma: f64, min: f64, max: f64) -> u32 {
-        let radius = (-2.0 * self.unit().max(1e-18).ln()).sqrt();
-        let normal = radius * (2.0 * std::f64::consts::PI * self.unit()).cos();
-        (median * (sigma * normal).exp()).round_ties_even().clamp(min, max) as u32
-    }
 }

@@ -4,12 +4,13 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolLayout, SharedSpans,
-    SlotId, StepEnd,
+    Attend, Backend, BatchPlan, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolConfig,
+    SharedSpans, SlotId, StepEnd,
 };
 
 use crate::Outcome;
-use crate::batch::{Batch, Forest, Noise, pool_of, table};
+use crate::batch::{Batch, Forest, Noise, pool, table};
+use crate::fp8_noise::{Fp8Noise, static_scales};
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
@@ -22,81 +23,53 @@ pub enum How {
     Launch,
 }
 
-/// A function that returns one kv head of K or V at a slot of a layer.
-pub type Stored<'a> = dyn Fn(&PoolLayout, PlaneName, LayerId, SlotId, u32) -> Vec<f64> + 'a;
-
 /// A filled pool, and rows for q and out. Calls use the layers in turn. All layers together have as many
 /// slots as the baselines have in one layer; the baselines use another random set of pages in each turn.
 pub struct Bench<'a> {
     noise: &'a Noise,
+    /// Contents of a pool of fp8.
+    fp8: Option<&'a Fp8Noise>,
+    scales: Option<KvScales>,
     timer: Timer,
     pub cuda: Cuda,
     q: DeviceBuffer,
     out: DeviceBuffer,
-    /// Whether the backend may read spans once.
-    pub spans: bool,
     step: u64,
     rng: Rng,
 }
 
 impl<'a> Bench<'a> {
-    fn new(
-        gpu: &Gpu,
-        noise: &'a Noise,
-        (kv_heads, page_size, layout): (u32, u32, Layout),
-        (layers, slots): (u32, u32),
-    ) -> Outcome<Self> {
-        let shape = KvShape::heads(kv_heads, HEAD_DIM);
-        Self::with_spans(gpu, noise, (shape, page_size, layout), (layers, slots), false)
-    }
-
-    /// Creates the bench over noise. `spans` allows reading spans once; otherwise each row is read separately.
-    fn with_spans(
-        gpu: &Gpu,
-        noise: &'a Noise,
-        (shape, page_size, layout): (KvShape, u32, Layout),
-        (layers, slots): (u32, u32),
-        spans: bool,
-    ) -> Outcome<Self> {
-        let pool = pool_of(shape, layers, page_size, slots / layers, layout);
-        let bench = Self::over(gpu, noise, &pool, None)?;
-        noise.fill(bench.cuda.pool())?;
-        Ok(Self { spans, ..bench })
-    }
-
-    /// Creates the bench over a pool that the caller fills.
-    pub fn over(gpu: &Gpu, noise: &'a Noise, pool: &PoolLayout, scales: Option<KvScales>) -> Outcome<Self> {
-        let timer = Timer::new(gpu)?;
-        let stream = Some(timer.stream.clone());
-        let options = CudaOptions { stream, scales, ..CudaOptions::new(gpu) };
-        let cuda = options.open(pool, &table(pool.page_size()), 2)?;
+    /// Creates the bench over a pool of noise. Pools of fp8 need `fp8`.
+    pub fn new(gpu: &Gpu, noise: &'a Noise, fp8: Option<&'a Fp8Noise>, config: &PoolConfig) -> Outcome<Self> {
+        let (timer, pool, scales) = (Timer::new(gpu)?, config.layout()?, static_scales(config));
+        let options = CudaOptions { scales: scales.clone(), ..timer.options(gpu) };
+        let cuda = options.open(&pool, &table(pool.page_size()), 2)?;
+        let fp8 = fp8.filter(|_| config.dtype == KvDtype::Fp8E4M3);
+        match fp8 {
+            Some(fp8) => fp8.fill(&cuda, noise)?,
+            None => noise.fill(cuda.pool())?,
+        }
         let bytes = 512 << 20;
         let (q, out) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
-        Ok(Self { noise, timer, cuda, q, out, spans: false, step: 0, rng: Rng::new(5) })
+        Ok(Self { noise, fp8, scales, timer, cuda, q, out, step: 0, rng: Rng::new(5) })
     }
 
-    /// Times one batch. Returns also whether a few of its rows are correct.
-    fn run(&mut self, lens: &[(u32, u32)], q_heads: u32, how: How) -> Outcome<(f64, bool)> {
+    /// Times one batch; `lens` has the new tokens and all tokens of each row. Returns also whether a few of its rows
+    /// are correct.
+    pub fn run(&mut self, lens: &[(u32, u32)], q_heads: u32, how: How) -> Outcome<(f64, bool)> {
         let forest = Forest::alone(lens.iter().map(|len| len.1));
         let new_lens: Vec<u32> = lens.iter().map(|len| len.0).collect();
-        self.run_forest(&forest, &new_lens, q_heads, how)
+        self.run_forest(&forest, &new_lens, (q_heads, how), false)
     }
 
-    /// Times a batch whose rows share spans.
-    fn run_forest(&mut self, forest: &Forest, new_lens: &[u32], q_heads: u32, how: How) -> Outcome<(f64, bool)> {
-        let noise = self.noise;
-        let stored = move |pool: &PoolLayout, plane, layer, slot, head| noise.stored(pool, plane, layer, slot, head);
-        self.run_over(forest, new_lens, q_heads, how, &stored)
-    }
-
-    /// Times a batch over a pool; `stored` returns the pool's K and V. Also returns whether a few rows are correct.
-    pub fn run_over(
+    /// Times a batch whose rows share spans, which the backend may read once if `once` is set. Returns also whether a
+    /// few of its rows are correct.
+    pub fn run_forest(
         &mut self,
         forest: &Forest,
         new_lens: &[u32],
-        q_heads: u32,
-        how: How,
-        stored: &Stored<'_>,
+        (q_heads, how): (u32, How),
+        once: bool,
     ) -> Outcome<(f64, bool)> {
         self.step += 1;
         let layout = *self.cuda.layout();
@@ -105,7 +78,7 @@ impl<'a> Bench<'a> {
         let batch = Batch::forest(self.step, &layout, &table, forest, new_lens, &mut self.rng);
         let attend = Attend::new(q_heads, layout.head_dim());
         let plan = batch.plan();
-        let shared = if self.spans { plan.shared } else { SharedSpans::default() };
+        let shared = if once { plan.shared } else { SharedSpans::default() };
         let plan = BatchPlan { shared, ..plan };
         self.cuda.begin(&plan)?;
         let set_bytes = batch.slots.len() as u64 * u64::from(q_heads * layout.head_dim()) * 2;
@@ -122,11 +95,20 @@ impl<'a> Bench<'a> {
             How::Launch => timer.launches(sets, attend_set)?,
         };
         cuda.end(StepEnd::Complete(plan.step()));
-        Ok((us, self.check(&batch, &attend, set_bytes, stored)?))
+        Ok((us, self.check(&batch, &attend, set_bytes)?))
+    }
+
+    /// Returns one kv head of K or V at a slot of a layer.
+    fn stored(&self, plane: PlaneName, layer: LayerId, slot: SlotId, head: u32) -> Vec<f64> {
+        let pool = self.cuda.layout();
+        match self.fp8 {
+            Some(fp8) => fp8.stored(pool, self.scales.as_ref(), (plane, layer, slot, head)),
+            None => self.noise.stored(pool, plane, layer, slot, head),
+        }
     }
 
     /// Compares a few (token, head) pairs of a few sequences with float64.
-    fn check(&mut self, batch: &Batch, attend: &Attend, set_bytes: u64, stored: &Stored<'_>) -> Outcome<bool> {
+    fn check(&mut self, batch: &Batch, attend: &Attend, set_bytes: u64) -> Outcome<bool> {
         let layout = *self.cuda.layout();
         let (set_count, head_dim) = (self.q.bytes() / set_bytes, layout.head_dim());
         let (group, count) = (attend.q_heads / layout.kv_heads(), batch.rows.len());
@@ -143,7 +125,7 @@ impl<'a> Bench<'a> {
                         let page = batch.pages[index][(p / layout.page_size()) as usize];
                         let slot = page * layout.page_size() + p % layout.page_size();
                         let (layer, slot) = (LayerId::new(layer), SlotId::new(slot.into()));
-                        stored(&layout, plane, layer, slot, kv_head)
+                        self.stored(plane, layer, slot, kv_head)
                     };
                     (0..=position).flat_map(at_position).collect()
                 };
@@ -192,8 +174,9 @@ pub fn decode(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         layers.dedup();
         for (page_size, layout) in LAYOUTS {
             for &layers in &layers {
-                let shape = (kv_heads, page_size, layout);
-                let mut bench = Bench::new(gpu, &noise, shape, (layers, slots))?;
+                let shape = KvShape::heads(kv_heads, HEAD_DIM);
+                let config = PoolConfig { shape, ..pool(layers, page_size, slots / layers, layout) };
+                let mut bench = Bench::new(gpu, &noise, None, &config)?;
                 let of_set = || shapes.iter().filter(|(_, lens)| sets(lens) == layers);
                 for (&q_heads, (name, lens)) in
                     q_heads.iter().flat_map(|q_heads| of_set().map(move |shape| (q_heads, shape)))
@@ -229,9 +212,7 @@ pub fn forests() -> [(&'static str, Forest); 4] {
 /// Measures a few new tokens a row, as in the verification of drafts, over shared prefixes: see [`shared`].
 pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
-    let heads = (KvShape::heads(8, HEAD_DIM), 16, Layout::LayerFirst);
-    let mut flat = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), false)?;
-    let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), true)?;
+    let mut bench = Bench::new(gpu, &noise, None, &pool(4, 16, 1 << 18, Layout::LayerFirst))?;
     let forests = [
         ("b64 8192+256", alike(64, 8_192, 256)),
         ("b16 4096+1024", alike(16, 4_096, 1_024)),
@@ -241,10 +222,9 @@ pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     for (name, forest) in &forests {
         for new in [1, 2, 4, 8, 16] {
             let new_lens = vec![new; forest.own.len()];
-            let tokens: u32 = forest.own.iter().chain(forest.spans.iter().map(|s| &s.1)).sum();
-            let bytes = Rate::Bytes(f64::from(tokens) * 4096.0);
-            for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
-                let (us, ok) = bench.run_forest(forest, &new_lens, 32, How::Graph)?;
+            let bytes = Rate::Bytes(forest.tokens() as f64 * 4096.0);
+            for (kind, once) in [("flat", false), ("spans once", true)] {
+                let (us, ok) = bench.run_forest(forest, &new_lens, (32, How::Graph), once)?;
                 report.row("sharedq", &format!("{name} q{new}"), kind, us, bytes, ok);
             }
         }
@@ -255,33 +235,27 @@ pub fn shared_short(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
 /// Measures decode over shared prefixes, in turn: each row read separately, and with spans that the split may read
 /// once.
 pub fn shared(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
-    let [first, second, third, tree] = forests();
-    let forests = [
-        first,
-        second,
-        third,
-        tree,
+    let plain = [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf()), ("b16 4096", vec![4_096; 16])];
+    let more = [
         ("b128 512+512", alike(128, 512, 512)),
         ("b2 8192+256", alike(2, 8_192, 256)),
         ("b8 1024+1024", alike(8, 1_024, 1_024)),
     ];
-    let plain = [("b64 4096", vec![4_096; 64]), ("b64 zipf", zipf()), ("b16 4096", vec![4_096; 16])];
     let plain = plain.map(|(name, own)| (name, Forest::alone(own)));
+    let forests: Vec<_> = forests().into_iter().chain(more).chain(plain).collect();
     let noise = Noise::new(gpu)?;
     for head_dim in [128, 64, 256] {
-        let heads = (KvShape::heads(8, head_dim), 16, Layout::LayerFirst);
-        let mut flat = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), false)?;
-        let mut once = Bench::with_spans(gpu, &noise, heads, (4, 1 << 20), true)?;
-        for (name, forest) in forests.iter().chain(&plain) {
+        let shape = KvShape::heads(8, head_dim);
+        let config = PoolConfig { shape, ..pool(4, 16, 1 << 18, Layout::LayerFirst) };
+        let mut bench = Bench::new(gpu, &noise, None, &config)?;
+        // Cases of head_dim 128 have no suffix, as in the other sections.
+        let suffix = if head_dim == 128 { String::new() } else { format!(" d{head_dim}") };
+        for (name, forest) in &forests {
             let new_lens = vec![1; forest.own.len()];
-            let tokens: u32 = forest.own.iter().sum::<u32>() + forest.spans.iter().map(|span| span.1).sum::<u32>();
-            let bytes = Rate::Bytes(f64::from(tokens) * f64::from(8 * head_dim * 4));
-            // Cases of head_dim 128 have no suffix, as in the other sections.
-            let of = if head_dim == 128 { String::new() } else { format!(" d{head_dim}") };
-            let case = format!("{name}{of}");
-            for (kind, bench) in [("flat", &mut flat), ("spans once", &mut once)] {
-                let (us, ok) = bench.run_forest(forest, &new_lens, 32, How::Graph)?;
-                report.row("shared", &case, kind, us, bytes, ok);
+            let bytes = Rate::Bytes(forest.tokens() as f64 * f64::from(8 * head_dim * 4));
+            for (kind, once) in [("flat", false), ("spans once", true)] {
+                let (us, ok) = bench.run_forest(forest, &new_lens, (32, How::Graph), once)?;
+                report.row("shared", &format!("{name}{suffix}"), kind, us, bytes, ok);
             }
         }
     }
@@ -295,8 +269,8 @@ pub fn short_queries(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         for batch in [16_u32, 64] {
             let bytes = f64::from(batch) * 4_096.0 * 4_096.0;
             let sets = ((400e6 / bytes).ceil() as u32).clamp(2, 12);
-            let shape = (8, *page_size, *layout);
-            let mut bench = Bench::new(gpu, &noise, shape, (sets, 1 << 20))?;
+            let config = pool(sets, *page_size, (1 << 20) / sets, *layout);
+            let mut bench = Bench::new(gpu, &noise, None, &config)?;
             for new in [1_u32, 2, 4, 8, 16] {
                 let case = format!("b{batch} L4096 q{new} {}", suffix(*page_size, *layout));
                 for (kind, how) in [("kvarena", How::Launch), ("kvarena in a graph", How::Graph)] {
@@ -321,7 +295,8 @@ pub fn extend(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
                 let (q, p) = (f64::from(new), f64::from(cached));
                 let bytes = f64::from(b) * ((q + p) * 4096.0 + q * 16_384.0);
                 let sets = ((256e6 / bytes).ceil() as u32).clamp(1, 8);
-                let mut bench = Bench::new(gpu, &noise, (8, page_size, layout), (sets, 1 << 20))?;
+                let config = pool(sets, page_size, (1 << 20) / sets, layout);
+                let mut bench = Bench::new(gpu, &noise, None, &config)?;
                 let lens = vec![(new, new + cached); b as usize];
                 let (us, ok) = bench.run(&lens, 32, How::Launch)?;
                 let case = format!("B{b} q{new} prefix{cached} {}", suffix(page_size, layout));

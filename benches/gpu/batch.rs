@@ -11,23 +11,10 @@ use kvarena::{
 
 use crate::Outcome;
 
-/// Returns the layout of a bf16 pool with head_dim 128.
-pub fn pool(layers: u32, kv_heads: u32, page_size: u32, slots: u32, layout: Layout) -> PoolLayout {
-    pool_of(KvShape::heads(kv_heads, 128), layers, page_size, slots, layout)
-}
-
-/// Returns the layout of a bf16 pool of the given shape.
-pub fn pool_of(shape: KvShape, layers: u32, page_size: u32, slots: u32, layout: Layout) -> PoolLayout {
-    let config = PoolConfig {
-        layers,
-        shape,
-        dtype: KvDtype::Bf16,
-        page_size,
-        capacity: Capacity::Pages(slots / page_size),
-        layout,
-        ..PoolConfig::default()
-    };
-    config.layout().expect("a valid pool")
+/// Returns the config of a pool of bf16, with 8 heads of 128.
+pub fn pool(layers: u32, page_size: u32, slots: u32, layout: Layout) -> PoolConfig {
+    let (shape, dtype, capacity) = (KvShape::heads(8, 128), KvDtype::Bf16, Capacity::Pages(slots / page_size));
+    PoolConfig { layers, shape, dtype, page_size, capacity, layout, ..PoolConfig::default() }
 }
 
 /// Returns the shape of page tables for 256 sequences of up to 131,072 tokens, and 5,000,000 tokens in all.
@@ -58,6 +45,29 @@ impl Forest {
     pub fn alone(own: impl IntoIterator<Item = u32>) -> Self {
         Self { spans: Vec::new(), own: own.into_iter().collect() }
     }
+
+    /// Draws random pages. Returns those of each row.
+    fn pages(&self, layout: &PoolLayout, rng: &mut Rng) -> Vec<Vec<u32>> {
+        let size = layout.page_size();
+        let lens = self.own.iter().chain(self.spans.iter().map(|span| &span.1));
+        let count: u32 = lens.map(|len| len.div_ceil(size)).sum();
+        let mut free = distinct(rng, count as usize, layout.page_count()).into_iter();
+        let mut draw = |count: u32| -> Vec<u32> { free.by_ref().take(count as usize).collect() };
+        let spans: Vec<Vec<u32>> = self.spans.iter().map(|span| draw(span.1 / size)).collect();
+        let row = |(row, own): (usize, &u32)| {
+            let shared = self.spans.iter().zip(&spans).filter(|(span, _)| span.0.contains(&row));
+            let mut pages: Vec<u32> = shared.flat_map(|(_, pages)| pages.iter().copied()).collect();
+            pages.extend(draw(own.div_ceil(size)));
+            pages
+        };
+        self.own.iter().enumerate().map(row).collect()
+    }
+
+    /// Returns the number of tokens, each counted once.
+    pub fn tokens(&self) -> u64 {
+        let spans = self.spans.iter().map(|span| span.1);
+        self.own.iter().copied().chain(spans).map(u64::from).sum()
+    }
 }
 
 /// One step, with its arrays.
@@ -85,20 +95,7 @@ impl Batch {
         rng: &mut Rng,
     ) -> Self {
         let size = layout.page_size();
-        let lens = forest.own.iter().chain(forest.spans.iter().map(|span| &span.1));
-        let count: u32 = lens.map(|len| len.div_ceil(size)).sum();
-        let mut free = distinct(rng, count as usize, layout.page_count()).into_iter();
-        let spans: Vec<Vec<u32>> =
-            forest.spans.iter().map(|span| free.by_ref().take((span.1 / size) as usize).collect()).collect();
-        let tables: Vec<Vec<u32>> = (0..forest.own.len())
-            .map(|row| {
-                let around = forest.spans.iter().zip(&spans);
-                let shared = around.filter(|(span, _)| span.0.contains(&row));
-                let mut pages: Vec<u32> = shared.flat_map(|(_, pages)| pages.iter().copied()).collect();
-                pages.extend(free.by_ref().take(forest.own[row].div_ceil(size) as usize));
-                pages
-            })
-            .collect();
+        let tables = forest.pages(layout, rng);
         let around = |row: usize| forest.spans.iter().filter(move |span| span.0.contains(&row)).map(|span| span.1);
         let lens = forest.own.iter().zip(new_lens).enumerate();
         let lens: Vec<(u32, u32)> = lens.map(|(row, (own, new))| (*new, around(row).sum::<u32>() + own)).collect();
@@ -167,14 +164,14 @@ impl Batch {
         let size = layout.page_size();
         let mut free = distinct(rng, bound as usize, bound).into_iter();
         let mut moved = vec![None; layout.page_count() as usize];
-        let mut of = |page: u32| *moved[page as usize].get_or_insert_with(|| free.next().expect("a page"));
-        self.pages.iter_mut().flatten().for_each(|page| *page = of(*page));
+        let mut new_place = |page: u32| *moved[page as usize].get_or_insert_with(|| free.next().expect("a page"));
+        self.pages.iter_mut().flatten().for_each(|page| *page = new_place(*page));
         for slot in &mut self.slots {
-            *slot = (of(*slot as u32 / size) * size) as i32 + *slot % size as i32;
+            *slot = (new_place(*slot as u32 / size) * size) as i32 + *slot % size as i32;
         }
         let first = table(size).page_word(0, 0);
         let words = self.writes.iter_mut().filter(|write| write.index >= first);
-        words.for_each(|write| write.value = of(write.value));
+        words.for_each(|write| write.value = new_place(write.value));
     }
 
     pub fn plan(&self) -> BatchPlan<'_> {

@@ -35,8 +35,6 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     let noise = Noise::new(gpu)?;
     let stream = timer.stream.raw();
     let copy = (CEILING_COPY, gpu.compile(CEILING_COPY)?);
-    let read = (CEILING_READ, gpu.compile(CEILING_READ)?);
-
     let bytes = 2_u64 << 30;
     let (source, target) = (noise.buffer(gpu, bytes)?, DeviceBuffer::new(gpu, bytes)?);
     let units = bytes / 16;
@@ -52,6 +50,7 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     report.row("ceil", "copy 2 GiB", "16-byte kernel", best, Rate::Bytes(2.0 * bytes as f64), true);
 
     // Reads 262,144 of 1 Mi rows of 2 KiB, in K and in V: 1 GiB.
+    let read = (CEILING_READ, gpu.compile(CEILING_READ)?);
     let (k, v) = (source, target);
     noise.fill(&v)?;
     let count = 1_u32 << 18;
@@ -72,14 +71,18 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     }
     let read = Rate::Bytes(f64::from(count) * 4096.0);
     report.row("ceil", "read random 2 KiB", "16-byte kernel", best, read, true);
+    bus(gpu, &mut timer, &k, report)
+}
 
+/// Measures copies between the device and the host.
+fn bus(gpu: &Gpu, timer: &mut Timer, device: &DeviceBuffer, report: &mut Report) -> Outcome<()> {
     let bytes = 512_usize << 20;
     let mut host = PinnedBuffer::new(gpu, bytes)?;
     let pinned = host.as_mut_slice().as_mut_ptr().cast::<c_void>();
-    let raw = stream as usize as sys::CUstream;
+    let stream = timer.stream.raw() as usize as sys::CUstream;
     let us = timer.median(|| {
         // SAFETY: both ranges are live and `bytes` long.
-        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(pinned, k.address(), bytes, raw) };
+        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(pinned, device.address(), bytes, stream) };
         assert_eq!(result as u32, 0, "cuMemcpyDtoHAsync");
         Ok(())
     })?;
@@ -87,7 +90,7 @@ pub fn run(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     report.row("ceil", "device to pinned host 512 MiB", "copy engine", us, rate, true);
     let us = timer.median(|| {
         // SAFETY: both ranges are live and `bytes` long.
-        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(k.address(), pinned, bytes, raw) };
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(device.address(), pinned, bytes, stream) };
         assert_eq!(result as u32, 0, "cuMemcpyHtoDAsync");
         Ok(())
     })?;

@@ -1,6 +1,6 @@
 //! Measures decode attention of a model's layers, in one group and in groups: full layers, and layers with a window.
 
-use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::backend::cuda::{Cuda, DeviceBuffer, Gpu};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::{
     Attend, Backend, Capacity, Groups, KvDtype, KvShape, LayerId, OpenBackend, OwnedPlan, PoolConfig, Reach, TableShape,
@@ -86,8 +86,7 @@ impl Setup {
         let pages = places * config.layout()?.tracks();
         let layout = PoolConfig { capacity: Capacity::Pages(pages), ..config }.layout()?;
         let table = TableShape::of(&layout, rows, len + PAGE_SIZE, (rows * 2 * len).into())?;
-        let options = CudaOptions { stream: Some(timer.stream.clone()), ..CudaOptions::new(gpu) };
-        let mut cuda = options.open(&layout, &table, 2)?;
+        let mut cuda = timer.options(gpu).open(&layout, &table, 2)?;
         noise.fill(cuda.pool())?;
         let mut planner = Planner::new(&layout, &table, 3);
         for _ in 0..rows {

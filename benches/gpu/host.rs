@@ -3,25 +3,14 @@
 use std::time::Instant;
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
-use kvarena::{
-    Attend, Backend, Capacity, Engine, EngineConfig, Extend, KvDtype, KvShape, LayerId, Layout, Namespace, Null,
-    PoolConfig, StepScratch, TokenId,
-};
+use kvarena::{Attend, Backend, Engine, EngineConfig, Extend, LayerId, Layout, Namespace, Null, StepScratch, TokenId};
 
 use crate::Outcome;
+use crate::batch::pool;
 use crate::report::{Rate, Report};
 
 fn config(page_size: u32, layers: u32, tokens: u32) -> EngineConfig {
-    let pool = PoolConfig {
-        layers,
-        shape: KvShape::heads(8, 128),
-        dtype: KvDtype::Bf16,
-        page_size,
-        capacity: Capacity::Pages(tokens / page_size),
-        layout: Layout::PageFirst,
-        ..PoolConfig::default()
-    };
-    EngineConfig::from(pool)
+    EngineConfig::from(pool(layers, page_size, tokens, Layout::PageFirst))
 }
 
 /// Measures the time from the start to the first step's output: driver, context, pool, kernels, step.

@@ -5,13 +5,12 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolConfig, Scaling, SlotId,
-    StepEnd,
+    Attend, Backend, KvDtype, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolConfig, Scaling, SlotId, StepEnd,
 };
 
 use crate::Outcome;
-use crate::batch::{Batch, Forest, Noise, table};
-use crate::fp8::Fp8Noise;
+use crate::batch::{Batch, Forest, Noise, pool, table};
+use crate::fp8_noise::Fp8Noise;
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
@@ -42,17 +41,12 @@ impl<'a> Bench<'a> {
     ) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
         let config = PoolConfig {
-            layers: LAYERS,
             shape: KvShape::Latent { rank: RANK, rope: ROW - RANK },
             dtype: if fp8 { KvDtype::Fp8E4M3 } else { KvDtype::Bf16 },
             scaling: if fp8 { Scaling::ByToken } else { Scaling::Static },
-            page_size,
-            capacity: Capacity::Pages(SLOTS / page_size),
-            layout: Layout::LayerFirst,
-            ..PoolConfig::default()
+            ..pool(LAYERS, page_size, SLOTS, Layout::LayerFirst)
         };
-        let stream = Some(timer.stream.clone());
-        let options = CudaOptions { stream, selected_capability, ..CudaOptions::new(gpu) };
+        let options = CudaOptions { selected_capability, ..timer.options(gpu) };
         let cuda = options.open(&config.layout()?, &table(page_size), 2)?;
         if fp8 {
             fp8_noise.fill(&cuda, noise)?

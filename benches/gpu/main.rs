@@ -19,6 +19,7 @@ mod attention;
 mod batch;
 mod ceilings;
 mod fp8;
+mod fp8_noise;
 mod groups;
 mod host;
 mod kernels;
@@ -31,17 +32,52 @@ mod tiers;
 mod timer;
 
 use kvarena::backend::cuda::Gpu;
+use report::Report;
+use spans::{HEADS_128, OTHER_HEADS};
 
 /// A result of the bench. An error ends the program.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
+type Run = fn(&Gpu, &mut Report) -> Outcome<()>;
+
+/// Sections after `first`, in order. Small forms run only if they are named.
+const SECTIONS: [(&str, Run); 24] = [
+    ("ceil", ceilings::run),
+    ("store", moves::store),
+    ("copy", moves::copy),
+    ("decode", attention::decode),
+    ("shared", attention::shared),
+    ("sharedq", attention::shared_short),
+    ("spans", |gpu, report| spans::run(gpu, spans::Sizes::FULL, (&HEADS_128, false), report)),
+    ("spans-dims", |gpu, report| spans::run(gpu, spans::Sizes::FEWER, (&OTHER_HEADS, false), report)),
+    ("spans-fp8", |gpu, report| spans::run(gpu, spans::Sizes::FULL, (&HEADS_128, true), report)),
+    ("spans-fp8-dims", |gpu, report| spans::run(gpu, spans::Sizes::FEWER, (&OTHER_HEADS, true), report)),
+    ("spans-small", spans::run_small),
+    ("shortq", attention::short_queries),
+    ("extend", attention::extend),
+    ("fp8-decode", fp8::decode),
+    ("fp8-extend", fp8::extend),
+    ("fp8-store", fp8::store),
+    ("fp8-shared", fp8::shared),
+    ("groups", groups::run),
+    ("mla", latent::mla),
+    ("mla-general", latent::mla_general),
+    ("sparse", sparse::run),
+    ("plan", host::plan_cost),
+    ("tiers", |gpu, report| tiers::run(gpu, tiers::Sizes::FULL, report)),
+    ("tiers-small", |gpu, report| tiers::run(gpu, tiers::Sizes::SMALL, report)),
+];
+
 fn main() -> Outcome<()> {
-    let sections: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let named: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     // `cargo bench` passes `--bench`; `cargo test --benches` does not.
-    if sections.is_empty() && !std::env::args().any(|arg| arg == "--bench") {
+    if named.is_empty() && !std::env::args().any(|arg| arg == "--bench") {
         return Ok(());
     }
-    let wanted = |section: &str| sections.is_empty() || sections.iter().any(|a| a == section);
+    let wanted = |section: &str| {
+        let is_named = |name: &String| name == section || (name == "fp8" && section.starts_with("fp8-"));
+        named.iter().any(is_named) || (named.is_empty() && !section.ends_with("-small"))
+    };
     let start = std::time::Instant::now();
     let gpu = match Gpu::new(0) {
         Ok(gpu) => gpu,
@@ -50,77 +86,12 @@ fn main() -> Outcome<()> {
             return Ok(());
         }
     };
-    let mut report = report::Report::default();
+    let mut report = Report::default();
     if wanted("first") {
         host::first_step(&gpu, start, &mut report)?;
     }
-    if wanted("ceil") {
-        ceilings::run(&gpu, &mut report)?;
-    }
-    if wanted("store") {
-        moves::store(&gpu, &mut report)?;
-    }
-    if wanted("copy") {
-        moves::copy(&gpu, &mut report)?;
-    }
-    if wanted("decode") {
-        attention::decode(&gpu, &mut report)?;
-    }
-    if wanted("shared") {
-        attention::shared(&gpu, &mut report)?;
-    }
-    if wanted("sharedq") {
-        attention::shared_short(&gpu, &mut report)?;
-    }
-    if wanted("spans") {
-        spans::run(&gpu, spans::Sizes::FULL, (&spans::HEADS_128, false), &mut report)?;
-    }
-    if wanted("spans-dims") {
-        spans::run(&gpu, spans::Sizes::FEWER, (&spans::OTHER_HEADS, false), &mut report)?;
-    }
-    if wanted("spans-fp8") {
-        spans::run(&gpu, spans::Sizes::FULL, (&spans::HEADS_128, true), &mut report)?;
-    }
-    if wanted("spans-fp8-dims") {
-        spans::run(&gpu, spans::Sizes::FEWER, (&spans::OTHER_HEADS, true), &mut report)?;
-    }
-    if sections.iter().any(|a| a == "spans-small") {
-        for heads in [&spans::HEADS_128, &spans::OTHER_HEADS] {
-            for over_fp8 in [false, true] {
-                spans::run(&gpu, spans::Sizes::SMALL, (heads, over_fp8), &mut report)?;
-            }
-        }
-    }
-    if wanted("shortq") {
-        attention::short_queries(&gpu, &mut report)?;
-    }
-    if wanted("extend") {
-        attention::extend(&gpu, &mut report)?;
-    }
-    let fp8 = ["fp8-decode", "fp8-extend", "fp8-store", "fp8-shared"].map(|part| wanted("fp8") || wanted(part));
-    if fp8.contains(&true) {
-        fp8::run(&gpu, fp8, &mut report)?;
-    }
-    if wanted("groups") {
-        groups::run(&gpu, &mut report)?;
-    }
-    if wanted("mla") {
-        latent::mla(&gpu, &mut report)?;
-    }
-    if wanted("mla-general") {
-        latent::mla_general(&gpu, &mut report)?;
-    }
-    if wanted("sparse") {
-        sparse::run(&gpu, &mut report)?;
-    }
-    if wanted("plan") {
-        host::plan_cost(&gpu, &mut report)?;
-    }
-    if wanted("tiers") {
-        tiers::run(&gpu, tiers::Sizes::FULL, &mut report)?;
-    }
-    if sections.iter().any(|a| a == "tiers-small") {
-        tiers::run(&gpu, tiers::Sizes::SMALL, &mut report)?;
+    for (_, run) in SECTIONS.iter().filter(|(section, _)| wanted(section)) {
+        run(&gpu, &mut report)?;
     }
     report.write()
 }

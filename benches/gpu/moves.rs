@@ -1,6 +1,6 @@
 //! Measures store_cache and page copies.
 
-use kvarena::backend::cuda::{Cuda, CudaOptions, Gpu};
+use kvarena::backend::cuda::{Cuda, Gpu};
 use kvarena::testkit::rng::Rng;
 use kvarena::{Backend, LayerId, Layout, OpenBackend, PageCopy, PageId, PlaneName, StepBounds, StepEnd};
 
@@ -20,12 +20,10 @@ pub fn store(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     {
         for (layout, page_size) in [(Layout::LayerFirst, 1), (Layout::PageFirst, 1), (Layout::PageFirst, 16)] {
             let mut timer = Timer::new(gpu)?;
-            let stream = timer.stream.clone();
             let mut rng = Rng::new(3);
-            let options = CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) };
             let bounds = StepBounds { steps: 2, tokens: 65_536 };
-            let layout = pool(layers, 8, page_size, slots, layout);
-            let mut cuda = options.open(&layout, &table(page_size), bounds)?;
+            let layout = pool(layers, page_size, slots, layout).layout()?;
+            let mut cuda = timer.options(gpu).open(&layout, &table(page_size), bounds)?;
             for (step, &tokens) in counts.iter().enumerate() {
                 let bytes = f64::from(tokens) * 8196.0;
                 let sets = ((300e6 / bytes).ceil() as usize).clamp(3, layers as usize);
@@ -75,10 +73,9 @@ pub fn copy(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
         let mut rng = Rng::new(4);
         let pages = 1_024;
         let open = |layout| -> Outcome<Cuda> {
-            let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
             let bounds = StepBounds { steps: 2, tokens: 16 };
-            let layout = pool(36, 8, page_size, pages * page_size, layout);
-            let cuda = options.open(&layout, &table(page_size), bounds)?;
+            let layout = pool(36, page_size, pages * page_size, layout).layout()?;
+            let cuda = timer.options(gpu).open(&layout, &table(page_size), bounds)?;
             noise.fill(cuda.pool())?;
             Ok(cuda)
         };

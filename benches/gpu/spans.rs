@@ -15,13 +15,13 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu, Prepare, Span
 use kvarena::testkit::quantised::scales;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, Layout, OpenBackend, PoolConfig, PoolLayout,
-    SharedSpans, StepEnd, StepId,
+    Attend, Backend, BatchPlan, KvDtype, KvShape, LayerId, Layout, OpenBackend, PoolConfig, SharedSpans, StepEnd,
+    StepId,
 };
 
 use crate::Outcome;
-use crate::batch::{Batch, Forest, Noise, pool_of, table};
-use crate::fp8::Fp8Noise;
+use crate::batch::{Batch, Forest, Noise, pool, table};
+use crate::fp8_noise::Fp8Noise;
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
@@ -104,15 +104,14 @@ impl Bench {
         let mut timer = Timer::new(gpu)?;
         timer.together = sizes.together;
         let open = |all_spans| -> Outcome<Cuda> {
-            let stream = Some(timer.stream.clone());
             let scales = fp8.map(|_| scales(LAYERS, kv_heads, 1));
-            let options = CudaOptions { stream, all_spans, scales, ..CudaOptions::new(gpu) };
-            let shape = KvShape::heads(kv_heads, head_dim);
-            let layout = match fp8 {
-                Some(_) => fp8_pool_of(shape, sizes.slots),
-                None => pool_of(shape, LAYERS, PAGE, sizes.slots, Layout::LayerFirst),
+            let options = CudaOptions { all_spans, scales, ..timer.options(gpu) };
+            let config = PoolConfig {
+                shape: KvShape::heads(kv_heads, head_dim),
+                dtype: if fp8.is_some() { KvDtype::Fp8E4M3 } else { KvDtype::Bf16 },
+                ..pool(LAYERS, PAGE, sizes.slots, Layout::LayerFirst)
             };
-            let mut cuda = options.open(&layout, &table(PAGE), 2)?;
+            let mut cuda = options.open(&config.layout()?, &table(PAGE), 2)?;
             match fp8 {
                 Some(fp8) => fp8.fill(&cuda, noise)?,
                 None => noise.fill(cuda.pool())?,
@@ -138,7 +137,7 @@ impl Bench {
         let layout = *self.choosing.layout();
         let new_lens = vec![1; forest.own.len()];
         let batch = Batch::forest(0, &layout, &table(PAGE), forest, &new_lens, &mut self.rng);
-        let bytes = distinct(forest) as f64 * self.token_bytes();
+        let bytes = forest.tokens() as f64 * self.token_bytes();
         let sets = ((400e6 / bytes).ceil() as usize).clamp(2, LAYERS as usize);
         let (flat, _, exact) = self.time(&batch, How::Flat, sets)?;
         let exact: Vec<f64> = exact.iter().map(|x| x.to_f64()).collect();
@@ -181,25 +180,6 @@ impl Bench {
     }
 }
 
-fn fp8_pool_of(shape: KvShape, slots: u32) -> PoolLayout {
-    let config = PoolConfig {
-        layers: LAYERS,
-        shape,
-        dtype: KvDtype::Fp8E4M3,
-        page_size: PAGE,
-        capacity: Capacity::Pages(slots / PAGE),
-        layout: Layout::LayerFirst,
-        ..PoolConfig::default()
-    };
-    config.layout().expect("a valid pool")
-}
-
-/// Returns the tokens of a forest, each counted once.
-fn distinct(forest: &Forest) -> u64 {
-    let spans = forest.spans.iter().map(|span| span.1);
-    forest.own.iter().copied().chain(spans).map(u64::from).sum()
-}
-
 /// Returns a number in `low..=high`, with equal probability for each octave.
 fn spread(rng: &mut Rng, low: u32, high: u32) -> u32 {
     let part = (rng.bits() >> 11) as f64 / (1_u64 << 53) as f64;
@@ -214,10 +194,10 @@ fn grow(forest: &mut Forest, rng: &mut Rng, rows: Range<usize>, depth: u64, long
     }
     forest.spans.push((rows.clone(), spread(rng, 128, longest) / PAGE * PAGE));
     let pieces = rng.within(2, rows.len().min(8) as u64) as usize;
-    let of = rows.len().div_ceil(pieces);
-    for start in rows.clone().step_by(of) {
+    let len = rows.len().div_ceil(pieces);
+    for start in rows.clone().step_by(len) {
         if !rng.one_in(4) {
-            grow(forest, rng, start..rows.end.min(start + of), depth - 1, longest);
+            grow(forest, rng, start..rows.end.min(start + len), depth - 1, longest);
         }
     }
 }
@@ -229,7 +209,7 @@ fn fits(forest: &Forest, sizes: &Sizes) -> bool {
         && forest.own.iter().all(|&own| own <= sizes.own)
         && forest.spans.iter().all(|span| span.1 <= sizes.shared);
     // The last page of each row's own tokens may be partial.
-    let has_slots = distinct(forest) + u64::from(PAGE * rows) <= sizes.slots.into();
+    let has_slots = forest.tokens() + u64::from(PAGE * rows) <= sizes.slots.into();
     let shared = forest.spans.iter().map(|span| span.0.len() as u64 * u64::from(span.1));
     let seen = shared.chain(forest.own.iter().copied().map(u64::from)).sum::<u64>();
     is_small && has_slots && seen <= SEEN_MAX
@@ -241,9 +221,9 @@ fn random(rng: &mut Rng, sizes: &Sizes) -> Forest {
         let rows = spread(rng, 2, sizes.rows) as usize;
         let mut forest = Forest::alone((0..rows).map(|_| spread(rng, 16, sizes.own)));
         let (depth, trees) = (rng.within(1, 4), rng.pick(&[1, 1, 1, 2, 4]));
-        let of = rows.div_ceil(trees);
-        for start in (0..rows).step_by(of) {
-            grow(&mut forest, rng, start..rows.min(start + of), depth, sizes.shared);
+        let len = rows.div_ceil(trees);
+        for start in (0..rows).step_by(len) {
+            grow(&mut forest, rng, start..rows.min(start + len), depth, sizes.shared);
         }
         if !forest.spans.is_empty() && fits(&forest, sizes) {
             return forest;
@@ -257,9 +237,9 @@ fn simple(sizes: &Sizes) -> Vec<(String, Forest)> {
         let own = vec![own; rows as usize];
         (format!("b{rows} {len}+{}", own[0]), Forest { spans: vec![(0..own.len(), len)], own })
     };
-    let groups = |rows: usize, of: usize, len: u32, own: u32| {
-        let spans = (0..rows).step_by(of).map(|start| (start..start + of, len)).collect();
-        (format!("b{rows} by {of} {len}+{own}"), Forest { spans, own: vec![own; rows] })
+    let groups = |rows: usize, group: usize, len: u32, own: u32| {
+        let spans = (0..rows).step_by(group).map(|start| (start..start + group, len)).collect();
+        (format!("b{rows} by {group} {len}+{own}"), Forest { spans, own: vec![own; rows] })
     };
     let mut shapes = Vec::new();
     for rows in [32, 64, 128, 256] {
@@ -328,7 +308,7 @@ fn fit(code: &SpanCosts, all: &[&Timed]) -> SpanCosts {
 /// Returns the mean, the bias and the maximum distance of the model from the measured times, in percent, for separate
 /// reads and for spans read once.
 fn distances(costs: &SpanCosts, all: &[&Timed]) -> String {
-    let of = |which: usize| {
+    let distance = |which: usize| {
         let off: Vec<f64> = all.iter().map(|timed| 100.0 * (factors(costs, timed)[which] - 1.0)).collect();
         let count = off.len() as f64;
         let bias = off.iter().sum::<f64>() / count;
@@ -336,7 +316,7 @@ fn distances(costs: &SpanCosts, all: &[&Timed]) -> String {
         let worst = off.iter().fold(0_f64, |worst, &x| if x.abs() > worst.abs() { x } else { worst });
         format!("{mean:.1} % off ({bias:+.1} % on the mean, at worst {worst:+.1} %)")
     };
-    format!("flat {}, once {}", of(0), of(1))
+    format!("flat {}, once {}", distance(0), distance(1))
 }
 
 /// Prints how much longer a choice takes: on average than the faster variant, and at worst than separate reads.
@@ -351,11 +331,10 @@ fn verdict(what: &str, all: &[(String, Timed)], chosen: impl Fn(&Timed) -> f64) 
 
 fn summarize(code: &SpanCosts, shapes: &[(String, Timed)], forests: &[(String, Timed)]) {
     // A step in which no span could be read once does not test the model.
-    let known = |all: &'_ [(String, Timed)]| -> Vec<usize> {
-        (0..all.len()).filter(|&i| all[i].1.work.work_tiles > 0.0).collect()
-    };
-    let of = |all| known(all).into_iter().map(|i: usize| &all[i].1).collect::<Vec<&Timed>>();
-    let (shapes, random) = (of(shapes), of(forests));
+    fn known(all: &[(String, Timed)]) -> Vec<&Timed> {
+        all.iter().map(|(_, timed)| timed).filter(|timed| timed.work.work_tiles > 0.0).collect()
+    }
+    let (shapes, random) = (known(shapes), known(forests));
     let all: Vec<&Timed> = shapes.iter().chain(&random).copied().collect();
     let fitted = fit(code, &all);
     println!("  constant      code    fitted");
@@ -386,6 +365,16 @@ fn line(csv: &mut String, heads: &str, case: &str, forest: &Forest, timed: &Time
     let _ = writeln!(csv, "{work_tiles},{unit_bytes},{suffix_ctas},{own_bytes},{span_bytes},{row_bytes}");
 }
 
+/// Runs small forms of all sections of spans.
+pub fn run_small(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    for heads in [&HEADS_128, &OTHER_HEADS] {
+        for over_fp8 in [false, true] {
+            run(gpu, Sizes::SMALL, (heads, over_fp8), report)?;
+        }
+    }
+    Ok(())
+}
+
 /// Runs the section. The report lists the simple shapes, and random forests with differing results. All forests are in
 /// the CSV file and in the printed summary.
 pub fn run(gpu: &Gpu, sizes: Sizes, (all, over_fp8): (&[Heads], bool), report: &mut Report) -> Outcome<()> {
@@ -394,15 +383,15 @@ pub fn run(gpu: &Gpu, sizes: Sizes, (all, over_fp8): (&[Heads], bool), report: &
     let of_fp8 = if over_fp8 { "fp8-" } else { "" };
     let mut csv = String::from("heads,case,rows,spans,flat,chosen,once,accepted,");
     csv += "work_tiles,unit_bytes,suffix_ctas,own_bytes,span_bytes,row_bytes\n";
-    for of in all {
-        let (q_heads, kv_heads, head_dim) = of;
+    for one in all {
+        let (q_heads, kv_heads, head_dim) = one;
         let heads = format!("{of_fp8}{q_heads}q/{kv_heads}kv d{head_dim}");
-        let mut bench = Bench::new(gpu, (&noise, bytes.as_ref()), of, &sizes)?;
+        let mut bench = Bench::new(gpu, (&noise, bytes.as_ref()), one, &sizes)?;
         let mut shapes = Vec::new();
         for (name, forest) in simple(&sizes) {
             let case = format!("{name} {heads}");
             let timed = bench.run(&case, &forest, report)?;
-            let bytes = Rate::Bytes(distinct(&forest) as f64 * bench.token_bytes());
+            let bytes = Rate::Bytes(forest.tokens() as f64 * bench.token_bytes());
             let kinds = [("flat", timed.flat), ("as chosen", timed.chosen), ("spans once", timed.once)];
             for (kind, us) in kinds {
                 report.row("spans", &case, kind, us, bytes, true);
@@ -423,8 +412,8 @@ pub fn run(gpu: &Gpu, sizes: Sizes, (all, over_fp8): (&[Heads], bool), report: &
         let hopper = gpu.capability() == 90 && *head_dim == 128 && !over_fp8;
         // These constants are per multiprocessor, but the model needs them per CTA. The conversion assumes two CTAs on
         // a multiprocessor.
-        let of = if over_fp8 { SpanCosts::over_fp8 } else { SpanCosts::general };
-        let general = of(*head_dim, suffixes).of_ctas(2);
+        let costs = if over_fp8 { SpanCosts::over_fp8 } else { SpanCosts::general };
+        let general = costs(*head_dim, suffixes).of_ctas(2);
         summarize(if hopper { &SpanCosts::H200[suffixes] } else { &general }, &shapes, &forests);
     }
     let folder = std::env::var("OUT").unwrap_or_else(|_| ".".into());

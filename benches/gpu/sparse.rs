@@ -5,12 +5,12 @@ use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Capacity, KvDtype, KvShape, LabelChannels, LayerId, Layout, OpenBackend, PlaneName, PoolConfig,
-    Queries, Select, Selection, SlotId, SparseBackend, StepEnd,
+    Attend, Backend, LabelChannels, LayerId, Layout, OpenBackend, PlaneName, PoolConfig, Queries, Select, Selection,
+    SlotId, SparseBackend, StepEnd,
 };
 
 use crate::Outcome;
-use crate::batch::{Batch, Forest, Noise, table};
+use crate::batch::{Batch, Forest, Noise, pool, table};
 use crate::report::{Distance, Rate, Report};
 use crate::timer::Timer;
 
@@ -38,20 +38,11 @@ impl<'a> Bench<'a> {
     /// Creates the bench over a pool of noise, including labels, for `tokens` tokens.
     fn new(gpu: &Gpu, noise: &'a Noise, channels: u32, tokens: u32) -> Outcome<Self> {
         let timer = Timer::new(gpu)?;
-        let config = PoolConfig {
-            layers: LAYERS,
-            shape: KvShape::heads(KV_HEADS, HEAD_DIM),
-            dtype: KvDtype::Bf16,
-            page_size: PAGE_SIZE,
-            capacity: Capacity::Pages(tokens / PAGE_SIZE),
-            layout: Layout::LayerFirst,
-            label_channels: channels,
-            ..PoolConfig::default()
-        };
+        let config = pool(LAYERS, PAGE_SIZE, tokens, Layout::LayerFirst);
+        let config = PoolConfig { label_channels: channels, ..config };
         let some: Vec<u32> = (0..channels).map(|i| i * (HEAD_DIM / channels)).collect();
         let channels = LabelChannels::new(LAYERS, KV_HEADS, channels, some.repeat((LAYERS * KV_HEADS) as usize))?;
-        let (stream, labels) = (Some(timer.stream.clone()), Some(channels.clone()));
-        let options = CudaOptions { stream, labels, ..CudaOptions::new(gpu) };
+        let options = CudaOptions { labels: Some(channels.clone()), ..timer.options(gpu) };
         let cuda = options.open(&config.layout()?, &table(PAGE_SIZE), 2)?;
         noise.fill(cuda.pool())?;
         let (q, out) = (noise.buffer(gpu, 1 << 20)?, DeviceBuffer::new(gpu, 1 << 20)?);

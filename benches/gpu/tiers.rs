@@ -7,12 +7,12 @@ use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, PinnedBuffer};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove, PoolConfig,
-    StepEnd, SwapMemory, SwapPageId,
+    Attend, Backend, Capacity, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove, PoolConfig, StepEnd, SwapMemory,
+    SwapPageId,
 };
 
 use crate::Outcome;
-use crate::batch::{Batch, Forest, Noise, distinct, table};
+use crate::batch::{Batch, Forest, Noise, distinct, pool, table};
 use crate::report::{Rate, Report};
 use crate::timer::Timer;
 
@@ -35,14 +35,7 @@ impl Sizes {
 }
 
 fn config(sizes: Sizes) -> PoolConfig {
-    PoolConfig {
-        layers: sizes.layers,
-        shape: KvShape::heads(8, 128),
-        dtype: KvDtype::Bf16,
-        page_size: 16,
-        swap_pages: 2 * sizes.pages,
-        ..PoolConfig::default()
-    }
+    PoolConfig { swap_pages: 2 * sizes.pages, ..pool(sizes.layers, 16, 1 << 14, Layout::PageFirst) }
 }
 
 fn open(gpu: &Gpu, config: &PoolConfig, stream: &CudaStream) -> Outcome<Cuda> {
@@ -83,6 +76,17 @@ impl Ids {
     }
 }
 
+/// Starts moves: saves if `way` is 0, otherwise loads.
+fn start(cuda: &mut Cuda, ids: &mut Ids, way: u32, moves: &[PageMove]) -> Outcome<MoveId> {
+    let id = ids.next();
+    if way == 0 {
+        cuda.save_pages(id, moves)?;
+    } else {
+        cuda.load_pages(id, moves)?;
+    }
+    Ok(id)
+}
+
 pub fn run(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     blocks(gpu, sizes, report)?;
     copies(gpu, sizes, report)?;
@@ -111,21 +115,18 @@ fn blocks(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
         let mut cuda = open(gpu, &config, &stream)?;
         wait_until_pinned(&cuda);
         let (mut rng, mut ids) = (Rng::new(1), Ids(0));
-        let mut time = |cuda: &mut Cuda, save: bool| -> Outcome<f64> {
+        let mut time = |cuda: &mut Cuda, way: u32| -> Outcome<f64> {
             let moves = moves(&mut rng, cuda, count / 2).concat();
             cuda.synchronize()?;
-            let start = Instant::now();
-            match save {
-                true => cuda.save_pages(ids.next(), &moves)?,
-                false => cuda.load_pages(ids.next(), &moves)?,
-            }
+            let begun = Instant::now();
+            start(cuda, &mut ids, way, &moves)?;
             cuda.synchronize()?;
-            Ok(start.elapsed().as_secs_f64() * 1e6)
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
         };
         let page_bytes = cuda.layout().page_bytes();
-        for (name, save) in [("save", true), ("load", false)] {
-            time(&mut cuda, save)?;
-            let times = (0..sizes.rounds).map(|_| time(&mut cuda, save));
+        for (name, way) in [("save", 0), ("load", 1)] {
+            time(&mut cuda, way)?;
+            let times = (0..sizes.rounds).map(|_| time(&mut cuda, way));
             let us = median(times.collect::<Outcome<_>>()?);
             let case = format!("{name} {count} x {} KiB {layout:?}", page_bytes >> 10);
             let rate = Rate::Bytes((page_bytes * u64::from(count)) as f64);
@@ -148,9 +149,9 @@ impl Plain {
     fn submit(&mut self, way: usize, moves: &[PageMove]) {
         let stream = self.streams[way].raw() as usize as sys::CUstream;
         let bytes = self.page_bytes as usize;
-        for (of, place) in moves.iter().zip(0_u64..) {
+        for (page, place) in moves.iter().zip(0_u64..) {
             let device = self.device.address() + (2 * place + way as u64) * self.page_bytes;
-            let swap = self.pinned.address() + u64::from(of.swap.raw()) * self.page_bytes;
+            let swap = self.pinned.address() + u64::from(page.swap.raw()) * self.page_bytes;
             let swap = swap as usize as *mut std::ffi::c_void;
             // SAFETY: both ranges are inside their buffers, which live until the streams are done.
             let result = unsafe {
@@ -189,19 +190,16 @@ fn copies(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
         for round in 0..=sizes.rounds {
             let batches = moves(&mut rng, &cuda, sizes.pages);
             cuda.synchronize()?;
-            let start = Instant::now();
+            let begun = Instant::now();
             for &way in ways {
-                match way {
-                    0 => cuda.save_pages(ids.next(), &batches[0])?,
-                    _ => cuda.load_pages(ids.next(), &batches[1])?,
-                }
+                start(&mut cuda, &mut ids, way, &batches[way as usize])?;
             }
             cuda.synchronize()?;
-            let us = start.elapsed().as_secs_f64() * 1e6;
-            let start = Instant::now();
-            ways.iter().for_each(|&way| plain.submit(way, &batches[way]));
+            let us = begun.elapsed().as_secs_f64() * 1e6;
+            let begun = Instant::now();
+            ways.iter().for_each(|&way| plain.submit(way as usize, &batches[way as usize]));
             plain.wait()?;
-            let plain_us = start.elapsed().as_secs_f64() * 1e6;
+            let plain_us = begun.elapsed().as_secs_f64() * 1e6;
             if round > 0 {
                 own.push(us);
                 theirs.push(plain_us);
@@ -223,9 +221,9 @@ fn copies(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
 /// Returns whether a page has the same bytes after a save and a load to another page.
 fn comes_back(cuda: &mut Cuda, ids: &mut Ids) -> Outcome<bool> {
     let (swap, bytes) = (SwapPageId::new(0), cuda.layout().page_bytes());
-    let of = |page| PageMove { device: PageId::new(page), swap };
-    cuda.save_pages(ids.next(), &[of(3)])?;
-    cuda.load_pages(ids.next(), &[of(5)])?;
+    let move_of = |page| PageMove { device: PageId::new(page), swap };
+    start(cuda, ids, 0, &[move_of(3)])?;
+    start(cuda, ids, 1, &[move_of(5)])?;
     cuda.synchronize()?;
     let [saved, loaded]: [Vec<u8>; 2] =
         [3, 5].map(|page| cuda.pool().read(page * bytes, bytes as usize).expect("a page"));
@@ -234,8 +232,7 @@ fn comes_back(cuda: &mut Cuda, ids: &mut Ids) -> Outcome<bool> {
 
 /// Measures the attention of a decode step in all layers, alternately alone and during moves that outlast the step.
 fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
-    let noise = Noise::new(gpu)?;
-    let mut timer = Timer::new(gpu)?;
+    let (noise, mut timer) = (Noise::new(gpu)?, Timer::new(gpu)?);
     let stream = timer.stream.clone();
     let pages = sizes.rows * sizes.len / 16;
     let capacity = Capacity::Pages(pages + 2 * sizes.pages);
@@ -244,9 +241,8 @@ fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     wait_until_pinned(&cuda);
     let layout = *cuda.layout();
     let forest = Forest::alone(vec![sizes.len; sizes.rows as usize]);
-    let news = vec![1; sizes.rows as usize];
     // The step reads pages with low numbers; pages with high numbers move.
-    let mut batch = Batch::forest(1, &layout, &table(16), &forest, &news, &mut Rng::new(3));
+    let mut batch = Batch::forest(1, &layout, &table(16), &forest, &vec![1; forest.own.len()], &mut Rng::new(3));
     batch.move_below(pages, &layout, &mut Rng::new(4));
     let plan = batch.plan();
     let q = noise.buffer(gpu, u64::from(sizes.rows) * 32 * 128 * 2)?;
@@ -262,10 +258,9 @@ fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
     step(&mut cuda)?;
     stream.synchronize()?;
     let graph = stream.capture(|| step(&mut cuda))?;
-    let moving: Vec<_> = (0..sizes.pages).map(|i| [pages + i, pages + sizes.pages + i].map(PageId::new)).collect();
-    let batch = |way: usize| -> Vec<PageMove> {
-        let swap = |i: u32| SwapPageId::new(way as u32 * sizes.pages + i);
-        moving.iter().zip(0..).map(|(of, i)| PageMove { device: of[way], swap: swap(i) }).collect()
+    let batch = |way: u32| -> Vec<PageMove> {
+        let own = way * sizes.pages..(way + 1) * sizes.pages;
+        own.map(|i| PageMove { device: PageId::new(pages + i), swap: SwapPageId::new(i) }).collect()
     };
     let (mut ids, kinds) = (Ids(0), ["alone", "beside saves", "beside loads", "beside both"]);
     let (mut times, mut late) = (kinds.map(|_| Vec::new()), 0);
@@ -273,14 +268,8 @@ fn beside_decode(gpu: &Gpu, sizes: Sizes, report: &mut Report) -> Outcome<()> {
         for (kind, times) in times.iter_mut().enumerate() {
             cuda.synchronize()?;
             let mut last = MoveId::new(0);
-            for way in [0, 1] {
-                if kind & 1 << way != 0 {
-                    last = ids.next();
-                    match way {
-                        0 => cuda.save_pages(last, &batch(0))?,
-                        _ => cuda.load_pages(last, &batch(1))?,
-                    }
-                }
+            for way in [0, 1].into_iter().filter(|way| kind & 1 << way != 0) {
+                last = start(&mut cuda, &mut ids, way, &batch(way))?;
             }
             // SAFETY: backend and rows live, and no other plan is staged.
             let us = timer.once(|| unsafe { graph.launch(&stream) })?;

@@ -1,6 +1,6 @@
 //! Measures time on the device between two events: of replayed graphs, or of launched calls.
 
-use kvarena::backend::cuda::{CudaError, CudaEvent, CudaStream, Gpu};
+use kvarena::backend::cuda::{CudaError, CudaEvent, CudaOptions, CudaStream, Gpu};
 
 use crate::Outcome;
 
@@ -18,6 +18,11 @@ impl Timer {
         let stream = CudaStream::new(gpu)?;
         let (start, end) = (CudaEvent::new(gpu, true)?, CudaEvent::new(gpu, true)?);
         Ok(Self { stream, together: 10_000.0, start, end })
+    }
+
+    /// Returns the options of a backend on the stream.
+    pub fn options(&self, gpu: &Gpu) -> CudaOptions {
+        CudaOptions { stream: Some(self.stream.clone()), ..CudaOptions::new(gpu) }
     }
 
     /// Returns the microseconds of `work` on the stream.

@@ -4,6 +4,7 @@
 
 #[path = "../cases/mod.rs"]
 mod cases;
+#[path = "../../examples/replay/chart.rs"]
 mod chart;
 
 use std::hint::black_box;
@@ -14,8 +15,9 @@ use cases::evict::{Evict, fits};
 use cases::pages::{AllocFree, COUNT};
 use cases::sample::{median, median_ns};
 use cases::{Cache, NAMESPACE, whole_pages};
-use chart::{Chart, Series};
+use chart::{BLUE, Chart, Form, RED, Series};
 use kvarena::TokenId;
+use plotters::style::RGBColor;
 
 fn main() {
     if !cases::is_measured() {
@@ -25,7 +27,7 @@ fn main() {
     let measure: [fn() -> Chart; 6] = [hit, insert, evict, alloc, plan, step];
     let charts: Vec<Chart> = measure.into_iter().map(|measure| report(measure())).collect();
     if let Some(file) = args.first().map(PathBuf::from) {
-        chart::draw(&file, &charts).expect("the file can be written");
+        chart::draw(&file, (1200, 900), 2, &charts).expect("the file can be written");
         println!("drawn to {}", file.display());
     }
 }
@@ -42,7 +44,13 @@ fn report(chart: Chart) -> Chart {
 /// Measures a line of a chart.
 fn series(name: &str, sizes: &[usize], mut measure: impl FnMut(usize) -> f64) -> Series {
     let points = sizes.iter().map(|&size| (size as f64, measure(size)));
-    Series { name: name.to_owned(), points: points.collect() }
+    Series { name: name.to_owned(), colour: BLUE, form: Form::Dots, points: points.collect() }
+}
+
+fn chart(title: &str, x: &'static str, mut series: Vec<Series>) -> Chart {
+    let colours = [BLUE, RED, RGBColor(96, 150, 96)];
+    series.iter_mut().zip(colours).for_each(|(series, colour)| series.colour = colour);
+    Chart { title: title.to_owned(), x, y: "ns", is_log: true, series }
 }
 
 /// Returns a sequence of `len` tokens that shares no prefix.
@@ -71,7 +79,7 @@ fn hit() -> Chart {
             })
         })
     };
-    Chart { title: "hit: match and collect pages", x: "tokens matched", y: "ns", series: vec![one(1), one(16)] }
+    chart("hit: match and collect pages", "tokens matched", vec![one(1), one(16)])
 }
 
 fn insert() -> Chart {
@@ -88,12 +96,11 @@ fn insert() -> Chart {
             })
         })
     };
-    Chart {
-        title: "insert: a cycle that matches nothing and evicts as many pages as it inserts",
-        x: "tokens inserted",
-        y: "ns",
-        series: vec![one(1), one(16)],
-    }
+    chart(
+        "insert: a cycle that matches nothing and evicts as many pages as it inserts",
+        "tokens inserted",
+        vec![one(1), one(16)],
+    )
 }
 
 fn evict() -> Chart {
@@ -110,7 +117,7 @@ fn evict() -> Chart {
             median(samples)
         })
     };
-    Chart { title: "evict 256 tokens", x: "leaves of the tree", y: "ns", series: vec![one(1), one(16)] }
+    chart("evict 256 tokens", "leaves of the tree", vec![one(1), one(16)])
 }
 
 fn alloc() -> Chart {
@@ -122,12 +129,7 @@ fn alloc() -> Chart {
             median_ns(50, 100, || case.call()) / COUNT as f64
         })
     };
-    Chart {
-        title: "alloc and free of 128 pages, a page",
-        x: "pages of the pool",
-        y: "ns",
-        series: vec![one(10), one(50), one(85)],
-    }
+    chart("alloc and free of 128 pages, a page", "pages of the pool", vec![one(10), one(50), one(85)])
 }
 
 fn plan() -> Chart {
@@ -146,15 +148,14 @@ fn plan() -> Chart {
     };
     let batches = [1, 4, 16, 64, 256, 1024, 4096];
     let contexts = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18];
-    Chart {
-        title: "plan of a decode step",
-        x: "sequences of 1,024 tokens; tokens of each of 16 sequences",
-        y: "ns",
-        series: vec![
+    chart(
+        "plan of a decode step",
+        "sequences of 1,024 tokens; tokens of each of 16 sequences",
+        vec![
             one("by batch", &batches, &|batch| Decode::new(16, batch as u32, 1024)),
             one("by context, batch 16", &contexts, &|kv_len| Decode::new(16, 16, kv_len as u32)),
         ],
-    }
+    )
 }
 
 fn step() -> Chart {
@@ -169,5 +170,5 @@ fn step() -> Chart {
             median(steps.collect())
         })
     };
-    Chart { title: "a whole decode step", x: "running sequences", y: "ns", series: vec![one(1), one(16)] }
+    chart("a whole decode step", "running sequences", vec![one(1), one(16)])
 }

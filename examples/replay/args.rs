@@ -3,7 +3,8 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use kvarena::{Capacity, PrefixMode};
 
 use crate::groups::LayerGroups;
@@ -53,8 +54,8 @@ pub struct Args {
     #[arg(requires_all = ["sequential", "pages"])]
     pub groups: Option<LayerGroups>,
     /// Whether prefixes are cached and shared
-    #[arg(long, value_enum, default_value_t = Prefix::Radix)]
-    pub prefix: Prefix,
+    #[arg(long, default_value = "radix", value_parser = PossibleValuesParser::new(["radix", "none"]).map(prefix_mode))]
+    pub prefix: PrefixMode,
     /// Serves one request at a time, so that the figures are exact and do not depend on a scheduler
     #[arg(long, conflicts_with = "concurrency")]
     pub sequential: bool,
@@ -78,13 +79,6 @@ pub struct Args {
     pub json: bool,
 }
 
-/// The command-line form of [`PrefixMode`].
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Prefix {
-    Radix,
-    None,
-}
-
 impl Args {
     /// Returns the maximum number of requests, or `default` if unset.
     pub fn max_requests(&self, default: usize) -> usize {
@@ -97,13 +91,10 @@ impl Args {
             (None, bytes) => Capacity::Bytes(bytes.unwrap_or(64 << 30)),
         }
     }
+}
 
-    pub fn prefix_mode(&self) -> PrefixMode {
-        match self.prefix {
-            Prefix::Radix => PrefixMode::Radix,
-            Prefix::None => PrefixMode::None,
-        }
-    }
+fn prefix_mode(name: String) -> PrefixMode {
+    if name == "none" { PrefixMode::None } else { PrefixMode::Radix }
 }
 
 /// Parses the path of an SVG plot.

@@ -4,8 +4,8 @@
 //! assistants (system prompts) and the activity of users follow Zipf's law. Some turns contain a long document, or have
 //! a long answer.
 
-use crate::request::{Piece, Request};
-use crate::rng::{Rng, Zipf};
+use super::request::{Piece, Request};
+use super::rng::{Rng, Zipf};
 
 /// Number of assistants, each with its own system prompt.
 const ASSISTANTS: usize = 32;

@@ -7,7 +7,6 @@ use kvarena::testkit::tiers::{self, Figures as Tiers};
 
 use crate::args::Args;
 use crate::oracle::{Figures, Setting, naive};
-use crate::report::Report;
 use crate::request::Request;
 
 fn engine(requests: &[Request], args: &Args) -> Figures {
@@ -34,8 +33,8 @@ fn engine(requests: &[Request], args: &Args) -> Figures {
 fn setting(args: &Args) -> Setting {
     let mut groups = vec![(Reach::All, 1)];
     if let Some(given) = &args.groups {
-        let of = &given.groups;
-        groups.extend(of.limited().map(|(group, reach)| (reach, of.layers_of(group) as usize)));
+        let limited = given.groups.limited();
+        groups.extend(limited.map(|(group, reach)| (reach, given.groups.layers_of(group) as usize)));
     }
     Setting {
         pages: args.pages.expect("the test sets the pages") as usize,
@@ -53,7 +52,9 @@ fn args(line: &str) -> Args {
 
 fn committed_trace() -> Vec<Request> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/trace.jsonl");
-    crate::trace::read(file.as_ref(), usize::MAX, None).expect("the trace is valid")
+    let [all, some] = [usize::MAX, 3].map(|max| crate::trace::read(file.as_ref(), max, None).expect("a valid trace"));
+    assert_eq!((all.len(), &some[..]), (20, &all[..3]));
+    all
 }
 
 #[test]
@@ -184,9 +185,7 @@ fn crowding_preempts_and_a_large_pool_does_not() {
 
 /// Returns the figures of swap memory.
 fn tiers_of(requests: &[Request], args: &Args) -> Tiers {
-    let outcome = crate::serve(args, requests, &ProgressBar::hidden()).expect("it serves");
-    let report = Report::new(outcome, String::new(), String::new(), None, String::new(), 1, 1);
-    report.with_tiers(args.swap_pages).tiers.expect("there is swap memory").totals
+    crate::serve(args, requests, &ProgressBar::hidden()).expect("it serves").totals()
 }
 
 /// Returns the figures of swap memory twice: of a replay, and of a naive model made of maps.

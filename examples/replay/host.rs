@@ -6,6 +6,7 @@ use std::fmt;
 
 use indicatif::ProgressBar;
 use kvarena::testkit::store::KeyStore;
+use kvarena::testkit::tiers::Figures;
 use kvarena::{
     BatchPlan, BatchRow, Engine, EngineConfig, EngineError, Error, Namespace, Null, PoolConfig, SharedSpan, Stats,
     StepScratch, TokenId,
@@ -128,12 +129,7 @@ impl StepWork {
 pub struct Sample {
     /// Requests done so far, including skipped ones.
     pub done: u64,
-    pub input_tokens: u64,
-    pub hit_tokens: u64,
-    /// See [`Tally`].
-    pub swap_hit_tokens: u64,
-    pub store_hit_tokens: u64,
-    pub preemptions: u64,
+    pub tally: Tally,
     pub stats: Stats,
 }
 
@@ -171,6 +167,25 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Returns the totals of a run as the naive model counts them.
+    pub fn totals(&self) -> Figures {
+        let Self { tally, stats, .. } = self;
+        Figures {
+            skipped: tally.skipped,
+            device_hit_tokens: tally.hit_tokens - tally.swap_hit_tokens,
+            // Fetched pages also count as hits in swap memory.
+            swap_hit_tokens: tally.swap_hit_tokens.saturating_sub(tally.store_hit_tokens),
+            store_hit_tokens: tally.store_hit_tokens,
+            saved_pages: stats.saved_pages,
+            forced_pages: stats.forced_pages,
+            loaded_pages: stats.loaded_pages,
+            fetched_pages: stats.fetched_pages,
+            swap_evicted_pages: stats.swap_evicted_pages,
+            lost_pages: stats.lost_pages,
+            put_pages: tally.put_pages,
+        }
+    }
+
     /// Updates the minimum and maximum time of each step. A replay is exact, so `again`, a run of the same requests,
     /// has the same steps; the longer time of a step contains noise.
     pub fn keep_least(&mut self, again: &Outcome) {
@@ -286,15 +301,8 @@ impl<'a> Host<'a> {
     }
 
     fn sample(&mut self, stats: Stats) {
-        self.samples.push(Sample {
-            done: self.tally.requests + self.tally.skipped,
-            input_tokens: self.tally.input_tokens,
-            hit_tokens: self.tally.hit_tokens,
-            swap_hit_tokens: self.tally.swap_hit_tokens,
-            store_hit_tokens: self.tally.store_hit_tokens,
-            preemptions: self.tally.preemptions,
-            stats,
-        });
+        let done = self.tally.requests + self.tally.skipped;
+        self.samples.push(Sample { done, tally: self.tally, stats });
     }
 
     pub fn outcome(mut self) -> Outcome {

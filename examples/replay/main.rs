@@ -9,6 +9,7 @@
 
 mod args;
 mod batching;
+mod chart;
 mod chat;
 mod core_time;
 #[cfg(test)]
@@ -65,12 +66,18 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             report::counted(outcome.page_size.into(), "token"),
             schedule(args)
         );
-        plot::draw(file, &title, &outcome.samples)?;
+        plot::draw(file, title, &outcome.samples)?;
     }
-    let prefix = format!("{:?}", args.prefix).to_lowercase();
-    let groups = args.groups.as_ref().map(|groups| groups.text.clone());
-    let report = Report::new(outcome, workload, prefix, groups, schedule(args), args.runs, wall_ns);
-    let report = if args.swap_pages > 0 { report.with_tiers(args.swap_pages) } else { report };
+    let run = report::Run {
+        workload,
+        prefix: format!("{:?}", args.prefix).to_lowercase(),
+        groups: args.groups.as_ref().map(|groups| groups.text.clone()),
+        schedule: schedule(args),
+        swap_pages: args.swap_pages,
+        runs: args.runs,
+        wall_ns,
+    };
+    let report = Report::new(outcome, run);
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -104,7 +111,7 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
         // A plan is ahead of the published tokens by its own tokens and by those of a page that is not full yet.
         promise_ahead: step_tokens.saturating_add(args.page_size.saturating_sub(1)),
         max_step_tokens: step_tokens,
-        ..host::engine_config(pool(args), args.prefix_mode(), requests, running)
+        ..host::engine_config(pool(args), args.prefix, requests, running)
     };
     let config = EngineConfig { hashing: args.store.then_some(Hashing::Dynamo), ..config };
     let mut host = Host::new(config, requests.len(), args.ahead, progress)?;

@@ -4,6 +4,7 @@
 //! Group 0 is represented like the other groups: it has one track, and its tail at a mark is the whole prefix.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 
 use kvarena::{Reach, TokenId};
 
@@ -50,6 +51,20 @@ struct Oracle<'a> {
     figures: Figures,
 }
 
+/// A request that is served.
+struct Served {
+    /// The number of each whole page.
+    path: Vec<u64>,
+    /// Pages of the prompt that may match, and those that match in group 0.
+    limit: usize,
+    full: usize,
+    published: usize,
+    /// Pages of each group so far, released ones included.
+    places: usize,
+    /// Private pages, by group and place.
+    own: BTreeSet<(usize, usize)>,
+}
+
 impl Oracle<'_> {
     fn serve(&mut self, request: &Request) {
         let Setting { pages, page_size, step_tokens, ref groups } = *self.setting;
@@ -81,42 +96,49 @@ impl Oracle<'_> {
                 self.cached.insert((name, group), IN_USE);
             }
         }
-        // Private pages of the request, by group and place.
-        let mut own = BTreeSet::new();
-        let (mut stored, mut published, mut places) = (hit * page_size, hit, hit);
+        let mut request = Served { path, limit, full, published: hit, places: hit, own: BTreeSet::new() };
+        let mut stored = hit * page_size;
         while stored < tokens.len() {
             stored = tokens.len().min(stored.saturating_add(step_tokens));
-            let more = places..stored.div_ceil(page_size);
-            places = more.end;
-            let of_group = |group| more.clone().map(move |place| (group, place));
-            let new: Vec<_> = (0..groups.len()).flat_map(of_group).collect();
-            self.make_room(self.cost(&new) + self.cost(&own));
-            own.extend(new);
-            let used = self.cached.iter().filter(|&(_, &since)| since == IN_USE);
-            let used: usize = used.map(|(&(_, group), _)| groups[group].1).sum();
-            let in_use = (used + self.cost(&own)) as u32;
-            self.figures.peak_pages = self.figures.peak_pages.max(in_use);
-            let before = published;
-            while published < stored / page_size {
-                published += 1;
-                self.publish(&path, 0, published - 1..published, &mut own);
-                if published == full || published == limit {
-                    self.keep_tails(&path, published, &mut own);
-                }
-            }
-            for group in 1..groups.len() {
-                let past = self.first(group, before)..self.first(group, published);
-                self.give_back(&path, group, past, &mut own);
-            }
+            self.compute(&mut request, stored);
         }
-        self.keep_tails(&path, published, &mut own);
+        let Served { published, places, .. } = request;
+        self.keep_tails(&mut request, published);
         for group in 1..groups.len() {
-            self.give_back(&path, group, self.first(group, published)..places, &mut own);
+            self.give_back(&mut request, group, self.first(group, published)..places);
         }
         // The deepest page is the oldest.
-        for &name in path.iter().rev() {
+        for &name in request.path.iter().rev() {
             self.clock += 1;
             self.cached.insert((name, 0), self.clock);
+        }
+    }
+
+    /// Takes the pages of a step that stores the first `stored` tokens, and publishes whole pages.
+    fn compute(&mut self, request: &mut Served, stored: usize) {
+        let Setting { page_size, ref groups, .. } = *self.setting;
+        let more = request.places..stored.div_ceil(page_size);
+        request.places = more.end;
+        let of_group = |group| more.clone().map(move |place| (group, place));
+        let new: Vec<_> = (0..groups.len()).flat_map(of_group).collect();
+        self.make_room(self.cost(&new) + self.cost(&request.own));
+        request.own.extend(new);
+        let used = self.cached.iter().filter(|&(_, &since)| since == IN_USE);
+        let used: usize = used.map(|(&(_, group), _)| groups[group].1).sum();
+        let in_use = (used + self.cost(&request.own)) as u32;
+        self.figures.peak_pages = self.figures.peak_pages.max(in_use);
+        let before = request.published;
+        while request.published < stored / page_size {
+            request.published += 1;
+            let published = request.published;
+            self.publish(request, 0, published - 1..published);
+            if published == request.full || published == request.limit {
+                self.keep_tails(request, published);
+            }
+        }
+        for group in 1..groups.len() {
+            let past = self.first(group, before)..self.first(group, request.published);
+            self.give_back(request, group, past);
         }
     }
 
@@ -186,38 +208,26 @@ impl Oracle<'_> {
     }
 
     /// Turns private pages into cached pages in use. A private page is freed if the same page is cached already.
-    fn publish(
-        &mut self,
-        path: &[u64],
-        group: usize,
-        places: std::ops::Range<usize>,
-        own: &mut BTreeSet<(usize, usize)>,
-    ) {
+    fn publish(&mut self, request: &mut Served, group: usize, places: Range<usize>) {
         for place in places {
-            if own.remove(&(group, place)) {
-                self.cached.insert((path[place], group), IN_USE);
+            if request.own.remove(&(group, place)) {
+                self.cached.insert((request.path[place], group), IN_USE);
             }
         }
     }
 
-    fn keep_tails(&mut self, path: &[u64], mark: usize, own: &mut BTreeSet<(usize, usize)>) {
+    fn keep_tails(&mut self, request: &mut Served, mark: usize) {
         for group in 1..self.setting.groups.len() {
-            self.publish(path, group, self.first(group, mark)..mark, own);
+            self.publish(request, group, self.first(group, mark)..mark);
         }
     }
 
     /// Frees private pages, and makes cached pages idle.
-    fn give_back(
-        &mut self,
-        path: &[u64],
-        group: usize,
-        places: std::ops::Range<usize>,
-        own: &mut BTreeSet<(usize, usize)>,
-    ) {
+    fn give_back(&mut self, request: &mut Served, group: usize, places: Range<usize>) {
         for place in places {
-            if !own.remove(&(group, place)) {
+            if !request.own.remove(&(group, place)) {
                 self.clock += 1;
-                self.cached.insert((path[place], group), self.clock);
+                self.cached.insert((request.path[place], group), self.clock);
             }
         }
     }

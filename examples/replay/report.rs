@@ -2,13 +2,13 @@
 
 use std::cmp::Reverse;
 
-use kvarena::{Stats, testkit::tiers};
+use kvarena::testkit::tiers;
 use serde::Serialize;
 
 use crate::core_time::percentile;
-use crate::host::{Outcome, StepWork, Tally};
+use crate::host::{Outcome, StepWork};
 
-/// Prompt tokens a second that one GPU computes: Qwen3-8B on an H200, measured in `crates/server/README.md`.
+/// Prompt tokens a second that one GPU computes: Qwen3-8B on an H200, measured in `crates/server/GPU.md`.
 const PREFILL_RATE: f64 = 44_400.0;
 
 /// Number of slow steps in the list.
@@ -31,6 +31,18 @@ pub struct TierFigures {
     pub swap_pages: u32,
     #[serde(flatten)]
     pub totals: tiers::Figures,
+}
+
+/// Options and time of a run.
+#[derive(Debug, Default)]
+pub struct Run {
+    pub workload: String,
+    pub prefix: String,
+    pub groups: Option<String>,
+    pub schedule: String,
+    pub swap_pages: u32,
+    pub runs: u32,
+    pub wall_ns: u64,
 }
 
 /// The figures of a run, or of several runs. The time of a step is its minimum over the runs. Times are in nanoseconds.
@@ -57,8 +69,6 @@ pub struct Report {
     pub groups: Option<GroupFigures>,
     #[serde(flatten)]
     pub tiers: Option<TierFigures>,
-    #[serde(skip)]
-    totals: tiers::Figures,
     pub preemptions: u64,
     /// Requests that waited for another request to compute their prefix.
     pub followers: u64,
@@ -91,6 +101,13 @@ pub struct Report {
     pub wall_ns: u64,
 }
 
+/// Name and value of a line of the table.
+type Row = (&'static str, String);
+
+fn percent(part: u64, whole: u64) -> f64 {
+    100.0 * part as f64 / whole.max(1) as f64
+}
+
 /// Returns the time that a GPU needs for all prompts, and the part that the cache saves.
 fn saved(hit: u64, input: u64) -> String {
     let minutes = |tokens: u64| tokens as f64 / PREFILL_RATE / 60.0;
@@ -102,35 +119,11 @@ fn saved(hit: u64, input: u64) -> String {
     )
 }
 
-/// Returns the totals of a run as the naive model counts them.
-fn totals(tally: &Tally, stats: &Stats) -> tiers::Figures {
-    tiers::Figures {
-        skipped: tally.skipped,
-        device_hit_tokens: tally.hit_tokens - tally.swap_hit_tokens,
-        // Fetched pages also count as hits in swap memory.
-        swap_hit_tokens: tally.swap_hit_tokens.saturating_sub(tally.store_hit_tokens),
-        store_hit_tokens: tally.store_hit_tokens,
-        saved_pages: stats.saved_pages,
-        forced_pages: stats.forced_pages,
-        loaded_pages: stats.loaded_pages,
-        fetched_pages: stats.fetched_pages,
-        swap_evicted_pages: stats.swap_evicted_pages,
-        lost_pages: stats.lost_pages,
-        put_pages: tally.put_pages,
-    }
-}
-
 impl Report {
-    pub fn new(
-        outcome: Outcome,
-        workload: String,
-        prefix: String,
-        groups: Option<String>,
-        schedule: String,
-        runs: u32,
-        wall_ns: u64,
-    ) -> Self {
+    pub fn new(outcome: Outcome, run: Run) -> Self {
+        let totals = outcome.totals();
         let Outcome { tally, stats, steps, page_count, page_size, token_bytes, .. } = outcome;
+        let Run { workload, prefix, groups, schedule, swap_pages, runs, wall_ns } = run;
         let machine_ns = steps.iter().map(StepWork::machine_ns).sum();
         let mut slowest = steps.clone();
         slowest.sort_by_key(|step| Reverse(step.core_ns));
@@ -159,8 +152,7 @@ impl Report {
                 full_hit_tokens: tally.full_hit_tokens,
                 evicted_cells: stats.evicted_cells,
             }),
-            tiers: None,
-            totals: totals(&tally, &stats),
+            tiers: (swap_pages > 0).then_some(TierFigures { swap_pages, totals }),
             preemptions: tally.preemptions,
             followers: tally.followers,
             awaited_tokens: tally.awaited_tokens,
@@ -184,70 +176,44 @@ impl Report {
         }
     }
 
-    /// Adds the figures of swap memory, which has `swap_pages` pages.
-    pub fn with_tiers(self, swap_pages: u32) -> Self {
-        Self { tiers: Some(TierFigures { swap_pages, totals: self.totals }), ..self }
-    }
-
     /// Returns the table, a line for each figure, and the list of the slowest steps.
     pub fn table(&self) -> String {
-        let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
-        let mut rows = vec![
-            ("workload", self.workload.clone()),
-            ("pool", self.pool()),
-            ("schedule", format!("{}, prefix reuse {}", self.schedule, self.prefix)),
-            ("requests", grouped(self.requests)),
-            ("input tokens", grouped(self.input_tokens)),
-            ("  from the cache", format!("{} ({:.1} %)", grouped(self.hit_tokens), 100.0 * self.hit_rate)),
-            ("  GPU time saved", saved(self.hit_tokens, self.input_tokens)),
-            ("output tokens", grouped(self.output_tokens)),
-            ("computed tokens", grouped(self.computed_tokens)),
-            ("  waited for", self.awaited()),
-            ("evicted pages", grouped(self.evicted_pages)),
-            ("preemptions", grouped(self.preemptions)),
-            ("decode reads", format!("{} GB", grouped(self.decode_bytes_flat / 1_000_000_000))),
-            (
-                "  spans once",
-                format!(
-                    "{} GB ({:.1} %)",
-                    grouped(self.decode_bytes_shared / 1_000_000_000),
-                    percent(self.decode_bytes_shared, self.decode_bytes_flat)
-                ),
-            ),
-            (
-                "peak pages in use",
-                format!(
-                    "{} ({:.1} % of the pool), {} running",
-                    grouped(self.peak_pages.into()),
-                    percent(self.peak_pages.into(), self.pages.into()),
-                    counted(self.peak_running as u64, "request")
-                ),
-            ),
-            ("core time, us", self.core_time()),
-            ("core steps, us", self.step_times()),
-            ("machine, us", self.machine()),
-        ];
-        let mut insert_after = |name: &str, row: (&'static str, String)| {
-            let at = rows.iter().position(|&(other, _)| other == name);
-            rows.insert(at.map_or(rows.len(), |at| at + 1), row);
-        };
+        let rows = [self.workload_rows(), self.token_rows(), self.page_rows(), self.time_rows()].concat();
+        let lines = rows.iter().map(|(name, value)| format!("{name:<19} {value}\n"));
+        lines.collect::<String>() + &self.slowest_steps()
+    }
+
+    fn workload_rows(&self) -> Vec<Row> {
+        let mut rows = vec![("workload", self.workload.clone()), ("pool", self.pool())];
+        rows.extend(self.tiers.iter().map(|tiers| ("swap memory", counted(tiers.swap_pages.into(), "page"))));
+        rows.extend(self.groups.iter().map(|figures| ("groups", figures.groups.clone())));
+        rows.push(("schedule", format!("{}, prefix reuse {}", self.schedule, self.prefix)));
+        rows.push(("requests", grouped(self.requests)));
         if self.skipped > 0 {
-            let text = format!("{} that do not fit the pool even alone", grouped(self.skipped));
-            insert_after("requests", ("  skipped", text));
+            rows.push(("  skipped", format!("{} that do not fit the pool even alone", grouped(self.skipped))));
         }
-        if let Some(GroupFigures { groups, full_hit_tokens, evicted_cells }) = &self.groups {
-            let full = percent(*full_hit_tokens, self.input_tokens);
-            let full = format!("{} ({full:.1} %)", grouped(*full_hit_tokens));
-            insert_after("pool", ("groups", groups.clone()));
-            insert_after("  from the cache", ("  cached in group 0", full));
-            insert_after("evicted pages", ("evicted cells", grouped(*evicted_cells)));
+        rows
+    }
+
+    fn token_rows(&self) -> Vec<Row> {
+        let hits = |tokens: u64| format!("{} ({:.1} %)", grouped(tokens), percent(tokens, self.input_tokens));
+        let mut rows = vec![("input tokens", grouped(self.input_tokens)), ("  from the cache", hits(self.hit_tokens))];
+        if let Some(TierFigures { totals: tiers, .. }) = &self.tiers {
+            rows.push(("    on the device", hits(tiers.device_hit_tokens)));
+            rows.push(("    in swap memory", hits(tiers.swap_hit_tokens)));
+            rows.push(("    in the store", hits(tiers.store_hit_tokens)));
         }
-        if let Some(TierFigures { swap_pages, totals: tiers }) = &self.tiers {
-            let hits = |tokens: u64| format!("{} ({:.1} %)", grouped(tokens), percent(tokens, self.input_tokens));
-            insert_after("pool", ("swap memory", counted((*swap_pages).into(), "page")));
-            insert_after("  from the cache", ("    in the store", hits(tiers.store_hit_tokens)));
-            insert_after("  from the cache", ("    in swap memory", hits(tiers.swap_hit_tokens)));
-            insert_after("  from the cache", ("    on the device", hits(tiers.device_hit_tokens)));
+        rows.extend(self.groups.iter().map(|groups| ("  cached in group 0", hits(groups.full_hit_tokens))));
+        rows.push(("  GPU time saved", saved(self.hit_tokens, self.input_tokens)));
+        rows.push(("output tokens", grouped(self.output_tokens)));
+        rows.push(("computed tokens", grouped(self.computed_tokens)));
+        rows.push(("  waited for", self.awaited()));
+        rows
+    }
+
+    fn page_rows(&self) -> Vec<Row> {
+        let mut rows = vec![("evicted pages", grouped(self.evicted_pages))];
+        if let Some(TierFigures { totals: tiers, .. }) = &self.tiers {
             let moved = format!(
                 "{} saved ({} as they were evicted), {} loaded, {} fetched, {} put",
                 grouped(tiers.saved_pages),
@@ -256,13 +222,28 @@ impl Report {
                 grouped(tiers.fetched_pages),
                 grouped(tiers.put_pages)
             );
-            let lost = (grouped(tiers.swap_evicted_pages), grouped(tiers.lost_pages));
-            let lost = format!("{} from swap memory, {} lost", lost.0, lost.1);
-            insert_after("evicted pages", ("  of the host", lost));
-            insert_after("evicted pages", ("  moved pages", moved));
+            let dropped = [tiers.swap_evicted_pages, tiers.lost_pages].map(grouped);
+            rows.push(("  moved pages", moved));
+            rows.push(("  dropped pages", format!("{} from swap memory, {} lost", dropped[0], dropped[1])));
         }
-        let lines = rows.iter().map(|(name, value)| format!("{name:<19} {value}\n"));
-        lines.collect::<String>() + &self.slowest_steps()
+        rows.extend(self.groups.iter().map(|groups| ("evicted cells", grouped(groups.evicted_cells))));
+        rows.push(("preemptions", grouped(self.preemptions)));
+        let [flat, shared] = [self.decode_bytes_flat, self.decode_bytes_shared].map(|bytes| bytes / 1_000_000_000);
+        let share = percent(self.decode_bytes_shared, self.decode_bytes_flat);
+        rows.push(("decode reads", format!("{} GB", grouped(flat))));
+        rows.push(("  spans once", format!("{} GB ({share:.1} %)", grouped(shared))));
+        let (pages, share) = (grouped(self.peak_pages.into()), percent(self.peak_pages.into(), self.pages.into()));
+        let running = counted(self.peak_running as u64, "request");
+        rows.push(("peak pages in use", format!("{pages} ({share:.1} % of the pool), {running} running")));
+        rows
+    }
+
+    fn time_rows(&self) -> Vec<Row> {
+        vec![
+            ("core time, us", self.core_time()),
+            ("core steps, us", self.step_times()),
+            ("machine, us", self.machine()),
+        ]
     }
 
     fn pool(&self) -> String {
@@ -371,7 +352,10 @@ fn micros(ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use kvarena::Stats;
+
     use super::*;
+    use crate::host::Tally;
 
     #[test]
     fn numbers_are_grouped() {
@@ -403,8 +387,7 @@ mod tests {
             page_size: 16,
             token_bytes: 1,
         };
-        let groups = groups.map(str::to_owned);
-        Report::new(outcome, "w".into(), "radix".into(), groups, "s".into(), runs, 1)
+        Report::new(outcome, Run { groups: groups.map(str::to_owned), runs, ..Run::default() })
     }
 
     #[test]

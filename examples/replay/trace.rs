@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::request::{Piece, Request};
+use super::request::{Piece, Request};
 
 /// Default number of tokens of a hash id.
 const HASH_TOKENS: u32 = 512;
@@ -224,13 +224,6 @@ mod tests {
             assert!(read(&line(130, ids)).is_err(), "{ids}");
         }
         assert!(parse_text(&line(513, "[9]")).is_err());
-    }
-
-    #[test]
-    fn the_committed_trace_reads() {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/trace.jsonl");
-        assert_eq!(read(&file, usize::MAX, None).expect("the trace is valid").len(), 20);
-        assert_eq!(read(&file, 3, None).expect("the trace is valid").len(), 3);
     }
 
     #[test]

@@ -2,11 +2,11 @@
 #![no_main]
 
 use kvarena::testkit::shrink::literal;
-use kvarena::testkit::{Op, SmallConfig, replay};
+use kvarena::testkit::{Workload, replay};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: (SmallConfig, Vec<Op>)| {
-    let (config, ops) = input;
+fuzz_target!(|bytes: &[u8]| {
+    let (config, ops) = Workload::from_bytes(bytes);
     if let Err(mismatch) = replay(&config, &ops) {
         panic!("{mismatch}\n{config:?}\n{}", literal(&ops));
     }

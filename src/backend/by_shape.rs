@@ -26,7 +26,7 @@ impl<T> ByShape<T> {
     }
 
     /// Returns the value of a group's shape.
-    pub fn of(&self, group: u32) -> &T {
+    pub fn of_group(&self, group: u32) -> &T {
         let place = self.of_group[group as usize];
         self.values[place].as_ref().expect("the first group of each shape has a value")
     }

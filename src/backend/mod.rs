@@ -3,6 +3,17 @@
 //! [`Cpu`] is the reference and specifies the kernels. [`Null`] stores no bytes. `Cuda` (feature `cuda`) uses device
 //! memory, and is the only module that uses `cust`.
 
+/// Implements `From` for a backend's error, whose variants contain other errors.
+macro_rules! wraps_errors {
+    ($error:ident: $($variant:ident($inner:ty)),+) => {$(
+        impl From<$inner> for $error {
+            fn from(error: $inner) -> Self {
+                Self::$variant(error)
+            }
+        }
+    )+};
+}
+
 mod by_shape;
 mod check;
 mod cpu;
@@ -96,7 +107,7 @@ pub struct Queries<R, S> {
     pub sinks: Option<S>,
 }
 
-/// Owner of the bytes of K and V. Each rank opens one backend, by an [`OpenBackend`].
+/// Owner of the bytes of K and V. Each rank opens one backend, by an [`OpenBackend`]. Calls return the backend's error.
 ///
 /// `testkit::contract` checks these rules for every implementation:
 ///
@@ -164,9 +175,6 @@ pub trait Backend {
     ///
     /// For a latent pool the rows of k are `[tokens, rank + rope]`, and v is empty. Every backend quantises to the same
     /// bits: see [`KvDtype::Fp8E4M3`](crate::KvDtype) and [`Scaling`](crate::Scaling).
-    ///
-    /// # Errors
-    /// The backend's error.
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -180,9 +188,6 @@ pub trait Backend {
     ///
     /// `qkv` is `[tokens, q_heads + 2 * kv_heads, head_dim]`: for each token the heads of q, then k, then v. Latent
     /// pools reject the call.
-    ///
-    /// # Errors
-    /// The backend's error.
     fn rope_store(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -192,9 +197,6 @@ pub trait Backend {
     ) -> Result<(), Self::Error>;
 
     /// Computes attention of a step's query rows over the cached tokens of their sequences, including this step's.
-    ///
-    /// # Errors
-    /// The backend's error.
     fn attend(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -208,9 +210,6 @@ pub trait Backend {
     }
 
     /// Computes [`attend`](Backend::attend) with optional sinks.
-    ///
-    /// # Errors
-    /// The backend's error.
     fn attend_queries(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -222,15 +221,9 @@ pub trait Backend {
     ) -> Result<(), Self::Error>;
 
     /// Copies pages within the pool.
-    ///
-    /// # Errors
-    /// The backend's error.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), Self::Error>;
 
     /// Makes the kept slots of rows contiguous (B11).
-    ///
-    /// # Errors
-    /// The backend's error.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), Self::Error>;
 
     /// Returns the number of swap pages that are ready for saves, loads and leases. Their ids are all the ids below

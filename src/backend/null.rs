@@ -20,6 +20,15 @@ impl OpenBackend for Null {
     }
 }
 
+/// Declares calls that succeed without effect.
+macro_rules! succeed {
+    ($($call:ident($($argument:ty),*);)*) => {$(
+        fn $call(&mut self, $(_: $argument),*) -> Result<(), Infallible> {
+            Ok(())
+        }
+    )*};
+}
+
 impl Backend for Null {
     type Error = Infallible;
     type Rows<'a> = ();
@@ -27,59 +36,27 @@ impl Backend for Null {
     type Sinks<'a> = ();
     type Lse<'a> = ();
 
-    fn begin(&mut self, _: &BatchPlan<'_>) -> Result<(), Infallible> {
-        Ok(())
+    succeed! {
+        begin(&BatchPlan<'_>);
+        store_cache(&BatchPlan<'_>, LayerId, (), ());
+        rope_store(&BatchPlan<'_>, LayerId, &Rope<(), ()>, ());
+        attend_queries(&BatchPlan<'_>, LayerId, &Attend, Queries<(), ()>, (), Option<()>);
+        copy_pages(&[PageCopy]);
+        compact(&[Compaction]);
+        save_pages(MoveId, &[PageMove]);
+        load_pages(MoveId, &[PageMove]);
+        synchronize();
     }
 
     fn end(&mut self, _: StepEnd) {}
-
-    fn store_cache(&mut self, _: &BatchPlan<'_>, _: LayerId, _: (), _: ()) -> Result<(), Infallible> {
-        Ok(())
-    }
-
-    fn rope_store(&mut self, _: &BatchPlan<'_>, _: LayerId, _: &Rope<(), ()>, _: ()) -> Result<(), Infallible> {
-        Ok(())
-    }
-
-    fn attend_queries(
-        &mut self,
-        _: &BatchPlan<'_>,
-        _: LayerId,
-        _: &Attend,
-        _: Queries<(), ()>,
-        _: (),
-        _: Option<()>,
-    ) -> Result<(), Infallible> {
-        Ok(())
-    }
-
-    fn copy_pages(&mut self, _: &[PageCopy]) -> Result<(), Infallible> {
-        Ok(())
-    }
-
-    fn compact(&mut self, _: &[Compaction]) -> Result<(), Infallible> {
-        Ok(())
-    }
 
     /// Returns a number above any pool's number of swap pages.
     fn swap_pages(&self) -> u32 {
         u32::MAX
     }
 
-    fn save_pages(&mut self, _: MoveId, _: &[PageMove]) -> Result<(), Infallible> {
-        Ok(())
-    }
-
-    fn load_pages(&mut self, _: MoveId, _: &[PageMove]) -> Result<(), Infallible> {
-        Ok(())
-    }
-
     fn moved(&mut self) -> Result<Moved, Infallible> {
         Ok(Moved::ALL)
-    }
-
-    fn synchronize(&mut self) -> Result<(), Infallible> {
-        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::id::StepId;
-use crate::memory::{OutOfMemory, reserved_queue};
+use crate::memory::{OutOfMemory, reserved};
 use crate::plan::StepEnd;
 
 /// The steps that have begun and not ended, in ascending order.
@@ -26,7 +26,7 @@ impl OpenSteps {
 
     /// Does the same as [`OpenSteps::new`], but returns an error if the allocation fails.
     pub(super) fn try_new(max: u32) -> Result<Self, OutOfMemory> {
-        Ok(Self { open: reserved_queue(max.into())?, max, last: StepId::default() })
+        Ok(Self { open: reserved(max.into())?.into(), max, last: StepId::default() })
     }
 
     /// Returns the maximum number of open steps.

@@ -48,7 +48,7 @@ impl<B: Backend> Engine<B> {
     /// has names with the same effect on hashes. Some recipes of
     /// [`EngineConfig::hashing`](crate::EngineConfig::hashing) ignore all names.
     pub fn name_namespace(&mut self, namespace: Namespace, names: NamespaceNames) -> Result<(), Error> {
-        self.world.prefixes.name(namespace, names)
+        self.world.prefixes.names.name(namespace, names)
     }
 
     /// Forgets the names of a namespace. O(names).
@@ -62,7 +62,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnnamedNamespace`] if the namespace has no names or is already forgotten.
     pub fn forget_namespace(&mut self, namespace: Namespace) -> Result<(), Error> {
-        self.world.prefixes.forget_names(namespace)
+        self.world.prefixes.names.forget(namespace)
     }
 
     /// Passes the changes of the cached prefixes since the last drain to `sink`, in order. O(pages of the events);
@@ -83,7 +83,7 @@ impl<B: Backend> Engine<B> {
     ///
     /// For a subscriber that is new or has missed events.
     pub fn restate_events(&mut self) {
-        self.world.prefixes.restate_events();
+        self.world.prefixes.events().into_iter().for_each(|events| events.restate());
     }
 
     /// Invalidates all cached prefixes, for a host that changes the model's weights. O(idle pages).
@@ -91,6 +91,6 @@ impl<B: Backend> Engine<B> {
     /// Idle prefixes are dropped now. Prefixes in use no longer match and are dropped when their last user releases
     /// them.
     pub fn reset(&mut self) {
-        reset(Reset::of(&mut self.world));
+        reset(Reset::from(&mut self.world));
     }
 }

@@ -93,38 +93,18 @@ impl<B: Backend> Engine<B> {
     /// Returns counters and levels. O(1).
     pub fn stats(&self) -> Stats {
         let World { pages, prefixes, sequences, steps, counters, .. } = &self.world;
-        let size = prefixes.size_info();
-        let (cells, evicted_cells) = prefixes.cell_counts();
-        let swap = prefixes.swap_counts();
-        let (put_pages, fetched_pages) = prefixes.store_counts();
-        let (swap_cached_pages, swap_free_pages) = prefixes.swap_page_counts();
-        Stats {
-            published_pages: prefixes.published_pages(),
-            duplicate_pages: prefixes.duplicate_pages(),
-            cells,
-            evicted_cells,
-            saved_pages: swap.saved,
-            forced_pages: swap.forced,
-            loaded_pages: swap.loaded,
-            swap_evicted_pages: swap.evicted,
-            lost_pages: swap.lost,
-            failed_saves: swap.failed,
-            clean_pages: prefixes.clean_pages(),
-            swap_cached_pages,
-            put_pages,
-            fetched_pages,
-            swap_free_pages,
+        let mut stats = Stats {
             free_pages: pages.free_count(),
             private_pages: pages.private_count(),
             cached_pages: pages.cached_count(),
             fenced_pages: pages.fenced_count(),
             outstanding_pages: sequences.all_outstanding(),
-            evictable_pages: size.evictable,
-            protected_pages: size.protected,
             sequences: sequences.len(),
             steps: steps.len(),
             ..*counters
-        }
+        };
+        prefixes.count(&mut stats);
+        stats
     }
 
     /// Checks the numbered invariants of all tables (L2 and M1 to M3 only in part), for tests and debugging. O(whole

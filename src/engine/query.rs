@@ -27,6 +27,15 @@ impl<B: Backend> Engine<B> {
         self.sequence(seq).map(|sequence| sequence.planned_len)
     }
 
+    /// Returns whether the sequence's last plan covers its last known token, so that the plan's row has a sample. A
+    /// chunk that does not end its prompt has none.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn has_sample(&self, seq: SeqKey) -> Result<bool, Error> {
+        self.sequence(seq).map(|sequence| sequence.planned_len >= sequence.token_len)
+    }
+
     /// Returns the maximum number of tokens that the next plan can give a sequence.
     ///
     /// These are the known tokens that no plan covers. If there are none, the maximum is 1 while an unfinished step
@@ -81,26 +90,12 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.pages(self.sequence(seq)?))
     }
 
-    /// Returns the pages that a sequence keeps in one track, in order.
+    /// Returns the pages that a sequence keeps in one track, in order, in slices: one for each leaf of the page table.
+    /// O(slices).
     ///
     /// [`PoolLayout::place`](crate::PoolLayout::place) returns the track of a layer. Track 0 is the [page
-    /// table](Engine::page_table) of group 0.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSequence`].
-    ///
-    /// # Panics
-    /// If `track` is not below the number of tracks.
-    pub fn track_table(&self, seq: SeqKey, track: u32) -> Result<impl Iterator<Item = PageId> + '_, Error> {
-        assert!(track < self.world.shape.table.tracks, "there is no track {track}");
-        Ok(self.world.sequences.track_pages(self.sequence(seq)?, track, 0))
-    }
-
-    /// Returns the pages that a sequence keeps in one track, in slices of consecutive places: one slice a chunk of the
-    /// page table. O(slices).
-    ///
-    /// In the track of a window or of chunks, the first slice begins at the first place that the group keeps. Its index
-    /// is `page_table` length minus the number of pages returned.
+    /// table](Engine::page_table) of group 0. In the track of a window or a chunk, the pages are the last ones of the
+    /// sequence: the first slice begins at the first place that the group keeps.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -109,17 +104,14 @@ impl<B: Backend> Engine<B> {
     /// If `track` is not below the number of tracks.
     pub fn page_runs(&self, seq: SeqKey, track: u32) -> Result<impl Iterator<Item = &[PageId]> + '_, Error> {
         assert!(track < self.world.shape.table.tracks, "there is no track {track}");
-        let sequences = &self.world.sequences;
-        let sequence = self.sequence(seq)?;
-        let first = sequences.limits().first_place(track, sequence.published).min(sequence.page_len);
-        Ok(sequences.page_pieces(sequence, track, first, sequence.page_len))
+        Ok(self.world.sequences.track_pages(self.sequence(seq)?, track, 0))
     }
 
     /// Writes a dense page table of one track, `[items, width]`: the pages of each item's sequence by place, then
     /// `fill`. O(items * width).
     ///
-    /// In the track of a window or of chunks, the places before the first kept one are also `fill`. Kernels with signed
-    /// tables read `out` as i32 through `bytemuck`.
+    /// In the track of a window or a chunk, the places before the first kept one are also `fill`. A kernel with signed
+    /// tables reads the same words as i32.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`]; [`Error::TableWidth`] for a sequence with more pages than `width`;

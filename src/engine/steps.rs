@@ -94,7 +94,7 @@ impl<B: Backend> Engine<B> {
         if self.world.prefixes.has_swap() {
             self.load_waiting(&mut items.iter().map(|item| item.seq))?;
         }
-        let plan = plan_batch(PlanBatch::of(&mut self.world), scratch, items, drafts, size);
+        let plan = plan_batch(PlanBatch::from(&mut self.world), scratch, items, drafts, size);
         let plan = self.world.counters.count_refusal(plan)?;
         if self.world.prefixes.has_swap() {
             self.flush_saves();
@@ -119,7 +119,7 @@ impl<B: Backend> Engine<B> {
     /// its sequence, or is out of order. [`Error::PackedTree`]. [`Error::PackedLimit`] for a pool or a batch with
     /// numbers beyond 31 bits.
     pub fn packed<'step>(&self, scratch: &'step mut StepScratch, items: &[Extend]) -> Result<PackedPlan<'step>, Error> {
-        packed(&Packed::of(&self.world), 0, items, scratch.reset())
+        packed(&Packed::from(&self.world), 0, items, scratch.reset())
     }
 
     /// Returns the arrays of [`packed`](Engine::packed) for another track: for the layers that
@@ -142,7 +142,7 @@ impl<B: Backend> Engine<B> {
         items: &[Extend],
     ) -> Result<PackedPlan<'step>, Error> {
         assert!(track < self.world.shape.table.tracks, "there is no track {track}");
-        packed(&Packed::of(&self.world), track, items, scratch.reset())
+        packed(&Packed::from(&self.world), track, items, scratch.reset())
     }
 
     /// Returns the arrays of [`packed`](Engine::packed) for group 0 as the levels of FlashInfer's cascade, which lists
@@ -162,7 +162,7 @@ impl<B: Backend> Engine<B> {
         plan: &BatchPlan<'_>,
         items: &[Extend],
     ) -> Result<PackedLevels<'step>, Error> {
-        packed_levels(&Packed::of(&self.world), plan, items, scratch.reset())
+        packed_levels(&Packed::from(&self.world), plan, items, scratch.reset())
     }
 
     /// Keeps one branch of a sequence's verified drafts, and drops the other drafts and all later tokens. O(tokens
@@ -201,12 +201,12 @@ impl<B: Backend> Engine<B> {
         step: StepId,
         branches: &[Branch<'_>],
     ) -> Result<&[Compaction], EngineError<B::Error>> {
-        check_branches(&mut Accept::of(&mut self.world), step, branches)?;
+        check_branches(&mut Accept::from(&mut self.world), step, branches)?;
         let compactions = &self.world.buffers.compactions;
         if !compactions.is_empty() {
             self.backend.compact(compactions).map_err(EngineError::Backend)?;
         }
-        accept(Accept::of(&mut self.world), step, branches);
+        accept(Accept::from(&mut self.world), step, branches);
         Ok(&self.world.buffers.compactions)
     }
 
@@ -219,7 +219,7 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnknownStep`] for a step that is not open. [`Error::StepOrder`] if an earlier step is open.
     /// [`Error::NotAccepted`] for drafts without an accepted branch.
     pub fn commit(&mut self, step: StepId) -> Result<(), Error> {
-        commit(Commit::of(&mut self.world), step)
+        commit(Commit::from(&mut self.world), step)
     }
 
     /// Completes all steps up to `step`: their work has ended on all streams and ranks. O(pages returned, and prefix
@@ -238,7 +238,7 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnknownStep`] for a step that was never planned. [`Error::StepOpen`] if a step up to it is neither
     /// committed nor aborted.
     pub fn complete(&mut self, step: StepId) -> Result<(), Error> {
-        complete(Complete::of(&mut self.world), step)?;
+        complete(Complete::from(&mut self.world), step)?;
         self.backend.end(StepEnd::Complete(step));
         Ok(())
     }
@@ -253,7 +253,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open.
     pub fn abort(&mut self, step: StepId) -> Result<(), Error> {
-        abort(Abort::of(&mut self.world), step)?;
+        abort(Abort::from(&mut self.world), step)?;
         self.backend.end(StepEnd::Abort(step));
         Ok(())
     }

@@ -1,13 +1,19 @@
 //! Breaks invariants of the world and of its tables by hand, and checks that `verify` names them. The tests of a table
-//! are in its module.
+//! are in its module. Also checks that the tree's log of attached and detached pages reproduces its contents.
+
+use std::collections::HashMap;
 
 use super::Engine;
 use crate::backend::Null;
+use crate::fence::Fence;
 use crate::id::{CellId, Namespace, PageId, SeqKey, StepId, TokenId};
 use crate::layout::{Capacity, Groups, HeldGroup, PoolConfig, Reach};
 use crate::page::PageState;
 use crate::plan::{Extend, Keep, StepScratch};
+use crate::prefix::{CachedPage, LogEntry, PrefixTree, Stale};
 use crate::sequence::Sequence;
+use crate::testkit::replay::replay_each;
+use crate::testkit::{Family, SmallConfig, Workload};
 use crate::world::{Broken, Owner, World};
 
 /// An engine with four tokens a page, whose invariants all hold before a test breaks one.
@@ -29,10 +35,7 @@ impl Sound {
             let token = |i| TokenId::new(if i < 4 { own / 2 } else { own });
             let prompt: Vec<TokenId> = (0..len).map(token).collect();
             let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
-            let len = len - engine.cached_len(seq).expect("it is live");
-            let mut scratch = StepScratch::new();
-            let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }]);
-            let step = plan.expect("there is room").step();
+            let step = plan(&mut engine, seq);
             engine.commit(step).expect("it is open");
             seq
         });
@@ -53,9 +56,21 @@ impl Sound {
     }
 
     /// Returns a sequence's last page, which is its own.
-    fn tail(&self, seq: SeqKey) -> PageId {
+    fn last_page(&self, seq: SeqKey) -> PageId {
         self.engine.page_table(seq).expect("it is live").last().expect("it has pages")
     }
+}
+
+/// Plans all tokens of a sequence that have no K and V.
+fn plan(engine: &mut Engine<Null>, seq: SeqKey) -> StepId {
+    let len = engine.extend_max(seq).expect("it is live");
+    engine.plan_batch(&mut StepScratch::new(), &[Extend { seq, len }]).expect("there is room").step()
+}
+
+fn compute(engine: &mut Engine<Null>, seq: SeqKey) {
+    let step = plan(engine, seq);
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
 }
 
 /// Returns the error of the audit after `spoil`.
@@ -72,7 +87,7 @@ fn broken<T>(spoil: impl FnOnce(&mut Sound) -> T) -> &'static str {
 #[test]
 fn tables_are_audited() {
     let p1 = verify(|s| {
-        let page = s.tail(s.long);
+        let page = s.last_page(s.long);
         s.world().pages.break_p1(page);
         s.world().pages.free_cached(&[page]);
         s.world().pages.break_p1(page);
@@ -188,18 +203,18 @@ fn w4_promises_are_backed() {
 #[test]
 fn w1_a_page_has_one_owner_and_its_state_matches() {
     let two = verify(|s| {
-        let (long, tail) = (s.long, s.tail(s.other));
+        let (long, last) = (s.long, s.last_page(s.other));
         let sequences = &mut s.world().sequences;
         sequences.truncate_pages(long, 2, &mut Vec::new());
-        sequences.row_mut(long).expect("it is live").append_pages(1, &[tail]);
+        sequences.row_mut(long).expect("it is live").append_pages(1, &[last]);
     });
     assert_eq!(two.invariant, "W1: a page has one owner");
     assert!(matches!(two.owner, Some(Owner::Sequence(_))), "{two}");
 
     let sentence = "W1: a page's state is that of its owner";
     let cached = |s: &mut Sound| {
-        let tail = s.tail(s.long);
-        s.world().pages.publish(&[tail]);
+        let last = s.last_page(s.long);
+        s.world().pages.publish(&[last]);
     };
     assert_eq!(broken(cached), sentence);
     let freed = |s: &mut Sound| {
@@ -249,11 +264,7 @@ fn grouped() -> (Engine<Null>, SeqKey, HeldGroup) {
     let prompt: Vec<TokenId> = (0..22).map(TokenId::new).collect();
     let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
     engine.mark(seq, 28).expect("it is ahead");
-    let mut scratch = StepScratch::new();
-    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 22 }]);
-    let step = plan.expect("there is room").step();
-    engine.commit(step).expect("it is open");
-    engine.complete(step).expect("it is committed");
+    compute(&mut engine, seq);
     assert_eq!(engine.verify(), Ok(()));
     let limits = engine.world.sequences.limits();
     let held = limits.held_groups(5).next().expect("a group");
@@ -305,14 +316,10 @@ fn waiting() -> (Engine<Null>, SeqKey) {
     let capacity = Capacity::Pages(4);
     let pool = PoolConfig { page_size: 4, capacity, swap_pages: 8, ..Default::default() };
     let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("a valid config");
-    let mut scratch = StepScratch::new();
     let texts = [1, 2].map(|own| [TokenId::new(own); 13]);
     for text in texts {
         let seq = engine.admit(Namespace::default(), &text, 0).expect("there is room");
-        let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 13 }]);
-        let step = plan.expect("there is room").step();
-        engine.commit(step).expect("it is open");
-        engine.complete(step).expect("it is committed");
+        compute(&mut engine, seq);
         engine.finish(seq).expect("it is live");
     }
     let seq = engine.admit(Namespace::default(), &texts[0], 0).expect("there is room");
@@ -328,21 +335,16 @@ fn waiting_for_a_cell() -> (Engine<Null>, SeqKey) {
     let pool = PoolConfig { layers: 2, groups, page_size: 1, capacity, ..Default::default() };
     let pool = PoolConfig { swap_pages: 8, ..pool };
     let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("a valid config");
-    let mut scratch = StepScratch::new();
     let texts = [1, 2].map(|own| [TokenId::new(own); 3]);
     let admit = |engine: &mut Engine<Null>, text: &[TokenId]| {
         engine.admit(Namespace::default(), text, 3).expect("there is room")
     };
     let seq = admit(&mut engine, &texts[0]);
-    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 3 }]);
-    let step = plan.expect("there is room").step();
-    engine.commit(step).expect("it is open");
-    engine.complete(step).expect("it is committed");
+    compute(&mut engine, seq);
     engine.finish(seq).expect("it is live");
     // The plan of this sequence evicts the oldest cells to swap memory.
     let seq = admit(&mut engine, &texts[1]);
-    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: 3 }]);
-    let step = plan.expect("there is room").step();
+    let step = plan(&mut engine, seq);
     engine.abort(step).expect("it is open");
     engine.complete(step).expect("it is aborted");
     engine.finish(seq).expect("it is live");
@@ -359,7 +361,7 @@ fn h5_with_groups_a_sequence_that_waits_lists_no_page() {
     let (mut engine, seq) = waiting_for_a_cell();
     let row = engine.world.sequences.row_mut(seq).expect("it is live");
     assert_eq!(row.pending(), 2);
-    let first = engine.world.prefixes.path(row.sequence.lock.as_ref().expect("it runs"))[0];
+    let first = engine.world.prefixes.nodes().path(row.sequence.lock.as_ref().expect("it runs"))[0];
     let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
     row.begin_pending(1, 1, 1);
     row.append_published(&[first]);
@@ -390,4 +392,95 @@ fn h5_a_page_table_lacks_pending_pages() {
     engine.world.sequences.get_mut(seq).expect("it is live").published += 1;
     let waits = "H5: a sequence that waits is in no open plan";
     assert_eq!(engine.verify().expect_err("the audit finds it").invariant, waits);
+}
+
+#[test]
+fn a_match_is_stale_after_a_split_growth_eviction_or_reset() {
+    let text: Vec<TokenId> = (0..6).map(TokenId::new).collect();
+    for change in 0..4 {
+        let mut tree = PrefixTree::new(20, 1, 31, false).expect("memory");
+        let mut fence = Fence::new(0, 1, 1).expect("memory");
+        let start = tree.match_prefix(Namespace::default(), &[]);
+        let mut lock = tree.lock(&start, &mut fence).expect("nothing has changed");
+        let mut pages: Vec<PageId> = (0..6).map(PageId::new).collect();
+        _ = tree.insert(&mut lock, &text[..5], &mut pages[..5], &mut Vec::new(), &mut fence);
+        let [short, found] = [2, 5].map(|len| tree.match_prefix(Namespace::default(), &text[..len]));
+        assert_eq!(tree.match_prefix(Namespace::default(), &text[..5]), found, "the epoch is the same");
+        match change {
+            0 => drop(tree.lock(&short, &mut fence)),
+            1 => _ = tree.insert(&mut lock, &text[5..], &mut pages[5..], &mut Vec::new(), &mut fence),
+            2 => {
+                tree.unlock(lock, &mut fence, &mut Vec::new());
+                tree.evict(1, &mut Vec::new());
+            }
+            _ => tree.reset(&mut Vec::new()),
+        }
+        assert_eq!(tree.lock(&found, &mut fence).err(), Some(Stale), "change {change}");
+    }
+}
+
+/// Contents of a tree, from its log alone.
+#[derive(Default)]
+struct Follower {
+    all: HashMap<PageId, CachedPage>,
+    /// Pages that can match.
+    present: HashMap<PageId, CachedPage>,
+    /// Number of detached pages of old generations, and of the present one.
+    detached: [usize; 2],
+}
+
+impl Follower {
+    fn follow(&mut self, LogEntry { added, present, pages }: LogEntry) {
+        if added {
+            for (page, cached) in pages {
+                let parent = cached.parent.is_none_or(|parent| self.all.contains_key(&parent));
+                assert!(parent, "a parent is attached first");
+                assert_eq!(cached.parent.is_none(), cached.position == 0);
+                if present {
+                    self.present.insert(page, cached.clone());
+                }
+                assert_eq!(self.all.insert(page, cached), None, "a page is attached once");
+            }
+            return;
+        }
+        self.detached[usize::from(present)] += pages.len();
+        for (page, cached) in pages.into_iter().rev() {
+            assert_eq!(self.all.remove(&page), Some(cached), "the attached page is detached");
+            assert_eq!(self.present.remove(&page).is_some(), present);
+            let parent = |cached: &CachedPage| cached.parent == Some(page);
+            assert!(!self.all.values().any(parent), "children are detached first");
+        }
+    }
+}
+
+#[test]
+fn the_log_reproduces_the_pages_of_the_tree() {
+    let mut detached = [0; 2];
+    for seed in 0..5000 {
+        let mut workload = Workload::new(Family::Any, seed);
+        // The pool is so small that most pages are evicted.
+        let small = SmallConfig { pages: 12, page_size: 1, tokens: 1 << 12, ..SmallConfig::default() };
+        let config = SmallConfig { hashing: workload.config().hashing, ..small };
+        let (mut follower, mut generation) = (None::<Follower>, 0);
+        let replayed = replay_each(&config, Null, &workload.take_ops(200), |engine| {
+            let tree = &mut engine.world.prefixes;
+            let Some(follower) = &mut follower else {
+                follower = Some(Follower::default());
+                return tree.keep_log();
+            };
+            let present = tree.match_prefix(Namespace::default(), &[]).scope().generation;
+            if std::mem::replace(&mut generation, present) != present {
+                follower.present.clear();
+            }
+            tree.take_log().into_iter().for_each(|entry| follower.follow(entry));
+            let mut held = tree.held();
+            assert_eq!(follower.all, held, "seed {seed}");
+            held.retain(|_, cached| cached.scope.generation == present);
+            assert_eq!(follower.present, held, "seed {seed}");
+        });
+        replayed.expect("engine and model agree");
+        let gone = follower.map_or([0; 2], |follower| follower.detached);
+        (0..2).for_each(|i| detached[i] += gone[i]);
+    }
+    assert!(detached.iter().all(|&pages| pages > 1000), "old and present pages: {detached:?}");
 }

@@ -32,22 +32,20 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Loads the pages that these sequences wait for. Skips sequences that wait for none or are not running.
-    #[cold]
-    #[inline(never)]
     pub(super) fn load_waiting(&mut self, seqs: &mut dyn Iterator<Item = SeqKey>) -> Result<(), EngineError<B::Error>> {
         self.look_at_swap();
-        let begun = begin_load(Load::of(&mut self.world), seqs);
+        let begun = begin_load(Load::from(&mut self.world), seqs);
         self.world.counters.count_refusal(begun)?;
         self.flush_saves();
         let World { prefixes, load, .. } = &mut self.world;
         let mut loaded = Ok(());
         if !load.moves().is_empty() {
-            loaded = self.backend.load_pages(prefixes.begin_move(load), load.moves());
+            loaded = self.backend.load_pages(prefixes.swap_mut().begin_load(load), load.moves());
             if loaded.is_ok() {
-                prefixes.set_loads(load);
+                prefixes.swap_mut().set_loads(load);
             }
         }
-        end_load(Load::of(&mut self.world), loaded.is_err());
+        end_load(Load::from(&mut self.world), loaded.is_err());
         loaded.map_err(EngineError::Backend)
     }
 
@@ -60,17 +58,17 @@ impl<B: Backend> Engine<B> {
     pub fn is_loading(&mut self, seq: SeqKey) -> Result<bool, EngineError<B::Error>> {
         let World { prefixes, sequences, shape, .. } = &self.world;
         let sequence = sequences.get(seq)?;
-        let Some(lock) = sequence.lock.as_ref().filter(|_| prefixes.may_load()) else {
+        let Some(lock) = sequence.lock.as_ref().filter(|_| prefixes.has_swap() && prefixes.swap().may_load()) else {
             return Ok(false);
         };
         // The path of the lock has the pages of group 0. The row names the cells that it uses, unless it waits.
         let tracks = 1..shape.table.tracks;
-        let cells = tracks.flat_map(|track| sequences.track_pages(sequence, track, 0));
+        let cells = tracks.flat_map(|track| sequences.track_pages(sequence, track, 0).flatten().copied());
         let Some(last) = prefixes.last_load(lock, sequences.prefix_pages(sequence), cells) else {
             return Ok(false);
         };
         let moved = self.backend.moved().map_err(EngineError::Backend)?;
-        self.world.prefixes.set_loaded(moved.loaded);
+        self.world.prefixes.swap_mut().set_loaded(moved.loaded);
         Ok(moved.loaded < last)
     }
 
@@ -88,9 +86,9 @@ impl<B: Backend> Engine<B> {
         }
         self.look_at_swap();
         let World { prefixes, pages: pool, buffers, .. } = &mut self.world;
-        buffers.freed.clear();
-        prefixes.save_ahead(pages, &mut buffers.freed);
-        pool.free_cached(&buffers.freed);
+        buffers.pool_pages.clear();
+        prefixes.save_ahead(pages, &mut buffers.pool_pages);
+        pool.free_cached(&buffers.pool_pages);
         let Some((id, moves)) = prefixes.saves() else { return Ok(0) };
         let count = moves.len() as u32;
         let saved = self.backend.save_pages(id, moves);
@@ -100,13 +98,11 @@ impl<B: Backend> Engine<B> {
 
     /// Reads from the backend how many swap pages are ready, and makes them usable.
     pub(super) fn look_at_swap(&mut self) {
-        self.world.prefixes.set_swap_ready(self.backend.swap_pages());
+        self.world.prefixes.swap_mut().set_ready(self.backend.swap_pages());
     }
 
     /// Gives the backend the saves of pages that a call has evicted, before the pages are reused. A failure loses
     /// cached prefixes and nothing else.
-    #[cold]
-    #[inline(never)]
     pub(super) fn flush_saves(&mut self) {
         if let Some((id, moves)) = self.world.prefixes.saves() {
             let failed = self.backend.save_pages(id, moves).is_err();
@@ -117,9 +113,9 @@ impl<B: Backend> Engine<B> {
     /// Ends a batch of saves.
     fn end_saves(&mut self, failed: bool) {
         let World { prefixes, pages, buffers, .. } = &mut self.world;
-        buffers.freed.clear();
-        prefixes.end_saves(failed, &mut buffers.freed);
-        pages.free_cached(&buffers.freed);
+        buffers.pool_pages.clear();
+        prefixes.end_saves(failed, &mut buffers.pool_pages);
+        pages.free_cached(&buffers.pool_pages);
     }
 }
 
@@ -144,10 +140,10 @@ impl<B: Backend> Engine<B> {
         }
         self.look_at_swap();
         self.world.prefixes.begin_puts(max);
-        if let Some((id, moves)) = self.world.prefixes.staged()
+        if let Some((id, moves)) = self.world.prefixes.swap_mut().staged()
             && let Err(error) = self.backend.save_pages(id, moves)
         {
-            self.world.prefixes.fail_staged();
+            self.world.prefixes.swap_mut().fail_staged();
             return Err(EngineError::Backend(error));
         }
         let moved = self.backend.moved().map_err(EngineError::Backend)?;
@@ -163,7 +159,7 @@ impl<B: Backend> Engine<B> {
     /// The store drops the put's [leases](crate::SwapMemory) first: the engine may save another page to the swap page
     /// from now on, and backends reject saves to a leased page.
     pub fn put_done(&mut self, id: PutId, ok: bool) -> bool {
-        self.world.prefixes.has_swap() && self.world.prefixes.end_put(id, ok)
+        self.world.prefixes.has_swap() && self.world.prefixes.swap_mut().end_put(id, ok)
     }
 
     /// Takes at most `most` swap pages, into which a store writes the pages of a prompt that follow its cached prefix.
@@ -184,7 +180,7 @@ impl<B: Backend> Engine<B> {
         most: u32,
     ) -> Result<Option<Fetch<'_>>, EngineError<B::Error>> {
         self.check_groups()?;
-        if !self.world.prefixes.is_named(namespace) {
+        if !self.world.prefixes.names.is_named(namespace) {
             return Err(EngineError::Core(Error::UnnamedNamespace { namespace }));
         }
         if !self.world.prefixes.has_swap() || prompt.is_empty() || prompt.contains(&TokenId::PENDING) {
@@ -220,9 +216,9 @@ impl<B: Backend> Engine<B> {
             return false;
         }
         let World { prefixes, fence, pages, buffers, .. } = &mut self.world;
-        buffers.freed.clear();
-        let open = prefixes.end_fetch(id, count, fence, &mut buffers.freed, &mut buffers.tokens);
-        pages.free_cached(&buffers.freed);
+        buffers.pool_pages.clear();
+        let open = prefixes.end_fetch(id, count, fence, &mut buffers.pool_pages, &mut buffers.tokens);
+        pages.free_cached(&buffers.pool_pages);
         open
     }
 }

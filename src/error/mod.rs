@@ -70,7 +70,8 @@ displayed! {
         /// The step has more tokens, including padding, than the config allows.
         StepTokens { tokens: u64, max: u64 } =>
             "a step of {} is larger than the limit of {max}", Count(tokens, "token");
-        /// The sequence or its promise would be longer than the pool or `max_sequence_len` allows. From
+        /// The sequence or its promise would be longer than `max_sequence_len`, or than the longest one that fits an
+        /// empty pool. From
         /// [`DraftTree::set`](crate::DraftTree::set): a sequence with these drafts would be longer than `u32::MAX`.
         TooLong { len: u64, max: u64 } => "a sequence of {} is longer than the limit of {max}", Count(len, "token");
         /// The sequence is finished, or never existed.

@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 
 use crate::id::{PageId, PrefixLock, StepId};
-use crate::memory::{OutOfMemory, reserved_queue, touch_deque};
+use crate::memory::{Memory, OutOfMemory};
 
 /// The numbers of pages that return when a step is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,26 +45,22 @@ impl Fence {
     /// # Errors
     /// The allocation that failed.
     pub fn new(page_count: u32, max_steps: u32, max_locks: u64) -> Result<Self, OutOfMemory> {
+        Self::new_in(page_count, max_steps, max_locks, &mut Memory::new(false))
+    }
+
+    pub(crate) fn new_in(
+        page_count: u32,
+        max_steps: u32,
+        max_locks: u64,
+        memory: &mut Memory,
+    ) -> Result<Self, OutOfMemory> {
         Ok(Self {
             completed: StepId::default(),
             newest: StepId::default(),
-            marks: reserved_queue(u64::from(max_steps) + 1)?,
-            pages: reserved_queue(page_count.into())?,
-            locks: reserved_queue(max_locks)?,
+            marks: memory.queue(u64::from(max_steps) + 1)?,
+            pages: memory.queue(page_count.into())?,
+            locks: memory.queue(max_locks)?,
         })
-    }
-
-    /// Touches the memory of the queue of pages, so that later calls cause no page faults there. The fence must be
-    /// empty.
-    pub fn prefault(&mut self) {
-        touch_deque(&mut self.pages, PageId::default());
-    }
-
-    /// Returns the bytes of a fence.
-    pub fn bytes(page_count: u32, max_steps: u32, max_locks: u64) -> u64 {
-        (u64::from(max_steps) + 1) * size_of::<Mark>() as u64
-            + u64::from(page_count) * size_of::<PageId>() as u64
-            + max_locks * size_of::<(StepId, PrefixLock)>() as u64
     }
 
     /// Returns the step that a page or lock must wait for if `last_step` may access it; `None` if that step is

@@ -14,7 +14,7 @@ use ahash::RandomState;
 use super::{Hashing, PageHash};
 use crate::error::Error;
 use crate::id::Namespace;
-use crate::memory::OutOfMemory;
+use crate::memory::{Memory, OutOfMemory};
 
 /// The names of a namespace in the hashes of its pages. The default namespace has none.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -54,9 +54,9 @@ struct Entry {
     is_forgotten: bool,
 }
 
-/// The names of all namespaces.
+/// The names of all namespaces. Without a recipe, the table stays empty, and every namespace counts as named.
 pub(crate) struct Names {
-    hashing: Hashing,
+    hashing: Option<Hashing>,
     named: HashMap<Namespace, Entry, RandomState>,
     /// Namespaces by the names that the recipe hashes.
     owners: HashMap<NamespaceNames, Namespace, RandomState>,
@@ -64,8 +64,11 @@ pub(crate) struct Names {
 
 impl Names {
     /// Creates the table, in which only the default namespace has an entry.
-    pub fn new(hashing: Hashing) -> Result<Self, OutOfMemory> {
+    pub fn new(hashing: Option<Hashing>, memory: &Memory) -> Result<Self, OutOfMemory> {
         let mut names = Self { hashing, named: HashMap::default(), owners: HashMap::default() };
+        if hashing.is_none() || !memory.allocates() {
+            return Ok(names);
+        }
         let bytes = size_of::<Entry>() as u64;
         names.named.try_reserve(1).map_err(|_| OutOfMemory { bytes })?;
         names.owners.try_reserve(1).map_err(|_| OutOfMemory { bytes })?;
@@ -81,7 +84,7 @@ impl Names {
 
     /// Returns whether a namespace has names and is not forgotten.
     pub fn is_named(&self, namespace: Namespace) -> bool {
-        self.named.get(&namespace).is_some_and(|entry| !entry.is_forgotten)
+        self.hashing.is_none() || self.named.get(&namespace).is_some_and(|entry| !entry.is_forgotten)
     }
 
     /// Names a namespace, until it is forgotten.
@@ -89,6 +92,7 @@ impl Names {
     /// # Errors
     /// [`Error::NamespaceNamed`], [`Error::NamesTaken`].
     pub fn name(&mut self, namespace: Namespace, names: NamespaceNames) -> Result<(), Error> {
+        let Some(hashing) = self.hashing else { return Ok(()) };
         if let Some(before) = self.named.get_mut(&namespace) {
             if *before.named.names != names {
                 return Err(Error::NamespaceNamed { namespace });
@@ -96,7 +100,7 @@ impl Names {
             before.is_forgotten = false;
             return Ok(());
         }
-        let named = Named::new(self.hashing, names);
+        let named = Named::new(hashing, names);
         if let Some(&by) = self.owners.get(&named.hashed_names) {
             return Err(Error::NamesTaken { namespace, by });
         }
@@ -110,7 +114,7 @@ impl Names {
     /// # Errors
     /// [`Error::UnnamedNamespace`].
     pub fn forget(&mut self, namespace: Namespace) -> Result<(), Error> {
-        if namespace == Namespace::default() {
+        if self.hashing.is_none() || namespace == Namespace::default() {
             return Ok(());
         }
         match self.named.get_mut(&namespace) {
@@ -122,17 +126,29 @@ impl Names {
     }
 
     /// Adds a user of a namespace.
+    #[inline]
     pub fn hold(&mut self, namespace: Namespace) {
-        self.named.get_mut(&namespace).expect("T11: a used namespace has names").users += 1;
+        if self.hashing.is_some() {
+            self.users_mut(namespace, |users| *users += 1);
+        }
     }
 
     /// Removes a user of a namespace.
+    #[inline]
     pub fn release(&mut self, namespace: Namespace) {
-        self.named.get_mut(&namespace).expect("T11: a used namespace has names").users -= 1;
-        self.drop_unused(namespace);
+        if self.hashing.is_some() {
+            self.users_mut(namespace, |users| *users -= 1);
+            self.drop_unused(namespace);
+        }
+    }
+
+    #[cold]
+    fn users_mut(&mut self, namespace: Namespace, change: fn(&mut u64)) {
+        change(&mut self.named.get_mut(&namespace).expect("T11: a used namespace has names").users);
     }
 
     /// Removes names that are forgotten and have no users.
+    #[cold]
     fn drop_unused(&mut self, namespace: Namespace) {
         let entry = &self.named[&namespace];
         if entry.users == 0 && entry.is_forgotten {
@@ -143,6 +159,9 @@ impl Names {
 
     /// Checks T11, given the namespace of each user.
     pub fn check(&self, users: impl Iterator<Item = Namespace>) -> bool {
+        if self.hashing.is_none() {
+            return self.named.is_empty();
+        }
         let mut counts: HashMap<_, u64> = HashMap::new();
         users.for_each(|namespace| *counts.entry(namespace).or_default() += 1);
         let counted = |(namespace, entry): (&Namespace, &Entry)| {

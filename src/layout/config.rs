@@ -130,10 +130,7 @@ impl PoolConfig {
     /// Returns the heads of a model's shape that are on this rank.
     pub(super) fn heads_of(&self, shape: KvShape) -> Result<Range<u32>, ConfigError> {
         let (local, heads) = (self.local(shape)?.kv_heads(), shape.kv_heads());
-        let first = match heads >= self.tp_size {
-            true => self.tp_rank * local,
-            false => self.tp_rank / (self.tp_size / heads),
-        };
+        let first = if heads >= self.tp_size { self.tp_rank * local } else { self.tp_rank / (self.tp_size / heads) };
         Ok(first..first + local)
     }
 

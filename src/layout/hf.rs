@@ -178,7 +178,7 @@ impl<'a> Fields<'a> {
         let Some((_, kinds)) = self.kinds(pool.layers)? else {
             return Err(self.unsupported(field, &self.map[field]));
         };
-        let head_dim = given(of_dim).map_or(Ok(head_dim), |_| self.size(of_dim))?;
+        let head_dim = if given(of_dim).is_some() { self.size(of_dim)? } else { head_dim };
         let kv_heads = match (given(of_heads), self.get(gate)) {
             (Some(_), None) => return Err(self.missing(gate)),
             (Some(_), Some(gate)) if is_set(gate) => self.size(of_heads)?,
@@ -224,7 +224,7 @@ impl<'a> Fields<'a> {
 
     fn groups(&self, layers: u32) -> Result<Groups, HfError> {
         let Some((field, kinds)) = self.kinds(layers)? else { return Ok(Groups::ONE) };
-        let (mut reaches, mut of) = (vec![Reach::All], vec![0; kinds.len()]);
+        let (mut reaches, mut groups) = (vec![Reach::All], vec![0; kinds.len()]);
         if !kinds.contains(&LAYER_TYPES[0]) {
             return Ok(Groups::ONE); // No layer reads all tokens, but group 0 must.
         }
@@ -240,12 +240,12 @@ impl<'a> Fields<'a> {
                 "chunked_attention" => Reach::Chunk(size),
                 _ => Reach::Window(size),
             };
-            let own = of.iter_mut().zip(&kinds).filter(|(_, own)| **own == kind);
+            let own = groups.iter_mut().zip(&kinds).filter(|(_, own)| **own == kind);
             own.for_each(|(group, _)| *group = reaches.len() as u8);
             reaches.push(reach);
         }
         self.check_grouped(layers)?;
-        Groups::new(&reaches, &of).map_err(|_| self.unsupported(field, &self.map[field]))
+        Groups::new(&reaches, &groups).map_err(|_| self.unsupported(field, &self.map[field]))
     }
 
     /// Rejects more layers than groups can contain.
@@ -265,10 +265,10 @@ impl<'a> Fields<'a> {
         let list = |field: &'static str| {
             let Some(value) = self.get(field) else { return Ok(None) };
             let list = value.as_array().ok_or_else(|| self.unfit(field, value, "a list"))?;
-            match list.len() == layers as usize {
-                true => Ok(Some(list)),
-                false if list.is_empty() => Ok(None),
-                false => Err(self.unfit(field, value, wanted)),
+            match list.len() {
+                len if len == layers as usize => Ok(Some(list)),
+                0 => Ok(None),
+                _ => Err(self.unfit(field, value, wanted)),
             }
         };
         let every = |interval: u32, kind| {
@@ -294,7 +294,7 @@ impl<'a> Fields<'a> {
         }
         self.check_grouped(layers)?;
         let field = "no_rope_layer_interval";
-        let interval = self.get(field).map_or(Ok(NO_ROPE_INTERVAL), |_| self.size(field))?;
+        let interval = if self.get(field).is_some() { self.size(field)? } else { NO_ROPE_INTERVAL };
         Ok(Some(("attention_chunk_size", every(interval, chunked))))
     }
 

@@ -31,6 +31,13 @@ pub(crate) struct HeldGroup {
     pub first: u32,
 }
 
+impl HeldGroup {
+    /// Returns the maximum number of the group's cells in a tree of `pages` pages.
+    pub fn cells_in(&self, pages: u64) -> u64 {
+        pages / u64::from(self.tracks)
+    }
+}
+
 /// All groups other than group 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -99,7 +106,7 @@ impl Limits {
     /// Returns the first place that a sequence with `published` published pages keeps in a track.
     pub fn first_place(&self, track: u32, published: u32) -> u32 {
         let mut tracks = self.tracks(published);
-        tracks.find(|&(of, _)| of == track).map_or(0, |(_, first)| first)
+        tracks.find(|&(other, _)| other == track).map_or(0, |(_, first)| first)
     }
 
     /// Returns the number of pages of all tracks from place `start` on that a sequence of `page_len` places keeps; at

@@ -90,6 +90,11 @@ impl TableShape {
         Ok(Self { tracks, ..self })
     }
 
+    /// Returns the number of tokens whose pages the tables have room for.
+    pub(crate) fn tokens(&self, page_size: u32) -> u64 {
+        u64::from(self.chunk_count) * u64::from(self.chunk_pages) * u64::from(page_size)
+    }
+
     pub(crate) const fn directory_words(&self) -> u64 {
         self.rows as u64 * self.chunks_per_row as u64
     }

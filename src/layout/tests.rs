@@ -337,12 +337,12 @@ fn label_channels_that_do_not_fit_are_refused() {
 fn label_channels_are_part_of_the_fingerprint() {
     let pool = PoolConfig { shape: KvShape::heads(2, 8), label_channels: 3, ..PoolConfig::default() };
     let layout = pool.layout().expect("a valid pool");
-    let of = |values: Vec<u32>| {
+    let fingerprint = |values: Vec<u32>| {
         let labels = LabelChannels::new(1, 2, 3, values).expect("they ascend");
         layout.page_fingerprint(None, Some(&labels))
     };
-    let first = of(channels(1, 2, 3).values().to_vec());
-    assert_ne!(first, of(vec![0, 1, 2, 1, 2, 4]));
+    let first = fingerprint(channels(1, 2, 3).values().to_vec());
+    assert_ne!(first, fingerprint(vec![0, 1, 2, 1, 2, 4]));
     let plain = PoolConfig { label_channels: 0, ..pool }.layout().expect("a valid pool");
     assert_ne!(first, plain.page_fingerprint(None, None));
 }
@@ -353,24 +353,24 @@ fn layers_of_groups_have_places_of_their_own() {
     for _ in 0..300 {
         let (count, layers) = (rng.within(1, 4) as usize, rng.pick(&[4, 9, 62, 64, 65, 130, 256]));
         let all = [Reach::All, Reach::Window(5), Reach::Chunk(64), Reach::Window(1)];
-        let mut of: Vec<u8> = (0..layers).map(|_| rng.below(count as u64) as u8).collect();
-        (0..count).for_each(|group| of[group] = group as u8);
-        let groups = Groups::new(&all[..count], &of).expect("each has a layer");
+        let mut layer_groups: Vec<u8> = (0..layers).map(|_| rng.below(count as u64) as u8).collect();
+        (0..count).for_each(|group| layer_groups[group] = group as u8);
+        let groups = Groups::new(&all[..count], &layer_groups).expect("each has a layer");
         let config = PoolConfig { layers, groups, page_size: 2, ..PoolConfig::default() };
         let layout = config.layout().expect("a small pool");
         // The expected places: each layer takes the next place of its group.
         let sizes: Vec<u32> =
-            (0..count as u8).map(|group| of.iter().filter(|of| **of == group).count() as u32).collect();
+            (0..count as u8).map(|group| layer_groups.iter().filter(|other| **other == group).count() as u32).collect();
         let tracks: Vec<u32> = sizes.iter().map(|size| size.div_ceil(sizes[0])).collect();
         assert_eq!((layout.lanes(), layout.tracks()), (sizes[0], tracks.iter().sum()));
         assert_eq!(layout.page_bytes(), u64::from(sizes[0]) * 2 * 2 * 64 * 4);
         let mut next = vec![0; count];
-        for (layer, &group) in (0..).map(LayerId::new).zip(&of) {
+        for (layer, &group) in (0..).map(LayerId::new).zip(&layer_groups) {
             let (group, index) = (u32::from(group), next[usize::from(group)]);
             next[group as usize] += 1;
             let track = tracks[..group as usize].iter().sum::<u32>() + index / sizes[0];
             let place = LayerPlace { group, track, lane: index % sizes[0] };
-            assert_eq!(layout.place(layer), place, "{layer:?} of {of:?}");
+            assert_eq!(layout.place(layer), place, "{layer:?} of {layer_groups:?}");
             assert_eq!(layout.tracks_of(group), tracks[group as usize]);
         }
     }

@@ -86,9 +86,10 @@ impl DraftTree {
         self.positions.clear();
         let row = MaskRow::new(len as u32, parents.len() as u32);
         for (token, &parent) in (0..).zip(parents) {
-            let (seen, position) = match parent == token {
-                true => (row.before(), start),
-                false => (self.masks[parent as usize], self.positions[parent as usize] + 1),
+            let (seen, position) = if parent == token {
+                (row.before(), start)
+            } else {
+                (self.masks[parent as usize], self.positions[parent as usize] + 1)
             };
             self.masks.push(seen | row.own(token));
             self.positions.push(position);

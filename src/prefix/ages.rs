@@ -6,27 +6,21 @@
 //! Not here: the lists of idle nodes (`order.rs`) and cells (`cells.rs`), which are sorted by age.
 
 use crate::id::NodeKey;
-use crate::memory::OutOfMemory;
+use crate::memory::{Memory, OutOfMemory};
 
 use super::column::RareColumn;
+use super::cursors::{Cursors, Seek};
 
-/// The clock, and the age of each idle node's last entry.
+/// The clock, the age of each idle node's last entry, and the cursors in the list of idle nodes.
 pub(super) struct Ages {
     clock: u64,
     of_node: RareColumn<u64>,
+    cursors: Cursors<NodeKey>,
 }
 
 impl Ages {
-    pub fn new(node_count: u32) -> Result<Self, OutOfMemory> {
-        Ok(Self { clock: 1, of_node: RareColumn::new(node_count)? })
-    }
-
-    pub fn bytes(node_count: u32) -> u64 {
-        u64::from(node_count) * size_of::<u64>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        self.of_node.prefault();
+    pub fn new(node_count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+        Ok(Self { clock: 1, of_node: RareColumn::new(node_count, memory)?, cursors: Cursors::START })
     }
 
     /// Returns the first of the next `count` ages.
@@ -36,19 +30,52 @@ impl Ages {
         first
     }
 
-    /// Stamps a node of `entries` entries that becomes idle.
-    pub fn enter(&mut self, node: NodeKey, entries: u32) {
+    /// Stamps a node of `entries` entries that becomes idle and `has` what some cursors look for.
+    pub fn enter(&mut self, node: NodeKey, entries: u32, has: impl Fn(Seek) -> bool) {
         self.of_node[node] = self.next(entries);
+        self.cursors.push(node, has);
     }
 
-    /// Stores the number of a load for a node in use, in place of the age, which only idle nodes have. Returns whether
-    /// the column contained another value before.
-    pub fn set_load(&mut self, node: NodeKey, load: u64) -> bool {
+    /// Prepares a node, whose younger neighbour is `younger`, to leave the list.
+    pub fn leave(&mut self, node: NodeKey, younger: Option<NodeKey>) {
+        self.cursors.remove(node, younger);
+    }
+
+    /// Returns the oldest node that `has` what a cursor looks for, and moves the cursor there.
+    pub fn seek(
+        &mut self,
+        seek: Seek,
+        younger: impl Fn(NodeKey) -> Option<NodeKey>,
+        has: impl Fn(NodeKey) -> bool,
+    ) -> Option<NodeKey> {
+        let Self { of_node, cursors, .. } = self;
+        cursors.seek(seek, |node| of_node[node], younger, has)
+    }
+
+    /// Moves a cursor back to an idle node that has what the cursor looks for, if it is at a younger node or at none.
+    pub fn move_back(&mut self, seek: Seek, node: NodeKey) {
+        let Self { of_node, cursors, .. } = self;
+        cursors.move_back(seek, node, |node| of_node[node]);
+    }
+
+    /// Marks a node in use as a part of a load, whose number takes the place of the age, which only idle nodes have.
+    /// Returns whether the node was not marked yet.
+    pub fn claim(&mut self, node: NodeKey, load: u64) -> bool {
         std::mem::replace(&mut self.of_node[node], load) != load
     }
 
     /// Returns the age of an idle node's last entry: when it became idle.
     pub fn of(&self, node: NodeKey) -> u64 {
         self.of_node[node]
+    }
+
+    /// Returns the cursors, for audits.
+    pub fn cursors(&self) -> &Cursors<NodeKey> {
+        &self.cursors
+    }
+
+    #[cfg(test)]
+    pub fn cursors_mut(&mut self) -> &mut Cursors<NodeKey> {
+        &mut self.cursors
     }
 }

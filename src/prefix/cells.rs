@@ -1,9 +1,9 @@
-//! Cells: the cached pages of the groups of limited reach, at entries of the tree's spans.
+//! Cells: the cached pages of the groups of limited reach, at entries of the tree's lists.
 //!
 //! A cell is the pages of one such group at one entry, one for each track. Sequences use each cell separately, and
 //! independently of the locks on nodes: a window moves on while its prefix stays locked.
 //!
-//! * G1. A cell belongs to an entry of a live span, and the entry names it; its device pages are Cached. All other
+//! * G1. A cell belongs to an entry of a live list, and the entry names it; its device pages are Cached. All other
 //!   cells are free.
 //! * G2. The users of a cell are the held places of sequences that name the cell, released places that wait for a step,
 //!   and sequences that wait for its load. A used cell's node is locked.
@@ -14,11 +14,16 @@
 //! Cells and nodes are stamped by one counter as they become idle (`ages.rs`), so that eviction takes the older one
 //! first.
 //!
-//! With swap memory, a cell has all of its pages on the device, all of them in swap memory, or both. It moves whole, as
-//! an entry does.
+//! For cells, the invariants of swap memory (`swap.rs`) are:
 //!
-//! Not here: moves of cells to swap memory and back (`cell_moves.rs`), which places of a sequence name which cell
-//! (`sequence/`), when cells are made and used (`system/`).
+//! * H1, H2. A cell has all of its pages on the device, or in swap memory, or both. Its swap pages are Cached.
+//! * H3. A used cell is not clean, but it may be in swap memory alone. Clean cells are counted with the clean entries.
+//! * H4. No idle cell older than a cursor has what the cursor looks for.
+//!
+//! Not here: which cells are evicted and saved (`evict.rs`), which places of a sequence name which cell (`sequence/`),
+//! when cells are made and used (`system/`).
+
+mod check;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,51 +31,56 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use crate::fence::Fence;
-use crate::id::{CellId, PageId, StepId, SwapPageId};
+use crate::id::{CellId, NodeKey, PageId, StepId, SwapPageId};
 use crate::layout::Limits;
-use crate::memory::{OutOfMemory, reserved, reserved_queue, touch, touch_reserved, zeroed};
+use crate::memory::{Memory, OutOfMemory};
+use crate::plan::PageMove;
 
 use super::ages::Ages;
-use super::residency::{Residency, Seek};
+use super::cursors::{Cursors, Seek};
+use super::entry_list::EntryLists;
+use super::nodes::{NO_PAGE, Nodes, Sides};
+use super::swap::Swap;
+use super::{SizeInfo, TreeShape};
 
 /// One cell. A cell that was never used is all zeros.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Cell {
-    pub stamp: u64,
+struct Cell {
+    stamp: u64,
     /// The last step that one of the waiting users waits for.
-    pub until: StepId,
-    pub users: u32,
+    until: StepId,
+    users: u32,
     /// Number of `users` that only wait for a step.
-    pub waiting: u32,
-    pub entry: u32,
-    pub group: u16,
+    waiting: u32,
+    entry: u32,
+    group: u16,
     /// Where the pages are: [`DEVICE`], [`SWAP`] or both; and [`SAVING`].
-    pub sides: u16,
+    sides: u16,
     older: CellId,
     younger: CellId,
 }
 
 /// The cell has pages of the pool.
-pub(super) const DEVICE: u16 = 1;
+const DEVICE: u16 = 1;
 /// The cell has swap pages.
-pub(super) const SWAP: u16 = 2;
+const SWAP: u16 = 2;
 /// The engine has not yet passed the cell's save to the backend.
-pub(super) const SAVING: u16 = 4;
+const SAVING: u16 = 4;
 
 impl Cell {
     /// Returns where the pages are, in the form of a node with one entry.
-    pub fn residency(&self) -> Residency {
-        let [device, swap_start] = [DEVICE, SWAP].map(|side| u32::from(self.sides & side > 0));
-        Residency { device, swap_start: 1 - swap_start }
+    fn sides(&self) -> Sides {
+        let [device, in_swap] = [DEVICE, SWAP].map(|side| u32::from(self.sides & side > 0));
+        Sides { device, swap_start: 1 - in_swap }
     }
 }
 
 /// The ends of a list of cells.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Ends {
-    pub oldest: CellId,
-    pub youngest: CellId,
+struct Ends {
+    oldest: CellId,
+    youngest: CellId,
 }
 
 /// The cells of one group. Their numbers are consecutive.
@@ -88,87 +98,61 @@ struct Group {
 }
 
 /// All cells.
-pub(super) struct Cells {
-    pub limits: Limits,
+pub(crate) struct Cells {
+    limits: Limits,
     groups: [Group; 3],
     entry_count: usize,
     of_entry: Vec<CellId>,
-    pub cells: Vec<Cell>,
+    cells: Vec<Cell>,
     pages: Vec<PageId>,
     /// Swap pages of the cells, indexed like `pages`; empty without swap memory.
-    pub swap_pages: Vec<SwapPageId>,
-    pub idle: Ends,
-    /// The oldest idle cell that may have what each [`Seek`] looks for. Only with swap memory.
-    pub cursors: [CellId; 3],
+    swap_pages: Vec<SwapPageId>,
+    idle: Ends,
+    /// The oldest idle cell that may have what each [`Seek`] looks for.
+    cursors: Cursors<CellId>,
     /// Cells whose saves the engine has not yet passed to the backend.
-    pub saving: Vec<CellId>,
+    saving: Vec<CellId>,
     /// A list for each step that deferred cells wait for.
-    pub deferred: VecDeque<(StepId, Ends)>,
+    deferred: VecDeque<(StepId, Ends)>,
     /// Number of cells that an entry names.
-    pub count: u32,
-    pub evicted: u64,
-    /// Number of pages of removed cells, and number of removed cells that were on the device.
-    pub removed: [u64; 2],
+    count: u32,
+    /// Number of cells whose device pages were evicted.
+    evicted: u64,
+    /// Device pages of idle cells, and of used ones.
+    size: SizeInfo,
 }
 
 impl Cells {
-    pub fn new(
-        limits: Limits,
-        [device_pages, swap_pages]: [u32; 2],
-        entry_count: u32,
-        max_steps: u32,
-    ) -> Result<Self, OutOfMemory> {
-        let page_count = device_pages + swap_pages;
-        let saving = if swap_pages > 0 { device_pages } else { 0 };
+    pub(super) fn new(shape: &TreeShape, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+        let &TreeShape { limits, swap_pages, max_steps, .. } = shape;
+        let page_count = shape.nodes();
+        let saving = if swap_pages > 0 { shape.page_count } else { 0 };
         let mut groups = [Group::default(); 3];
         let (mut base, mut page_base) = (1, 0);
         for held in limits.held_groups(0) {
             let group = &mut groups[held.group as usize];
             *group = Group { tracks: held.tracks, base, page_base, ..Group::default() };
-            let room = page_count / held.tracks;
-            base += room;
-            page_base += (room * held.tracks) as usize;
+            let most = held.cells_in(page_count.into()) as u32;
+            base += most;
+            page_base += (most * held.tracks) as usize;
         }
-        let entry_count = entry_count as usize;
+        let entry_count = EntryLists::entry_count(page_count) as usize;
         Ok(Self {
             groups,
             entry_count,
-            of_entry: zeroed((entry_count * limits.count() as usize) as u64)?,
-            cells: zeroed(base.into())?,
-            pages: zeroed(page_base as u64)?,
-            swap_pages: zeroed(if swap_pages > 0 { page_base as u64 } else { 0 })?,
+            of_entry: memory.zeroed((entry_count * limits.count() as usize) as u64)?,
+            cells: memory.zeroed(base.into())?,
+            pages: memory.zeroed(page_base as u64)?,
+            swap_pages: memory.zeroed(if swap_pages > 0 { page_base as u64 } else { 0 })?,
             idle: Ends::default(),
-            cursors: [CellId::NONE; 3],
-            saving: reserved(saving.into())?,
-            deferred: reserved_queue(u64::from(max_steps) + 1)?,
+            cursors: Cursors::START,
+            saving: memory.reserved(saving.into())?,
+            deferred: memory.queue(u64::from(max_steps) + 1)?,
             count: 0,
             evicted: 0,
-            removed: [0; 2],
+            size: SizeInfo::default(),
             limits,
         })
-    }
-
-    pub fn bytes(limits: &Limits, [device_pages, swap_pages]: [u32; 2], entry_count: u32, max_steps: u32) -> u64 {
-        let page_count = device_pages + swap_pages;
-        let page = size_of::<PageId>() * if swap_pages > 0 { 2 } else { 1 };
-        let saving = if swap_pages > 0 { device_pages } else { 0 };
-        let group = |tracks: u32| {
-            let room = u64::from(page_count / tracks);
-            room * size_of::<Cell>() as u64
-                + room * u64::from(tracks) * page as u64
-                + u64::from(entry_count) * size_of::<CellId>() as u64
-        };
-        limits.held_groups(0).map(|held| group(held.tracks)).sum::<u64>()
-            + (u64::from(max_steps) + 1) * size_of::<(StepId, Ends)>() as u64
-            + u64::from(saving) * size_of::<CellId>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.of_entry);
-        touch(&mut self.cells);
-        touch(&mut self.pages);
-        touch(&mut self.swap_pages);
-        touch_reserved(&mut self.saving, CellId::NONE);
     }
 
     /// Returns the cell of a group at an entry.
@@ -181,8 +165,7 @@ impl Cells {
         &self.pages[self.range(cell)]
     }
 
-    /// Returns [`Cells::pages`], to change them.
-    pub fn pages_mut(&mut self, cell: CellId) -> &mut [PageId] {
+    fn pages_mut(&mut self, cell: CellId) -> &mut [PageId] {
         let range = self.range(cell);
         &mut self.pages[range]
     }
@@ -192,6 +175,32 @@ impl Cells {
         let Group { tracks, base, page_base, .. } = self.groups[usize::from(self.cells[cell.index()].group)];
         let first = page_base + ((cell.raw() - base) * tracks) as usize;
         first..first + tracks as usize
+    }
+
+    /// Returns the number of cells, and of cells whose device pages were evicted so far.
+    pub fn counts(&self) -> (u32, u64) {
+        (self.count, self.evicted)
+    }
+
+    /// Returns the numbers of device pages of idle and of used cells.
+    pub(super) fn size_info(&self) -> SizeInfo {
+        self.size
+    }
+
+    /// Returns the places at which a sequence keeps pages.
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Returns the group of a cell and its entry.
+    pub(super) fn entry_of(&self, cell: CellId) -> (u32, u32) {
+        let Cell { group, entry, .. } = self.cells[cell.index()];
+        (group.into(), entry)
+    }
+
+    /// Returns whether a cell that is on the device also has swap pages.
+    pub(super) fn is_clean(&self, cell: CellId) -> bool {
+        self.cells[cell.index()].sides & SWAP > 0
     }
 
     /// Returns whether a cell has pages on the device.
@@ -211,14 +220,14 @@ impl Cells {
 
     /// Makes a cell of these pages at an entry, with one user.
     pub fn create(&mut self, group: u32, entry: u32, pages: impl Iterator<Item = PageId>) -> CellId {
-        let of = &mut self.groups[group as usize];
-        let cell = match of.free {
+        let cells = &mut self.groups[group as usize];
+        let cell = match cells.free {
             CellId::NONE => {
-                of.fresh += 1;
-                CellId::new(of.base + of.fresh - 1)
+                cells.fresh += 1;
+                CellId::new(cells.base + cells.fresh - 1)
             }
             cell => {
-                of.free = self.cells[cell.index()].younger;
+                cells.free = self.cells[cell.index()].younger;
                 cell
             }
         };
@@ -227,49 +236,210 @@ impl Cells {
         self.pages_mut(cell).iter_mut().zip(pages).for_each(|(own, page)| *own = page);
         self.of_entry[group as usize * self.entry_count + entry as usize] = cell;
         self.count += 1;
+        self.size.protected += self.tracks(cell);
         cell
     }
 
-    /// Frees a cell without users and without swap pages; its device pages are appended to `freed`.
-    pub fn remove(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
+    /// Frees a cell without users; its device pages are appended to `freed`. An evicted cell's pages are lost.
+    pub(super) fn remove(
+        &mut self,
+        cell: CellId,
+        is_evicted: bool,
+        mut swap: Option<&mut Swap>,
+        freed: &mut Vec<PageId>,
+    ) {
         let Cell { users, entry, group, .. } = self.cells[cell.index()];
         assert!(users == 0, "G2: a used cell's node is locked");
-        self.removed[0] += u64::from(self.tracks(cell));
-        if self.is_on_device(cell) {
+        self.drop_copy(cell, swap.as_deref_mut());
+        let on_device = self.is_on_device(cell);
+        if is_evicted {
+            self.evicted += u64::from(on_device);
+            swap.into_iter().for_each(|swap| swap.counts.lost += u64::from(self.tracks(cell)));
+        }
+        if on_device {
+            self.size.evictable -= self.tracks(cell);
             freed.extend_from_slice(self.pages(cell));
-            self.removed[1] += 1;
         }
         self.unlink(None, cell);
         self.of_entry[usize::from(group) * self.entry_count + entry as usize] = CellId::NONE;
-        let of = &mut self.groups[usize::from(group)];
-        self.cells[cell.index()] = Cell { younger: of.free, ..Cell::default() };
-        of.free = cell;
+        let group = &mut self.groups[usize::from(group)];
+        self.cells[cell.index()] = Cell { younger: group.free, ..Cell::default() };
+        group.free = cell;
         self.count -= 1;
     }
 
-    /// Returns whether a cell is idle now, or will be once `step` is complete.
-    pub fn is_idle_after(&self, cell: CellId, step: StepId) -> bool {
+    /// Removes the cells at the last `count` entries of a node, which are about to be removed.
+    pub(super) fn detach(
+        &mut self,
+        nodes: &Nodes,
+        node: NodeKey,
+        count: u32,
+        is_evicted: bool,
+        mut swap: Option<&mut Swap>,
+        freed: &mut Vec<PageId>,
+    ) {
+        for (start, len) in nodes.lists.last_runs_back(&nodes.link[node].list, count) {
+            for entry in start..start + len {
+                for group in 0..self.limits.count() {
+                    let cell = self.at(group, entry);
+                    if cell.is_some() {
+                        self.remove(cell, is_evicted, swap.as_deref_mut(), freed);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the number of entries to take from the end of an idle node, so that their pages and their cells free at
+    /// least `lacking` pages. If the whole node does not suffice, returns the number of its entries.
+    pub(super) fn victims(&self, nodes: &Nodes, node: NodeKey, lacking: u32) -> u32 {
+        let list = &nodes.link[node].list;
+        let runs = nodes.lists.last_runs_back(list, list.pages());
+        let (mut count, mut pages) = (0, 0);
+        for entry in runs.flat_map(|(start, len)| (start..start + len).rev()) {
+            let own = (0..self.limits.count()).map(|group| self.at(group, entry));
+            pages += 1 + own.filter(|cell| cell.is_some()).map(|cell| self.tracks(cell)).sum::<u32>();
+            count += 1;
+            if pages >= lacking {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Returns the oldest idle cell that has what a cursor looks for, and its age.
+    pub(super) fn seek(&mut self, seek: Seek) -> Option<(CellId, u64)> {
+        let Self { cells, cursors, .. } = self;
+        let column = |cell: CellId| &cells[cell.index()];
+        let has = |cell| seek.finds(column(cell).sides(), 1);
+        let found = cursors.seek(seek, |cell| column(cell).stamp, |cell| some(column(cell).younger), has);
+        found.map(|cell| (cell, column(cell).stamp))
+    }
+
+    fn move_back(&mut self, seek: Seek, cell: CellId) {
+        let Self { cells, cursors, .. } = self;
+        cursors.move_back(seek, cell, |cell| cells[cell.index()].stamp);
+    }
+
+    /// Gives an idle cell the swap page at `index` of [`Cells::range`], if there is one. Returns the number of pages.
+    pub(super) fn set_swap_page(&mut self, index: usize, page: Option<SwapPageId>) -> usize {
+        page.into_iter().map(|page| self.swap_pages[index] = page).count()
+    }
+
+    /// Frees swap pages that were taken for a cell which cannot be saved.
+    pub(super) fn free_swap_pages(&self, range: Range<usize>, swap: &mut Swap) {
+        self.swap_pages[range].iter().for_each(|page| swap.pool.drop_page(*page));
+    }
+
+    /// Adds the saves of a cell's pages to its swap pages, which are taken, to the batch.
+    pub(super) fn save(&mut self, cell: CellId, swap: &mut Swap) {
+        for (&device, &page) in self.pages(cell).iter().zip(&self.swap_pages[self.range(cell)]) {
+            swap.save_page(device, page);
+        }
+        self.cells[cell.index()].sides |= SWAP | SAVING;
+        self.saving.push(cell);
+    }
+
+    /// Frees the device pages of an idle cell that has swap pages.
+    pub(super) fn forget_device(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
+        self.size.evictable -= self.tracks(cell);
+        self.evicted += 1;
+        self.cells[cell.index()].sides &= !DEVICE;
+        freed.extend(self.pages_mut(cell).iter_mut().map(|page| std::mem::replace(page, NO_PAGE)));
+        self.move_back(Seek::SwapOnly, cell);
+    }
+
+    /// Frees the swap pages of a cell, if it has any.
+    fn drop_copy(&mut self, cell: CellId, swap: Option<&mut Swap>) {
+        let sides = self.cells[cell.index()].sides;
+        let Some(swap) = swap.filter(|_| sides & SWAP > 0) else { return };
+        if sides & DEVICE > 0 {
+            swap.clean -= self.tracks(cell);
+        }
+        self.cells[cell.index()].sides &= !(SWAP | SAVING);
+        self.swap_pages[self.range(cell)].iter().for_each(|page| swap.free_page(*page));
+    }
+
+    /// Ends the batch of saves for cells. If it failed, cells that are still on the device become dirty again, and the
+    /// other cells are removed. Returns the number of removed cells.
+    pub(super) fn end_saves(&mut self, failed: bool, swap: &mut Swap, freed: &mut Vec<PageId>) -> u64 {
+        let (mut saving, mut removed) = (std::mem::take(&mut self.saving), 0);
+        for cell in saving.drain(..) {
+            let sides = self.cells[cell.index()].sides;
+            if sides & SAVING == 0 {
+                continue; // The cell has been removed, or used again, since the save.
+            }
+            if !failed {
+                self.cells[cell.index()].sides &= !SAVING;
+            } else if sides & DEVICE > 0 {
+                self.drop_copy(cell, Some(swap));
+                self.move_back(Seek::Dirty, cell);
+            } else {
+                self.remove(cell, true, Some(swap), freed);
+                removed += 1;
+            }
+        }
+        self.saving = saving;
+        removed
+    }
+
+    /// Marks a cell that is in swap memory alone as a part of a load. Returns whether it is such a cell and was not
+    /// marked yet.
+    pub(super) fn claim(&mut self, cell: CellId, load: u64) -> bool {
+        // A used cell has no age, so its stamp stores the load.
+        !self.is_on_device(cell) && std::mem::replace(&mut self.cells[cell.index()].stamp, load) != load
+    }
+
+    /// Assigns the first of `pages` to a cell that is in swap memory alone, and appends its loads to `moves`.
+    pub(super) fn assign(&mut self, cell: CellId, pages: &mut &[PageId], moves: &mut Vec<PageMove>) {
+        let range = self.range(cell);
+        let own = pages.split_off(..range.len()).expect("they were counted");
+        self.pages_mut(cell).copy_from_slice(own);
+        let swap_pages = &self.swap_pages[range];
+        moves.extend(own.iter().zip(swap_pages).map(|(&device, &swap)| PageMove { device, swap }));
+    }
+
+    /// Detaches the assigned pages of a cell whose load failed.
+    pub(super) fn unassign(&mut self, cell: CellId) {
+        self.pages_mut(cell).fill(NO_PAGE);
+    }
+
+    /// Attaches device pages, which a sequence has computed, to a cell that is in swap memory alone.
+    pub(super) fn set_computed(&mut self, cell: CellId, pages: impl Iterator<Item = PageId>, swap: &mut Swap) {
+        self.pages_mut(cell).iter_mut().zip(pages).for_each(|(own, page)| *own = page);
+        self.set_loaded(cell, swap);
+    }
+
+    /// Records that a used cell, which was in swap memory alone, is on the device. Its pages are already attached.
+    pub(super) fn set_loaded(&mut self, cell: CellId, swap: &mut Swap) {
+        assert!(swap.saves.is_empty(), "the backend has received the saves");
+        self.drop_copy(cell, Some(swap));
+        self.cells[cell.index()].sides = DEVICE;
+        self.size.protected += self.tracks(cell);
+    }
+
+    /// Returns whether a cell has no users, now or as of the completion of `step`.
+    pub fn is_idle(&self, cell: CellId, step: Option<StepId>) -> bool {
         let Cell { users, waiting, until, .. } = self.cells[cell.index()];
-        users == 0 || users == waiting && until <= step
+        users == 0 || users == waiting && step.is_some_and(|step| until <= step)
     }
 
-    /// Returns whether a cell has no users.
-    pub fn is_idle(&self, cell: CellId) -> bool {
-        self.cells[cell.index()].users == 0
-    }
-
-    /// Counts one more user. Returns whether the cell was idle.
-    pub fn acquire(&mut self, cell: CellId, fence: &mut Fence) -> bool {
+    /// Counts one more user of a cell. A cell that was idle loses its clean copy.
+    pub(super) fn acquire(&mut self, cell: CellId, swap: Option<&mut Swap>, fence: &mut Fence) {
         let Cell { users, waiting, until, .. } = self.cells[cell.index()];
         if users == 0 {
             self.unlink(None, cell);
+            if self.is_on_device(cell) {
+                self.drop_copy(cell, swap);
+            }
+            self.size.evictable -= self.device_tracks(cell);
+            self.size.protected += self.device_tracks(cell);
         } else if users == waiting {
             self.unlink(Some(until), cell);
             fence.remove_idle(until, self.tracks(cell));
         }
         self.forget_waiting(cell, fence);
         self.cells[cell.index()].users += 1;
-        users == 0
     }
 
     /// Removes the waiting users from a cell's counts, if the last step that they wait for is complete.
@@ -281,26 +451,25 @@ impl Cells {
         }
     }
 
-    /// Removes a user now, or when `last_step` is complete. Returns whether the cell is idle now.
-    pub fn release(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence, ages: &mut Ages) -> bool {
+    /// Removes a user now, or when `last_step` is complete.
+    pub(super) fn release(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence, ages: &mut Ages) {
         self.forget_waiting(cell, fence);
         let now = fence.is_complete(last_step);
-        let of = &mut self.cells[cell.index()];
-        assert!(of.users > of.waiting, "G2: a user is counted until it is removed");
+        let this = &mut self.cells[cell.index()];
+        assert!(this.users > this.waiting, "G2: a user is counted until it is removed");
         if now {
-            of.users -= 1;
+            this.users -= 1;
         } else {
-            of.waiting += 1;
-            of.until = of.until.max(last_step);
+            this.waiting += 1;
+            this.until = this.until.max(last_step);
         }
-        let Cell { users, waiting, until, .. } = *of;
+        let Cell { users, waiting, until, .. } = *this;
         if users == 0 {
             self.become_idle(cell, ages);
         } else if users == waiting {
             fence.add_idle(until, self.tracks(cell));
             self.defer(cell, until);
         }
-        users == 0
     }
 
     fn become_idle(&mut self, cell: CellId, ages: &mut Ages) {
@@ -308,14 +477,10 @@ impl Cells {
         let mut ends = self.idle;
         self.link(&mut ends, cell);
         self.idle = ends;
-        if !self.swap_pages.is_empty() {
-            for seek in Seek::ALL {
-                let cursor = &mut self.cursors[seek as usize];
-                if !cursor.is_some() && seek.finds(self.cells[cell.index()].residency(), 1) {
-                    *cursor = cell;
-                }
-            }
-        }
+        let sides = self.cells[cell.index()].sides();
+        self.cursors.push(cell, |seek| seek.finds(sides, 1));
+        self.size.evictable += self.device_tracks(cell);
+        self.size.protected -= self.device_tracks(cell);
     }
 
     fn defer(&mut self, cell: CellId, until: StepId) {
@@ -328,31 +493,27 @@ impl Cells {
         self.deferred[index].1 = ends;
     }
 
-    /// Makes the cells idle that are deferred until `step` or an earlier step. Returns the number of their pages.
-    pub fn complete(&mut self, step: StepId, fence: &mut Fence, ages: &mut Ages) -> u32 {
-        let mut pages = 0;
+    /// Makes the cells idle that are deferred until `step` or an earlier step.
+    pub(super) fn complete(&mut self, step: StepId, fence: &mut Fence, ages: &mut Ages) {
         while let Some(&(until, Ends { oldest, .. })) = self.deferred.front()
             && until <= step
         {
             self.deferred.pop_front();
-            let mut at = oldest;
-            while at.is_some() {
-                let (cell, tracks) = (at, self.tracks(at));
-                at = self.cells[cell.index()].younger;
-                let of = &mut self.cells[cell.index()];
-                (of.users, of.waiting) = (0, 0);
-                fence.remove_idle(until, tracks);
-                pages += tracks;
+            let mut next = some(oldest);
+            while let Some(cell) = next {
+                let this = &mut self.cells[cell.index()];
+                (this.users, this.waiting) = (0, 0);
+                next = some(this.younger);
+                fence.remove_idle(until, self.tracks(cell));
                 self.become_idle(cell, ages);
             }
         }
-        pages
     }
 
     /// Appends a cell to the young end of a list.
     fn link(&mut self, ends: &mut Ends, cell: CellId) {
-        let of = &mut self.cells[cell.index()];
-        (of.older, of.younger) = (ends.youngest, CellId::NONE);
+        let this = &mut self.cells[cell.index()];
+        (this.older, this.younger) = (ends.youngest, CellId::NONE);
         match ends.youngest {
             CellId::NONE => ends.oldest = cell,
             older => self.cells[older.index()].younger = cell,
@@ -371,12 +532,11 @@ impl Cells {
         }
         let ends = match step {
             None => {
-                let here = self.cursors.iter_mut().filter(|cursor| **cursor == cell);
-                here.for_each(|cursor| *cursor = younger);
+                self.cursors.remove(cell, some(younger));
                 &mut self.idle
             }
             Some(step) => {
-                let index = self.deferred.partition_point(|(of, _)| *of < step);
+                let index = self.deferred.partition_point(|(until, _)| *until < step);
                 &mut self.deferred[index].1
             }
         };
@@ -387,25 +547,14 @@ impl Cells {
             ends.youngest = older;
         }
     }
-
-    /// Returns the next younger cell in the list that contains a cell; [`CellId::NONE`] after the last.
-    pub fn younger(&self, cell: CellId) -> CellId {
-        self.cells[cell.index()].younger
-    }
-
-    /// Returns the cells of a list, oldest first.
-    pub fn list(&self, ends: Ends) -> impl Iterator<Item = CellId> + '_ {
-        let some = |cell: CellId| cell.is_some().then_some(cell);
-        let next = move |cell: &CellId| some(self.cells[cell.index()].younger);
-        std::iter::successors(some(ends.oldest), next)
-    }
-
-    /// Returns each cell that an entry names, as (group, entry, cell). For audits.
-    pub fn named(&self) -> impl Iterator<Item = (u32, u32, CellId)> + '_ {
-        let named = self.of_entry.iter().enumerate().filter(|(_, cell)| cell.is_some());
-        named.map(|(at, &cell)| ((at / self.entry_count) as u32, (at % self.entry_count) as u32, cell))
-    }
 }
 
+/// Returns a cell that may be none as an option.
+fn some(cell: CellId) -> Option<CellId> {
+    cell.is_some().then_some(cell)
+}
+
+#[cfg(test)]
+mod swap_tests;
 #[cfg(test)]
 mod tests;

@@ -1,10 +1,10 @@
 //! Hashes of cached pages, for routers and other callers that identify prefixes by hashes. Only engines whose config
 //! sets `hashing` have them.
 //!
-//! A column stores the hash of each page by the number of its entry (`span.rs`). So a split moves no hash, and the hash
-//! of a freed entry is no longer read. A page is hashed when it is added, if its prefix is of the present generation. A
-//! second child table finds nodes by the hash of their first page. Nodes of an old generation stay in it until they are
-//! despawned. No walk reaches them, since walks begin at prefixes of the present generation.
+//! A column stores the hash of each page by the number of its entry (`entry_list.rs`). So a split moves no hash, and
+//! the hash of a freed entry is no longer read. A page is hashed when it is added, if its prefix is of the present
+//! generation. A second child table finds nodes by the hash of their first page. Nodes of an old generation stay in it
+//! until they are despawned. No walk reaches them, since walks begin at prefixes of the present generation.
 //!
 //! * T9. Every page of the present generation has the hash of its prefix. The hash of a node's first page finds the
 //!   node.
@@ -13,92 +13,49 @@
 
 mod check;
 
-use std::sync::Arc;
+use std::ops::Range;
 
-use crate::error::Error;
-use crate::hash::{Hashing, Names, NamespaceNames, PageHash, PageHashes};
+use crate::event::{Event, Medium};
+use crate::hash::{Hashing, Named, PageHash};
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
-use crate::memory::{OutOfMemory, touch, zeroed};
+use crate::memory::{Memory, OutOfMemory};
 
 use super::child_table::ChildTable;
 use super::column::RareColumn;
-use super::span::SpanStore;
-use super::walk::Cursor;
+use super::entry_list::EntryLists;
+use super::events::{EventBuffer, StoredPages};
+use super::hashes::{Hashes, named};
+use super::nodes::{Cursor, Nodes, Sides};
 use super::{PrefixMatch, PrefixTree};
 
 /// Bit that is set in the hash of each node in the table, so that 0 stands for no hash.
 const LISTED: u32 = 1 << 31;
 
-/// The column of hashes, and the table that finds nodes by them.
+/// The column of hashes, the table that finds nodes by them, and the events about hashed pages.
 pub(super) struct Chain {
-    pub hashing: Hashing,
-    pub names: Names,
     hashes: Hashes,
     /// Nodes by the hash of their first page.
     firsts: ChildTable,
     /// A node's hash in `firsts`, or 0.
     listed: RareColumn<u32>,
-}
-
-/// A hash for each entry of the spans' slab.
-struct Hashes {
-    width: usize,
-    bytes: Vec<u8>,
-}
-
-impl Hashes {
-    fn get(&self, entry: u32) -> PageHash {
-        let start = entry as usize * self.width;
-        PageHash::from_bytes(&self.bytes[start..start + self.width])
-    }
-
-    fn set(&mut self, entry: u32, hash: PageHash) {
-        let start = entry as usize * self.width;
-        self.bytes[start..start + self.width].copy_from_slice(hash.bytes(self.width));
-    }
-
-    fn of_run(&self, start: u32, len: u32) -> &[u8] {
-        &self.bytes[start as usize * self.width..(start + len) as usize * self.width]
-    }
+    /// The events, if the config enables them.
+    pub events: Option<EventBuffer>,
 }
 
 impl Chain {
-    pub fn new(page_count: u32, hash_bits: u32, hashing: Hashing) -> Result<Self, OutOfMemory> {
-        let (width, entries) = (hashing.width(), SpanStore::entry_count(page_count));
+    /// Creates the columns for `node_count` nodes and as many pages.
+    pub fn new(node_count: u32, hash_bits: u32, hashing: Hashing, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
-            hashing,
-            names: Names::new(hashing)?,
-            hashes: Hashes { width, bytes: zeroed(u64::from(entries) * width as u64)? },
-            firsts: ChildTable::new(page_count, hash_bits)?,
-            listed: RareColumn::new(page_count)?,
+            hashes: Hashes::new(node_count, hashing, memory)?,
+            firsts: ChildTable::new(node_count, hash_bits, memory)?,
+            listed: RareColumn::new(node_count, memory)?,
+            events: None,
         })
-    }
-
-    pub fn bytes(page_count: u32, hashing: Hashing) -> u64 {
-        u64::from(SpanStore::entry_count(page_count)) * hashing.width() as u64
-            + ChildTable::bytes(page_count)
-            + u64::from(page_count) * size_of::<u32>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.hashes.bytes);
-        self.firsts.prefault();
-        self.listed.prefault();
-    }
-
-    /// Returns the hashes of a run of entries.
-    pub fn of_run(&self, start: u32, len: u32) -> PageHashes<'_> {
-        PageHashes::new(self.hashing, self.hashes.of_run(start, len))
     }
 
     /// Returns the hash of an entry's page.
     pub fn of(&self, entry: u32) -> PageHash {
-        self.hashes.get(entry)
-    }
-
-    /// Returns the names of a namespace whose prefixes are hashed.
-    pub fn names_of(&self, namespace: Namespace) -> &Arc<NamespaceNames> {
-        &self.names.get(namespace).expect("an admitted namespace has names").names
+        self.hashes.of(entry)
     }
 
     fn list(&mut self, node: NodeKey, first: u32) {
@@ -111,53 +68,68 @@ impl Chain {
     fn find(&self, hash: PageHash, mut is_it: impl FnMut(NodeKey) -> bool) -> Option<NodeKey> {
         self.firsts.find(self.firsts.hash_number(hash.to_u64()) | LISTED, &mut is_it)
     }
+
+    /// Hashes the last `count` pages of a node, which were just added to a medium, and emits their event. The node is
+    /// of the present generation.
+    pub fn attach(
+        &mut self,
+        nodes: &Nodes,
+        named: &Named,
+        node: NodeKey,
+        namespace: Namespace,
+        medium: Medium,
+        count: u32,
+    ) {
+        let (hashes, list) = (&mut self.hashes, &nodes.link[node].list);
+        let mut hash = nodes.entry_before(node, count).map(|entry| hashes.of(entry));
+        for (start, len) in nodes.lists.last_runs(list, count) {
+            for entry in start..start + len {
+                let page = hashes.hashing.page(named, hash, nodes.lists.tokens_of(entry));
+                hashes.set(entry, page);
+                hash = Some(page);
+            }
+        }
+        let end = list.pages();
+        if count == end {
+            self.list(node, EntryLists::first_entry(list));
+        }
+        if let Some(events) = &mut self.events {
+            let stored = StoredPages::new(namespace, named, events.step());
+            events.store(nodes, &self.hashes, node, end - count..end, medium, stored);
+        }
+    }
+
+    /// Emits that the last `count` pages of a node are removed from all media, if they could match (`is_present`), and
+    /// drops the node from the table if it has no other pages. The caller then removes the pages.
+    pub fn detach(&mut self, nodes: &Nodes, node: NodeKey, count: u32, is_present: bool) {
+        let end = nodes.entries(node);
+        if let Some(events) = self.events.as_mut().filter(|_| is_present) {
+            let Sides { device, swap_start } = nodes.sides_of(node);
+            let media = [(Medium::Swap, swap_start.max(end - count)..end), (Medium::Device, end - count..device)];
+            for (medium, places) in media {
+                events.remove(nodes, &self.hashes, node, places, medium);
+            }
+        }
+        if count == end && self.listed[node] > 0 {
+            let hash = std::mem::take(&mut self.listed[node]);
+            self.firsts.remove(hash, node);
+        }
+    }
+
+    /// Updates the table after a split. `prefix`, the new parent of `node`, has the node's first pages and takes over
+    /// its hash. `node` gets the hash of its new first page.
+    #[cold]
+    pub fn split(&mut self, nodes: &Nodes, node: NodeKey, prefix: NodeKey) {
+        let hash = self.listed[node];
+        if hash > 0 {
+            self.firsts.replace(hash, node, prefix);
+            self.listed[prefix] = hash;
+            self.list(node, EntryLists::first_entry(&nodes.link[node].list));
+        }
+    }
 }
 
 impl PrefixTree {
-    /// Turns hashing on, for an empty tree.
-    pub(crate) fn keep_hashes(&mut self, hashing: Hashing, hash_bits: u32) -> Result<(), OutOfMemory> {
-        assert!(self.link.is_empty(), "T9: every page has its hash");
-        let page_count = self.link.capacity() as u32;
-        self.chain = Some(Chain::new(page_count, hash_bits, hashing)?);
-        self.keep_stores()
-    }
-
-    /// Returns whether a namespace has the names that hashing needs; true without hashing.
-    pub(crate) fn is_named(&self, namespace: Namespace) -> bool {
-        self.chain.as_ref().is_none_or(|chain| chain.names.is_named(namespace))
-    }
-
-    /// Names a namespace, if prefixes are hashed.
-    ///
-    /// # Errors
-    /// [`Error::NamespaceNamed`], [`Error::NamesTaken`].
-    pub(crate) fn name(&mut self, namespace: Namespace, names: NamespaceNames) -> Result<(), Error> {
-        self.chain.as_mut().map_or(Ok(()), |chain| chain.names.name(namespace, names))
-    }
-
-    /// Marks a namespace as forgotten, if prefixes are hashed. Its names are dropped once they have no users.
-    ///
-    /// # Errors
-    /// [`Error::UnnamedNamespace`].
-    pub(crate) fn forget_names(&mut self, namespace: Namespace) -> Result<(), Error> {
-        self.chain.as_mut().map_or(Ok(()), |chain| chain.names.forget(namespace))
-    }
-
-    /// Counts one more user of a namespace's names: a sequence, a node at the start of a prefix or a fetch. Does
-    /// nothing without hashing.
-    pub(crate) fn hold_names(&mut self, namespace: Namespace) {
-        if let Some(chain) = &mut self.chain {
-            chain.names.hold(namespace);
-        }
-    }
-
-    /// Undoes one call of [`PrefixTree::hold_names`]. Does nothing without hashing.
-    pub(crate) fn release_names(&mut self, namespace: Namespace) {
-        if let Some(chain) = &mut self.chain {
-            chain.names.release(namespace);
-        }
-    }
-
     /// Returns the longest cached prefix of a chain of hashes, and calls `each` with its device pages in order, run by
     /// run. O(hashes matched).
     ///
@@ -166,26 +138,27 @@ impl PrefixTree {
         let scope = self.present_scope(Namespace::default());
         let none = self.match_at(scope, Cursor::START, 0);
         let Some(column) = &self.chain else { return none };
+        let nodes = &self.nodes;
         let (mut found, mut rest) = (none, chain);
         while let Some(&first) = rest.first() {
             let node = column.find(first, |node| {
-                let link = &self.link[node];
-                let present = || self.scope[node].generation == self.generation;
+                let link = &nodes.link[node];
+                let present = || nodes.scope[node].generation == self.generation;
                 link.parent == found.node
                     && (link.parent.is_some() || present())
-                    && column.of(SpanStore::first_entry(&link.span)) == first
+                    && column.of(EntryLists::first_entry(&link.list)) == first
             });
             let Some(node) = node else { break };
             if found.node.is_none() {
-                found.scope = self.scope[node];
+                found.scope = nodes.scope[node];
             }
             let mut here = 0;
-            for (start, len) in self.spans.runs(&self.link[node].span) {
-                let same = column.of_run(start, len).iter().zip(&rest[here as usize..]);
+            for (start, len) in nodes.lists.runs(&nodes.link[node].list) {
+                let same = column.hashes.of_run(start, len).iter().zip(&rest[here as usize..]);
                 let same = same.take_while(|(cached, wanted)| cached == *wanted).count() as u32;
-                let on_device = self.device_pages(node, here + same).saturating_sub(here);
+                let on_device = nodes.device_pages(node, here + same).saturating_sub(here);
                 found.swap_pages += same - on_device;
-                each(self.spans.pages_of_run(start, on_device));
+                each(nodes.lists.pages_of_run(start, on_device));
                 here += same;
                 if same < len {
                     break;
@@ -195,70 +168,50 @@ impl PrefixTree {
             found.pages += here;
             found.full_pages += here;
             rest = &rest[here as usize..];
-            if here < self.link[node].span.pages() {
+            if here < nodes.entries(node) {
                 break;
             }
         }
         found
     }
 
-    /// Returns the entry of the page before the last `count` pages of a node.
-    pub(super) fn entry_before(&self, node: NodeKey, count: u32) -> Option<u32> {
-        let link = &self.link[node];
-        if count < link.span.pages() {
-            return self.spans.last_runs(&link.span, count + 1).next().map(|(start, _)| start);
-        }
-        link.parent.map(|parent| self.spans.last_entry(&self.link[parent].span))
-    }
-
-    /// Hashes the last `count` pages of a lock's node, which were just added.
-    pub(super) fn insert_hashes(&mut self, lock: &PrefixLock, count: u32) {
-        let Scope { namespace, generation } = lock.scope();
-        if generation != self.generation {
-            return;
-        }
-        let node = lock.node().expect("the lock moved to the new pages");
-        let before = self.entry_before(node, count);
-        let Self { chain: Some(chain), spans, link, .. } = self else { return };
-        let span = &link[node].span;
-        let Chain { hashing, names, hashes, .. } = &mut *chain;
-        let named = names.get(namespace).expect("an admitted namespace has names");
-        let mut hash = before.map(|entry| hashes.get(entry));
-        for (start, len) in spans.last_runs(span, count) {
-            for entry in start..start + len {
-                let page = hashing.page(named, hash, spans.tokens_of(entry));
-                hashes.set(entry, page);
-                hash = Some(page);
-            }
-        }
-        if count == span.pages() {
-            chain.list(node, SpanStore::first_entry(span));
+    /// Informs hashes and events that the last `count` pages of a lock's node were added to a medium.
+    pub(super) fn chain_attached(&mut self, lock: &PrefixLock, medium: Medium, count: u32) {
+        let Self { nodes, chain: Some(chain), names, generation, .. } = self else { return };
+        let (Scope { namespace, generation: own }, Some(node)) = (lock.scope(), lock.node()) else { return };
+        if own == *generation {
+            chain.attach(nodes, named(names, namespace), node, namespace, medium, count);
         }
     }
 
-    /// Removes a node from the table of hashes if all its pages are about to be removed. `count` is the number of its
-    /// last pages that are about to be removed.
-    pub(super) fn remove_hashes(&mut self, node: NodeKey, count: u32) {
-        let Some(chain) = &mut self.chain else { return };
-        if count == self.link[node].span.pages() && chain.listed[node] > 0 {
-            let hash = std::mem::take(&mut chain.listed[node]);
-            chain.firsts.remove(hash, node);
-        }
-    }
-
-    /// Updates the table of hashes after a split. `prefix`, the new parent of `node`, has the node's first pages and
-    /// takes over its hash. `node` gets the hash of its new first page. Returns `prefix`.
+    /// Emits that some cached pages of a node are now stored in one more medium. The node is of the present generation.
     #[cold]
-    #[inline(never)]
-    pub(super) fn hash_split(&mut self, node: NodeKey, prefix: NodeKey) -> NodeKey {
-        let Some(chain) = &mut self.chain else { return prefix };
-        let hash = chain.listed[node];
-        if hash > 0 {
-            chain.firsts.replace(hash, node, prefix);
-            chain.listed[prefix] = hash;
-            chain.list(node, SpanStore::first_entry(&self.link[node].span));
-        }
-        prefix
+    pub(super) fn emit_copied(&mut self, node: NodeKey, medium: Medium, places: Range<u32>) {
+        let Self { nodes, names, chain: Some(Chain { hashes, events: Some(events), .. }), .. } = self else { return };
+        let namespace = nodes.scope_of(node).namespace;
+        let stored = StoredPages::new(namespace, named(names, namespace), events.last_step());
+        events.store(nodes, hashes, node, places, medium, stored);
+    }
+
+    /// Emits that some pages of a node are removed from a medium. The caller then removes them. The node is of the
+    /// present generation.
+    pub(super) fn emit_removed(&mut self, node: NodeKey, medium: Medium, places: Range<u32>) {
+        let Self { nodes, chain: Some(Chain { hashes, events: Some(events), .. }), .. } = self else { return };
+        events.remove(nodes, hashes, node, places, medium);
+    }
+
+    /// Calls the sink with the events since the last drain, in order. After an overflow, calls it with `Cleared` and
+    /// then with the whole tree, parents first. If the sink panics, the next drain is as after an overflow. O(pages of
+    /// the events), after an overflow O(tree).
+    pub(crate) fn drain_events(&mut self, sink: impl FnMut(Event<'_>)) {
+        let Self { nodes, names, chain: Some(chain), generation, .. } = self else { return };
+        let Chain { hashes, events: Some(events), .. } = chain else { return };
+        events.drain(nodes, hashes, names, *generation, sink);
+    }
+
+    /// Returns the buffer of events, if pages are hashed and the config enables events.
+    pub(crate) fn events(&mut self) -> Option<&mut EventBuffer> {
+        self.chain.as_mut()?.events.as_mut()
     }
 }
 

@@ -1,20 +1,17 @@
 //! The audit of the tree: T1 to T9 over every node. `cells` and `hosts` check the invariants of cells and swap memory.
 //! Each audit is O(capacity of the tree), so no step calls it.
 
-mod cells;
-mod swap;
-
 use std::collections::{HashMap, HashSet};
 
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, Scope, StepId};
 
-use super::PrefixTree;
 use super::deferred::Deferred;
-use super::residency::NO_PAGE;
+use super::nodes::NO_PAGE;
+use super::{PrefixTree, SizeInfo};
 
 /// A broken invariant, and a page that shows it.
-type Broken = (&'static str, Option<PageId>);
+pub(super) type Broken = (&'static str, Option<PageId>);
 
 impl PrefixTree {
     /// Checks T1 to T9. `locks`: how many locks end at each node; `fenced`: how many of those wait in the fence.
@@ -30,7 +27,7 @@ impl PrefixTree {
         self.check_deferred(fenced, fence)?;
         let scopes = self.scopes();
         self.check_list(&scopes)?;
-        self.check_spans()?;
+        self.check_lists()?;
         let broken = "T9: each matchable page has its hash; the hash of a node's first page finds the node";
         self.check_hashes(&scopes).map_err(|node| (broken, self.page(node)))
     }
@@ -38,18 +35,18 @@ impl PrefixTree {
     /// Returns the scope of each node's prefix. The walk up from a node stops at the first ancestor whose scope is
     /// known, so the cost is O(nodes) at any depth.
     fn scopes(&self) -> HashMap<NodeKey, Scope> {
-        let mut scopes = HashMap::with_capacity(self.link.len());
+        let mut scopes = HashMap::with_capacity(self.nodes.link.len());
         let mut path = Vec::new();
-        for node in self.link.keys() {
+        for node in self.nodes.link.keys() {
             let mut at = node;
             let scope = loop {
                 if let Some(&scope) = scopes.get(&at) {
                     break scope;
                 }
                 path.push(at);
-                match self.link[at].parent {
+                match self.nodes.link[at].parent {
                     Some(parent) => at = parent,
-                    None => break self.scope[at],
+                    None => break self.nodes.scope[at],
                 }
             };
             scopes.extend(path.drain(..).map(|node| (node, scope)));
@@ -59,35 +56,35 @@ impl PrefixTree {
 
     /// Returns a page of the node, for the error.
     fn page(&self, node: NodeKey) -> Option<PageId> {
-        self.node_pages(node).find_map(|(_, pages)| pages.first().copied())
+        self.nodes.pages(node).find_map(|(_, pages)| pages.first().copied())
     }
 
-    fn ensure(&self, holds: bool, what: &'static str, node: NodeKey) -> Result<(), Broken> {
+    pub(super) fn ensure(&self, holds: bool, what: &'static str, node: NodeKey) -> Result<(), Broken> {
         if holds { Ok(()) } else { Err((what, self.page(node))) }
     }
 
     fn check_columns(&self) -> Result<(), Broken> {
-        if self.link.len() != self.usage.len() || self.link.len() != self.children.len() {
+        if self.nodes.link.len() != self.usage.len() || self.nodes.link.len() != self.nodes.children.len() {
             return Err(("T1: all columns hold the same nodes", None));
         }
-        for (node, link) in &self.link {
+        for (node, link) in &self.nodes.link {
             self.ensure(self.usage.contains_key(node), "T1: every node has its usage", node)?;
-            self.ensure(link.span.pages() > 0, "T1: no node is empty", node)?;
+            self.ensure(link.list.pages() > 0, "T1: no node is empty", node)?;
         }
         Ok(())
     }
 
     fn check_children(&self) -> Result<(), Broken> {
         let mut child_counts = HashMap::<NodeKey, u32>::new();
-        for (node, link) in &self.link {
-            let first = self.spans.first_page(&link.span);
-            let scope = if link.parent.is_none() { self.scope[node] } else { Scope::default() };
-            let found = self.descend(link.parent, scope, first, &mut |_| ());
+        for (node, link) in &self.nodes.link {
+            let first = self.nodes.lists.first_page(&link.list);
+            let scope = if link.parent.is_none() { self.nodes.scope[node] } else { Scope::default() };
+            let found = self.nodes.descend(link.parent, scope, first, &mut |_| ());
             let found = found.and_then(|found| found.cursor.node);
             self.ensure(found == Some(node), "T2: the child table finds each node", node)?;
             if let Some(parent) = link.parent {
                 *child_counts.entry(parent).or_default() += 1;
-                self.ensure(self.link.contains_key(parent), "T2: a parent is a node", node)?;
+                self.ensure(self.nodes.link.contains_key(parent), "T2: a parent is a node", node)?;
             }
         }
         for (node, usage) in &self.usage {
@@ -101,7 +98,7 @@ impl PrefixTree {
         let mut users = locks.clone();
         for (node, usage) in &self.usage {
             if usage.lock_count > 0
-                && let Some(parent) = self.link[node].parent
+                && let Some(parent) = self.nodes.link[node].parent
             {
                 *users.entry(parent).or_default() += 1;
             }
@@ -120,15 +117,15 @@ impl PrefixTree {
     fn check_deferred(&self, fenced: &HashMap<NodeKey, u32>, fence: &Fence) -> Result<(), Broken> {
         let mut deferred = fenced.clone();
         let mut pages = HashMap::<StepId, u32>::new();
-        for node in self.link.keys() {
+        for node in self.nodes.link.keys() {
             if self.is_deferred(node) {
-                *pages.entry(self.deferred[node].step).or_default() += self.link[node].span.pages();
-                if let Some(parent) = self.link[node].parent {
+                *pages.entry(self.deferred[node].step).or_default() += self.nodes.entries(node);
+                if let Some(parent) = self.nodes.link[node].parent {
                     *deferred.entry(parent).or_default() += 1;
                 }
             }
         }
-        for node in self.link.keys() {
+        for node in self.nodes.link.keys() {
             let counted = deferred.get(&node).copied().unwrap_or(0);
             let what = "T7: a node counts fenced locks that end here and deferred children";
             self.ensure(self.deferred[node].count == counted, what, node)?;
@@ -139,7 +136,7 @@ impl PrefixTree {
         if held != wanted || held != self.deferred_nodes as usize {
             return Err(("T7: nodes that have fenced locks or deferred children are counted", None));
         }
-        self.add_deferred_cells(&mut pages);
+        self.cells.iter().for_each(|cells| cells.add_deferred(&mut pages));
         let counted: HashMap<StepId, u32> = fence.idle_pages().collect();
         if counted != pages {
             return Err(("T7: the fence counts the pages of deferred nodes by step", None));
@@ -153,19 +150,20 @@ impl PrefixTree {
         for node in self.order.iter(&self.usage) {
             self.ensure(seen.insert(node), "T4: the eviction list has no loop", node)?;
             self.ensure(self.usage[node].lock_count == 0, "T4: listed nodes are idle", node)?;
-            let young = self.link[node].parent.is_none_or(|parent| !seen.contains(&parent));
+            let young = self.nodes.link[node].parent.is_none_or(|parent| !seen.contains(&parent));
             self.ensure(young, "T4: a parent is younger than its children", node)?;
             let present = scopes[&node].generation == self.generation;
             self.ensure(present, "T8: idle nodes are of the present generation", node)?;
             if let Some(ages) = &self.ages {
                 let age = ages.of(node);
                 self.ensure(age > youngest, "T4: ages rise along the eviction list", node)?;
-                youngest = age + u64::from(self.link[node].span.pages()) - 1;
+                youngest = age + u64::from(self.nodes.entries(node)) - 1;
             }
         }
-        let (mut evictable, mut protected) = self.cell_sizes();
+        let cells = self.cells.as_ref().map(|cells| cells.count_sizes());
+        let SizeInfo { mut evictable, mut protected } = cells.unwrap_or_default();
         for (node, usage) in &self.usage {
-            let pages = self.device_pages(node, self.link[node].span.pages());
+            let pages = self.nodes.device_pages(node, self.nodes.entries(node));
             if usage.lock_count == 0 {
                 self.ensure(seen.contains(&node), "T4: idle nodes are listed", node)?;
                 evictable += pages;
@@ -173,46 +171,46 @@ impl PrefixTree {
                 protected += pages;
             }
         }
-        if (evictable, protected) != (self.evictable, self.protected) {
+        if self.size_info() != (SizeInfo { evictable, protected }) {
             return Err(("T5: evictable and protected count the pages of idle and locked nodes", None));
         }
         Ok(())
     }
 
-    fn check_spans(&self) -> Result<(), Broken> {
+    fn check_lists(&self) -> Result<(), Broken> {
         let mut entries = HashSet::new();
         let mut extents = 0;
-        for (node, link) in &self.link {
-            extents += self.spans.extents_of(&link.span);
-            for entry in self.spans.entries(&link.span) {
-                self.ensure(entries.insert(entry), "T6: an entry belongs to one span", node)?;
-                self.ensure(!self.spans.is_free(entry), "T6: the entries of a span are taken", node)?;
+        for (node, link) in &self.nodes.link {
+            extents += self.nodes.lists.extents_of(&link.list);
+            for entry in self.nodes.lists.entries(&link.list) {
+                self.ensure(entries.insert(entry), "T6: an entry belongs to one list", node)?;
+                self.ensure(!self.nodes.lists.is_free(entry), "T6: the entries of a list are taken", node)?;
             }
-            let pages: usize = self.node_pages(node).map(|(_, pages)| pages.len()).sum();
-            let full = self.node_pages(node).all(|(_, pages)| !pages.is_empty());
-            self.ensure(full, "T6: no run of a span is empty", node)?;
-            let counted = pages == link.span.pages() as usize;
-            self.ensure(counted, "T6: a span has an entry for each page", node)?;
+            let pages: usize = self.nodes.pages(node).map(|(_, pages)| pages.len()).sum();
+            let full = self.nodes.pages(node).all(|(_, pages)| !pages.is_empty());
+            self.ensure(full, "T6: no run of a list is empty", node)?;
+            let counted = pages == link.list.pages() as usize;
+            self.ensure(counted, "T6: a list has an entry for each page", node)?;
         }
-        for span in self.swap.iter().flat_map(|swap| swap.fetches.spans()) {
-            extents += self.spans.extents_of(span);
-            if !self.spans.entries(span).all(|entry| entries.insert(entry)) {
-                return Err(("T6: an entry belongs to one span", None));
+        for list in self.swap.iter().flat_map(|swap| swap.fetches.lists()) {
+            extents += self.nodes.lists.extents_of(list);
+            if !self.nodes.lists.entries(list).all(|entry| entries.insert(entry)) {
+                return Err(("T6: an entry belongs to one list", None));
             }
         }
-        if entries.len() as u32 != self.spans.taken_count() {
-            return Err(("T6: an entry is taken by a span or free", None));
+        if entries.len() as u32 != self.nodes.lists.taken_count() {
+            return Err(("T6: an entry is taken by a list or free", None));
         }
-        if extents != self.spans.extent_count() {
-            return Err(("T6: every extent belongs to a span", None));
+        if extents != self.nodes.lists.extent_count() {
+            return Err(("T6: every extent belongs to a list", None));
         }
         Ok(())
     }
 
     /// Returns every device page of the tree with its node, for the audit of all tables.
     pub(crate) fn pages(&self) -> impl Iterator<Item = (NodeKey, PageId)> + '_ {
-        let of_spans = self.link.keys().flat_map(move |node| {
-            self.node_pages(node).flat_map(move |(_, pages)| pages.iter().map(move |&p| (node, p)))
+        let of_spans = self.nodes.link.keys().flat_map(move |node| {
+            self.nodes.pages(node).flat_map(move |(_, pages)| pages.iter().map(move |&p| (node, p)))
         });
         let of_spans = of_spans.filter(|(_, page)| *page != NO_PAGE);
         of_spans.chain(self.cell_owners())

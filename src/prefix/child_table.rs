@@ -13,7 +13,7 @@ use bytemuck::{Pod, Zeroable};
 use slotmap::{Key, KeyData};
 
 use crate::id::{NodeKey, Scope, TokenId};
-use crate::memory::{OutOfMemory, prefetch_items, touch, zeroed};
+use crate::memory::{Memory, OutOfMemory, prefetch_items};
 
 /// A node and its hash, 12 bytes. All zero: vacant (no key is 0).
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -48,8 +48,8 @@ impl ChildTable {
 
     /// Creates a table for at most `node_count` nodes. Tests use a `hash_bits` below 32 to force collisions,
     /// the same ones in every process.
-    pub fn new(node_count: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
-        let entries = zeroed(Self::entry_count(node_count))?;
+    pub fn new(node_count: u32, hash_bits: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+        let entries = memory.zeroed((2 * u64::from(node_count)).next_power_of_two())?;
         if hash_bits < u32::BITS {
             // Fixed seeds make a failure reproducible.
             let hasher = RandomState::with_seeds(1, 2, 3, 4);
@@ -57,18 +57,6 @@ impl ChildTable {
         }
         // Random keys: clients cannot construct prompts that collide.
         Ok(Self { entries, hasher: RandomState::new(), hash_mask: u32::MAX })
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.entries);
-    }
-
-    fn entry_count(node_count: u32) -> u64 {
-        (2 * u64::from(node_count)).next_power_of_two()
-    }
-
-    pub fn bytes(node_count: u32) -> u64 {
-        Self::entry_count(node_count) * size_of::<Entry>() as u64
     }
 
     /// Returns the hash of a node's place in the tree.
@@ -177,9 +165,10 @@ impl ChildTable {
 mod tests {
     use super::ChildTable;
     use crate::id::{NodeKey, Scope, TokenId};
+    use crate::memory::Memory;
 
     fn small(nodes: u32, hash_bits: u32) -> ChildTable {
-        ChildTable::new(nodes, hash_bits).expect("a small table")
+        ChildTable::new(nodes, hash_bits, &mut Memory::new(false)).expect("a small table")
     }
 
     fn hash(table: &ChildTable) -> u32 {
@@ -198,6 +187,16 @@ mod tests {
             assert_eq!(one, other);
             assert!(one >> bits == 0, "{bits} bits");
         }
+    }
+
+    #[test]
+    fn numbers_have_hashes_of_their_own() {
+        // The keys are fixed, so the hashes are the same in every run.
+        let table = small(1, 31);
+        let mut hashes: Vec<u32> = (0..100).map(|number| table.hash_number(number)).collect();
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), 100);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use bytemuck::Zeroable;
 use slotmap::Key;
 
 use crate::id::NodeKey;
-use crate::memory::{OutOfMemory, advise_huge_pages, prefetch, touch, zeroed};
+use crate::memory::{Memory, OutOfMemory, advise_huge_pages, prefetch, slot_size};
 
 /// A column of values, all zeros at first. A node without a value has zeros, or the value of an earlier node in its
 /// slot.
@@ -22,13 +22,9 @@ pub(super) struct RareColumn<T> {
 
 impl<T: Zeroable + Default> RareColumn<T> {
     /// Creates a column for at most `node_count` nodes. Zeroed memory is not touched before it is used.
-    pub fn new(node_count: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(node_count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         // No node uses the first slot of a slotmap.
-        Ok(Self { slots: zeroed(u64::from(node_count) + 1)? })
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.slots);
+        Ok(Self { slots: memory.zeroed(u64::from(node_count) + 1)? })
     }
 
     /// Returns all values, including those of vacant slots, for audits.
@@ -71,31 +67,27 @@ fn slot_address<T>(slot: &T, node: NodeKey, wanted: NodeKey) -> usize {
     std::ptr::from_ref(slot).addr().wrapping_add(apart)
 }
 
-/// Returns the bytes of a slot: a value and its version of 4 bytes, rounded up to the value's alignment.
-pub(super) const fn slot_size<T>() -> usize {
-    (size_of::<T>() + 4).next_multiple_of(align_of::<T>())
-}
-
 #[cfg(test)]
 mod tests {
     use super::slot_address;
     use crate::id::{NodeKey, PageId, Scope, TokenId};
-    use crate::prefix::{Link, PrefixTree};
+    use crate::prefix::PrefixTree;
+    use crate::prefix::nodes::Link;
 
     #[test]
     fn a_slot_has_the_address_that_is_computed_from_another_slot() {
         // A wrong address is a useless prefetch, which no other test would detect.
-        let mut tree = PrefixTree::new(100, 1, 32).expect("memory");
+        let mut tree = PrefixTree::new(100, 1, 32, false).expect("memory");
         let nodes: Vec<NodeKey> = (0..100)
             .map(|i| {
-                let span = tree.spans.create(&[TokenId::new(i)], &[PageId::new(i)]);
-                tree.spawn(Link { parent: None, span }, Scope::default())
+                let list = tree.nodes.lists.create(&[TokenId::new(i)], &[PageId::new(i)]);
+                tree.spawn(Link { parent: None, list }, Scope::default())
             })
             .collect();
         let address = |node| (&raw const tree.usage[node]).addr();
         for (&a, &b) in nodes.iter().zip(nodes.iter().rev()) {
             assert_eq!(slot_address(&tree.usage[a], a, b), address(b));
-            assert_eq!(slot_address(&tree.link[a], a, b), (&raw const tree.link[b]).addr());
+            assert_eq!(slot_address(&tree.nodes.link[a], a, b), (&raw const tree.nodes.link[b]).addr());
         }
     }
 }

@@ -1,21 +1,22 @@
-//! Changes of the tree's pages: `attach_pages` adds pages and `detach_pages` removes them. Both call followers, which
-//! keep other data equal to the tree's contents. The followers of an addition are swap memory, hashes and events; those
-//! of a removal are events, hashes and cells. With swap memory, `detach_entries` (`swap.rs`) also removes pages, and
-//! fetches add entries without device pages (`fetches.rs`).
+//! Changes of the tree's entries: `attach` adds entries and `detach` removes them. Both inform the tables that keep
+//! data of entries: cells, swap memory, hashes and events.
 //!
-//! Followers receive the node, or the lock on it, and the number of its last pages that change. Pages can match if
-//! their prefix is of the present generation; only these pages get hashes and events. The calls come after an addition
-//! and before a removal, so the node's span contains the tokens of the pages. The path to the root gives the namespace
-//! and the position of the node in its prefix. A parent's pages are added before those of its children and removed
-//! after them. A split moves pages between nodes, so it adds and removes none.
+//! The tables receive the node and the number of its last entries that change. Entries can match if their prefix is of
+//! the present generation; only these get hashes and events. The calls come after an addition and before a removal, so
+//! the node's list contains the tokens. The path to the root gives the namespace and the position of the node in its
+//! prefix. A parent's entries are added before those of its children and removed after them. A split moves entries
+//! between nodes, so it adds and removes none.
 //!
-//! Not here: when pages are added and removed (`insert.rs`, `evict.rs`, `lock.rs`), where tokens are stored
-//! (`span.rs`).
+//! A fetch adds entries without device pages (`fetches.rs`).
+//!
+//! Not here: when entries are added and removed (`insert.rs`, `evict.rs`, `lock.rs`), where tokens are stored
+//! (`entry_list.rs`).
 
 use crate::event::Medium;
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 
-use super::{Link, PrefixTree};
+use super::PrefixTree;
+use super::nodes::{Link, Nodes, Sides};
 
 impl PrefixTree {
     /// Adds pages after a lock's prefix, and moves the lock to their end. They go to `leaf`, the lock's own node, or to
@@ -24,21 +25,22 @@ impl PrefixTree {
     /// # Panics
     /// If the tree is full.
     #[inline]
-    pub(super) fn attach_pages(
+    pub(super) fn attach(
         &mut self,
         lock: &mut PrefixLock,
         leaf: Option<NodeKey>,
         tokens: &[TokenId],
         pages: &[PageId],
     ) {
-        self.protected += pages.len() as u32;
+        self.size.protected += pages.len() as u32;
         self.published_pages += pages.len() as u64;
         if let Some(leaf) = leaf {
-            self.spans.grow(&mut self.link[leaf].span, tokens, pages);
+            let Nodes { lists, link, .. } = &mut self.nodes;
+            lists.grow(&mut link[leaf].list, tokens, pages);
             self.epoch += 1;
         } else {
-            let span = self.spans.create(tokens, pages);
-            let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
+            let list = self.nodes.lists.create(tokens, pages);
+            let node = self.spawn(Link { parent: lock.node(), list }, lock.scope());
             self.adopt(lock, node);
         }
         if self.chain.is_some() | self.swap.is_some() {
@@ -48,53 +50,54 @@ impl PrefixTree {
         self.log_attached(lock, pages.len() as u32);
     }
 
-    /// Removes the last `count` pages of a node and their cells. Appends these pages and the cells' device pages to
-    /// `pages`, in an unspecified order. If no page is left, the caller despawns the node. O(count).
+    /// Removes the last `count` entries of a node and their cells. Appends the device pages of both to `pages`, in an
+    /// unspecified order. If no entry is left, the caller despawns the node. O(count).
     ///
-    /// `present`: whether the pages are of the present generation, so that they could match. Such pages are not in use,
-    /// so they count as evictable until this call.
+    /// `is_evicted`: whether the node is idle, so that its pages count as evictable until this call, and of the present
+    /// generation, so that they could match. Otherwise the caller has counted the pages.
     #[inline(always)]
-    pub(super) fn detach_pages(&mut self, node: NodeKey, count: u32, present: bool, pages: &mut Vec<PageId>) {
+    pub(super) fn detach(&mut self, node: NodeKey, count: u32, is_evicted: bool, pages: &mut Vec<PageId>) {
         #[cfg(test)]
-        self.log_detached(node, count, present);
-        if self.chain.is_some() | self.cells.is_some() {
-            self.on_detach(node, count, present, pages);
-        }
-        if present {
-            self.evictable -= count;
+        self.log_detached(node, count, is_evicted);
+        let is_followed = self.chain.is_some() | self.ages.is_some();
+        let on_device = if is_followed { self.on_detach(node, count, is_evicted, pages) } else { count };
+        if is_evicted {
+            self.size.evictable -= on_device;
             self.epoch += 1;
         }
-        self.spans.trim(&mut self.link[node].span, count, Some(pages));
+        let Nodes { lists, link, .. } = &mut self.nodes;
+        lists.trim(&mut link[node].list, on_device, Some(pages));
     }
 
-    /// Records that added pages are on the device, hashes the pages, then emits their event. Outlined, so that a tree
-    /// without followers pays one comparison.
+    /// Informs swap memory, then hashes and events, that entries are added with device pages.
     #[cold]
     #[inline(never)]
     fn on_attach(&mut self, lock: &PrefixLock, count: u32) {
-        if self.swap.is_some() {
-            let node = lock.node().expect("the lock moved to the new pages");
-            self.attach_residency(node, count, lock.scope().generation == self.generation);
+        let node = lock.node().expect("the lock moved to the new pages");
+        let is_present = lock.scope().generation == self.generation;
+        if let Some(swap) = &mut self.swap {
+            let entries = self.nodes.entries(node);
+            *self.nodes.sides_mut(node) = Sides { device: entries, swap_start: entries };
+            swap.puts.attach(&self.nodes, node, count, is_present);
         }
-        if self.chain.is_some() {
-            self.insert_hashes(lock, count);
-            self.emit_stored(lock, Medium::Device, count);
-        }
+        self.chain_attached(lock, Medium::Device, count);
     }
 
-    /// Emits the event that pages are removed, if they could match; it contains their hashes. Then drops the hashes and
-    /// the cells of the pages, and appends the device pages of these cells to `freed`.
+    /// Informs hashes and events, then cells, then swap memory, that entries are removed. Appends the device pages of
+    /// cells to `freed`. Swap memory removes the entries without device pages. Returns the number of the others.
     #[cold]
     #[inline(never)]
-    pub(super) fn on_detach(&mut self, node: NodeKey, count: u32, present: bool, freed: &mut Vec<PageId>) {
-        if self.chain.is_some() {
-            if present {
-                self.emit_detached(node, count);
-            }
-            self.remove_hashes(node, count);
+    fn on_detach(&mut self, node: NodeKey, count: u32, is_evicted: bool, freed: &mut Vec<PageId>) -> u32 {
+        let Self { nodes, chain, cells, swap, .. } = self;
+        if let Some(chain) = chain {
+            chain.detach(nodes, node, count, is_evicted);
         }
-        if self.cells.is_some() {
-            self.drop_cells(node, count, freed);
+        if let Some(cells) = cells {
+            cells.detach(nodes, node, count, is_evicted, swap.as_deref_mut(), freed);
+        }
+        match swap {
+            Some(swap) => swap.detach(nodes, node, count, is_evicted),
+            None => count,
         }
     }
 }

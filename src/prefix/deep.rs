@@ -9,7 +9,7 @@ use crate::id::{Namespace, PageId, TokenId};
 /// Returns a chain of idle nodes, a page each.
 fn chain(depth: u32) -> PrefixTree {
     let mut fence = Fence::new(0, 1, 0).expect("memory");
-    let mut tree = PrefixTree::new(depth, 1, 32).expect("memory");
+    let mut tree = PrefixTree::new(depth, 1, 32, false).expect("memory");
     let found = tree.match_prefix(Namespace::default(), &[]);
     let mut lock = tree.lock(&found, &mut fence).expect("the match is fresh");
     let (mut others, mut freed) = (Vec::new(), Vec::new());

@@ -68,8 +68,8 @@ impl PrefixTree {
             if !idle {
                 return; // Both counts fell by 1, so `is_deferred` returns the same as before.
             }
-            fence.remove_idle(step, self.device_pages(node, self.link[node].span.pages()));
-            at = self.link[node].parent;
+            fence.remove_idle(step, self.nodes.device_pages(node, self.nodes.entries(node)));
+            at = self.nodes.link[node].parent;
             self.become_idle(node, keep, freed);
         }
     }
@@ -80,8 +80,8 @@ impl PrefixTree {
         let mut at = node;
         while self.is_deferred(at) {
             let step = self.deferred[at].step;
-            fence.add_idle(step, self.device_pages(at, self.link[at].span.pages()));
-            let Some(parent) = self.link[at].parent else { return };
+            fence.add_idle(step, self.nodes.device_pages(at, self.nodes.entries(at)));
+            let Some(parent) = self.nodes.link[at].parent else { return };
             self.add_deferred(parent, step);
             at = parent;
         }
@@ -96,8 +96,8 @@ impl PrefixTree {
         }
         let mut step = self.deferred[at].step;
         loop {
-            fence.remove_idle(step, self.device_pages(at, self.link[at].span.pages()));
-            let Some(parent) = self.link[at].parent else { return };
+            fence.remove_idle(step, self.nodes.device_pages(at, self.nodes.entries(at)));
+            let Some(parent) = self.nodes.link[at].parent else { return };
             let was_deferred = self.is_deferred(parent);
             step = self.deferred[parent].step;
             self.remove_deferred(parent);
@@ -122,7 +122,10 @@ mod tests {
 
     impl Held {
         fn new() -> Self {
-            Self { tree: PrefixTree::new(10, 1, 31).expect("memory"), fence: Fence::new(0, 3, 4).expect("memory") }
+            Self {
+                tree: PrefixTree::new(10, 1, 31, false).expect("memory"),
+                fence: Fence::new(0, 3, 4).expect("memory"),
+            }
         }
 
         /// Returns a lock on `len` pages of one text, with one token a page.

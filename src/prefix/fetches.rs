@@ -3,7 +3,7 @@
 //!
 //! * M2. Fetched pages match once all have arrived, up to the first failure.
 //!
-//! The tokens of an open fetch are in a span without a node. Each page that a fetch writes has one entry, so there are
+//! The tokens of an open fetch are in a list without a node. Each page that a fetch writes has one entry, so there are
 //! still enough entries for all pages.
 //!
 //! Not here: puts, and the rules for pages that stores touch (`puts.rs`).
@@ -14,13 +14,14 @@ use crate::event::Medium;
 use crate::fence::Fence;
 use crate::id::{MoveId, Namespace, PageId, PrefixLock, SwapPageId, TokenId};
 use crate::layout::saturated;
-use crate::memory::{OutOfMemory, reserved, touch_reserved};
+use crate::memory::{Memory, OutOfMemory};
 use crate::moves::{Fetch, FetchId};
 
-use super::residency::{NO_PAGE, NO_SWAP_PAGE, Residency, Seek};
-use super::span::Span;
-use super::walk::Cursor;
-use super::{Link, PrefixMatch, PrefixTree};
+use super::cursors::Seek;
+use super::entry_list::EntryList;
+use super::evict::Oldest;
+use super::nodes::{Cursor, Link, NO_PAGE, Sides};
+use super::{PrefixMatch, PrefixTree};
 
 /// Maximum number of open fetches.
 const FETCHES_MAX: usize = 256;
@@ -29,7 +30,7 @@ struct OpenFetch {
     id: FetchId,
     lock: PrefixLock,
     /// Entries with the tokens of the fetched pages. They become entries of the tree once the pages have arrived.
-    span: Span,
+    list: EntryList,
 }
 
 /// The open fetches.
@@ -43,21 +44,13 @@ pub(super) struct Fetches {
 
 impl Fetches {
     /// Creates the records of fetches; with 0 pages, nothing is fetched.
-    pub fn new(swap_pages: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(swap_pages: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
-            open: reserved(if swap_pages > 0 { FETCHES_MAX as u64 } else { 0 })?,
-            pages: reserved(swap_pages.into())?,
+            open: memory.reserved(if swap_pages > 0 { FETCHES_MAX as u64 } else { 0 })?,
+            pages: memory.reserved(swap_pages.into())?,
             last: 0,
             fetched: 0,
         })
-    }
-
-    pub fn bytes(swap_pages: u32) -> u64 {
-        (FETCHES_MAX * size_of::<OpenFetch>()) as u64 + u64::from(swap_pages) * size_of::<SwapPageId>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        touch_reserved(&mut self.pages, NO_SWAP_PAGE);
     }
 
     /// Returns the locks of fetches, for audits.
@@ -65,16 +58,17 @@ impl Fetches {
         self.open.iter().map(|fetch| &fetch.lock)
     }
 
-    /// Returns the spans of fetches, for audits.
-    pub fn spans(&self) -> impl Iterator<Item = &Span> {
-        self.open.iter().map(|fetch| &fetch.span)
+    /// Returns the lists of fetches, for audits.
+    pub fn lists(&self) -> impl Iterator<Item = &EntryList> {
+        self.open.iter().map(|fetch| &fetch.list)
     }
 
     /// Checks a part of M2: there are as many pages as entries of the open fetches. O(open fetches).
     pub fn check(&self) -> Result<(), &'static str> {
-        match self.pages.len() == self.spans().map(|span| span.pages() as usize).sum::<usize>() {
-            true => Ok(()),
-            false => Err("M2: a fetched page waits with its tokens until all have arrived"),
+        if self.pages.len() == self.lists().map(|list| list.pages() as usize).sum::<usize>() {
+            Ok(())
+        } else {
+            Err("M2: a fetched page waits with its tokens until all have arrived")
         }
     }
 }
@@ -98,19 +92,19 @@ impl PrefixTree {
     ) -> Option<Fetch<'_>> {
         // No call below frees device pages: a dropped entry frees only those of its cells.
         assert!(self.cells.is_none(), "stores exclude groups, so entries have no cells");
-        if self.swap_ref().fetches.open.len() == FETCHES_MAX || self.chain.is_none() {
+        if self.swap().fetches.open.len() == FETCHES_MAX || self.chain.is_none() {
             return None;
         }
         let found = self.match_prefix(namespace, tokens);
         let cached_pages = found.pages();
-        let page_size = self.page_size as usize;
+        let page_size = self.nodes.page_size as usize;
         let wanted = most.min(saturated((tokens.len() / page_size) as u64) - cached_pages);
-        if wanted == 0 || self.idle_pages(&found) > available || !self.can_fill(&found, moved) {
+        if wanted == 0 || self.idle_pages(&found, None) > available || !self.can_fill(&found, moved) {
             return None;
         }
         let lock = self.lock(&found, fence).expect("nothing changed since the match");
-        self.hold_names(namespace);
-        let start = self.swap_ref().fetches.pages.len();
+        self.names.hold(namespace);
+        let start = self.swap().fetches.pages.len();
         let end = start + wanted as usize;
         let swap = self.swap_mut();
         let (pool, fetches) = (&mut swap.pool, &mut swap.fetches);
@@ -121,50 +115,46 @@ impl PrefixTree {
             fetches.pages.push(page);
         }
         // No dropped entry makes a free page idle, so the pool is not searched again.
-        while self.swap_ref().fetches.pages.len() < end
+        while self.swap().fetches.pages.len() < end
             && let Some(page) = self.drop_for_page(moved)
         {
             self.swap_mut().fetches.pages.push(page);
         }
-        let page_count = self.swap_ref().fetches.pages.len() - start;
+        let page_count = self.swap().fetches.pages.len() - start;
         let tokens = &tokens[cached_pages as usize * page_size..][..page_count * page_size];
-        let span = self.spans.create_equal(tokens, NO_PAGE);
+        let list = self.nodes.lists.create_equal(tokens, NO_PAGE);
         let fetches = &mut self.swap_mut().fetches;
         fetches.last += 1;
         let id = FetchId(fetches.last);
-        fetches.open.push(OpenFetch { id, lock, span });
+        fetches.open.push(OpenFetch { id, lock, list });
         Some(Fetch { id, cached_pages, pages: &fetches.pages[start..] })
     }
 
     /// Returns whether a page is left for a fetch once `found` is locked: a free swap page, the page of a clean entry
     /// that the lock frees, or the page of the oldest swap-only entry that is not locked.
     fn can_fill(&mut self, found: &PrefixMatch, [saved, loaded]: [MoveId; 2]) -> bool {
-        if self.swap_ref().pool.next_idle(saved, loaded).is_some() {
+        if self.swap().pool.next_idle(saved, loaded).is_some() {
             return true;
         }
-        let (mut at, mut here) = (found.node, found.pages_in_node);
-        while let Some(node) = at.filter(|&node| self.usage[node].lock_count == 0) {
-            let Residency { device, swap_start } = self.swap_ref().residency[node];
-            let span = self.link[node].span;
+        let mut at = found.end();
+        while let Some(node) = at.node.filter(|&node| self.usage[node].lock_count == 0) {
+            let Sides { device, swap_start } = self.nodes.sides_of(node);
+            let clean = swap_start.min(at.pages_in_node)..device.min(at.pages_in_node);
             let mut frees = false;
-            let Self { swap: Some(swap), spans, .. } = self else { return false };
-            spans.each_entry_back(&span, swap_start.min(here)..device.min(here), |entry, _| {
-                frees |= swap.is_droppable(entry, saved, loaded);
-            });
+            let Self { nodes, swap: Some(swap), .. } = self else { return false };
+            nodes.each_entry_back(node, clean, |entry, _| frees |= swap.is_droppable(entry, saved, loaded));
             if frees {
                 return true;
             }
-            at = self.link[node].parent;
-            here = at.map_or(0, |parent| self.link[parent].span.pages());
+            at = nodes.end_of(nodes.link[node].parent);
         }
-        let mut next = self.seek(Seek::SwapOnly);
+        let Some(Oldest::Node(first)) = self.oldest(Seek::SwapOnly) else { return false };
+        let mut next = Some(first);
         while let Some(node) = next {
-            let (entries, is_leaf) = (self.link[node].span.pages(), self.usage[node].child_count == 0);
+            let (entries, is_leaf) = (self.nodes.entries(node), self.usage[node].child_count == 0);
             let stays = found.node == Some(node) && found.pages_in_node == entries;
-            let residency = self.swap_ref().residency[node];
-            if is_leaf && !stays && Seek::SwapOnly.finds(residency, entries) {
-                let last = self.spans.last_entry(&self.link[node].span);
-                return self.swap_ref().is_droppable(last, saved, loaded);
+            if is_leaf && !stays && Seek::SwapOnly.finds(self.nodes.sides_of(node), entries) {
+                return self.swap().is_droppable(self.nodes.last_entry(node), saved, loaded);
             }
             next = self.order.after(&self.usage, node);
         }
@@ -174,15 +164,15 @@ impl PrefixTree {
     /// Drops the oldest swap-only entry for its swap page, which a fetch takes; `None` if there is none, or if the page
     /// has unfinished moves.
     fn drop_for_page(&mut self, [saved, loaded]: [MoveId; 2]) -> Option<SwapPageId> {
-        let node = self.seek(Seek::SwapOnly)?;
-        let last = self.spans.last_entry(&self.link[node].span);
+        let Oldest::Node(node) = self.oldest(Seek::SwapOnly)? else { return None };
+        let last = self.nodes.last_entry(node);
         let swap = self.swap_mut();
         if !swap.is_droppable(last, saved, loaded) {
             return None;
         }
         swap.counts.evicted += 1;
         let page = swap.of_entry[last as usize];
-        self.lose_entries(node, 1, &mut Vec::new());
+        self.drop_entries(node, 1, &mut Vec::new());
         self.swap_mut().pool.begin_fill(page);
         Some(page)
     }
@@ -201,20 +191,20 @@ impl PrefixTree {
         let Some(index) = fetches.open.iter().position(|fetch| fetch.id == id) else {
             return false;
         };
-        let start: usize = fetches.spans().take(index).map(|span| span.pages() as usize).sum();
-        let OpenFetch { mut lock, mut span, .. } = fetches.open.remove(index);
+        let start: usize = fetches.lists().take(index).map(|list| list.pages() as usize).sum();
+        let OpenFetch { mut lock, mut list, .. } = fetches.open.remove(index);
         let mut pages = take(&mut fetches.pages);
-        let own = start..start + span.pages() as usize;
-        let mut count = count.min(span.pages());
+        let own = start..start + list.pages() as usize;
+        let mut count = count.min(list.pages());
         if lock.scope().generation != self.generation {
             count = 0;
         }
-        let lacking = span.pages() - count;
-        self.spans.trim(&mut span, lacking, None);
+        let lacking = list.pages() - count;
+        self.nodes.lists.trim(&mut list, lacking, None);
         tokens.clear();
-        self.spans.pieces(&span).for_each(|(piece, _)| tokens.extend_from_slice(piece));
+        self.nodes.lists.pieces(&list).for_each(|(piece, _)| tokens.extend_from_slice(piece));
         let (arrived, others) = pages[own.clone()].split_at(count as usize);
-        let known = self.insert_fetched(&mut lock, tokens, span, arrived, fence);
+        let known = self.insert_fetched(&mut lock, tokens, list, arrived, fence);
         let swap = self.swap_mut();
         let unused = arrived[..known].iter().chain(others);
         unused.for_each(|page| swap.pool.end_fill(*page, false));
@@ -223,56 +213,55 @@ impl PrefixTree {
         swap.fetches.pages = pages;
         let namespace = lock.scope().namespace;
         self.unlock(lock, fence, freed);
-        self.release_names(namespace);
+        self.names.release(namespace);
         true
     }
 
     /// Inserts fetched pages after a lock's prefix. Skips the first ones, if the tree has received them since the fetch
-    /// began. Returns the number of skipped pages. `span` contains the `tokens`, and has an entry for each page.
+    /// began. Returns the number of skipped pages. `list` contains the `tokens`, and has an entry for each page.
     fn insert_fetched(
         &mut self,
         lock: &mut PrefixLock,
         tokens: &[TokenId],
-        mut span: Span,
+        mut list: EntryList,
         pages: &[SwapPageId],
         fence: &mut Fence,
     ) -> usize {
         let start = Cursor { node: lock.node(), pages_in_node: 0 };
-        let (cursor, known) = self.walk_from(start, lock.scope(), tokens);
+        let (cursor, known) = self.nodes.walk_from(start, lock.scope(), tokens);
         if known > 0
             && let Some(node) = cursor.node
         {
             let node = self.split(node, cursor.pages_in_node);
             self.move_lock(lock, node, fence);
         }
-        if known == span.pages() {
-            self.spans.trim(&mut span, known, None);
+        if known == list.pages() {
+            self.nodes.lists.trim(&mut list, known, None);
             return known as usize;
         }
         if known > 0 {
-            let rest = self.spans.split(&mut span, known);
-            self.spans.trim(&mut span, known, None);
-            span = rest;
+            let rest = self.nodes.lists.split(&mut list, known);
+            self.nodes.lists.trim(&mut list, known, None);
+            list = rest;
         }
         let (known, pages) = (known as usize, &pages[known as usize..]);
-        let before = lock.node().map(|node| self.spans.last_entry(&self.link[node].span));
-        let node = self.spawn(Link { parent: lock.node(), span }, lock.scope());
+        let mut before = lock.node().map(|node| self.nodes.last_entry(node));
+        let node = self.spawn(Link { parent: lock.node(), list }, lock.scope());
         self.adopt(lock, node);
-        let Self { swap: Some(swap), spans, .. } = self else { return known };
-        swap.residency[node] = Residency::default();
-        let (mut before, mut rest) = (before, pages.iter());
-        for (start, len) in spans.runs(&span) {
+        let Self { nodes, swap: Some(swap), .. } = self else { return known };
+        *nodes.sides_mut(node) = Sides::default();
+        let mut rest = pages.iter();
+        for (start, len) in nodes.lists.runs(&list) {
             for entry in start..start + len {
                 let page = *rest.next().expect("an entry for each page");
                 swap.of_entry[entry as usize] = page;
                 swap.pool.end_fill(page, true);
-                swap.puts.attach(entry, before, false);
+                swap.puts.attach_entry(entry, before, false);
                 swap.puts.set_stored(entry);
                 before = Some(entry);
             }
         }
-        self.insert_hashes(lock, pages.len() as u32);
-        self.emit_stored(lock, Medium::Swap, pages.len() as u32);
+        self.chain_attached(lock, Medium::Swap, pages.len() as u32);
         known
     }
 }

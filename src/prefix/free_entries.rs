@@ -1,15 +1,15 @@
-//! The free entries of the spans' slab, as a bitmap, and the choice of the entries that a span gets.
+//! The free entries of the lists' slab, as a bitmap, and the choice of the entries that a list gets.
 //!
-//! Any free entries would do; contiguous ones are faster. Small spans are packed into words of their own. A span that
+//! Any free entries would do; contiguous ones are faster. Small lists are packed into words of their own. A list that
 //! grows takes the free entries after its end, then those of a wholly free word, or else a gap. So sequences that grow
 //! at the same time do not interleave.
-//! A large span begins right after the one before it. If the earlier span then grows, it needs another extent, which
+//! A large list begins right after the one before it. If the earlier list then grows, it needs another extent, which
 //! costs 16 bytes and one more comparison.
 //!
-//! Not here: the contents and the owner of an entry (`span.rs`).
+//! Not here: the contents and the owner of an entry (`entry_list.rs`).
 
 use crate::bitmap::{Bitmap, Bits, WORD, for_each_word_of_run};
-use crate::memory::OutOfMemory;
+use crate::memory::{Memory, OutOfMemory};
 
 /// Maximum number of words that a search for a gap reads.
 const GAP_WORDS: usize = 8;
@@ -22,7 +22,7 @@ pub(super) struct FreeEntries {
     free: Bitmap,
     /// Words of `free` that are wholly free.
     whole: Bitmap,
-    /// The word that small spans are packed into.
+    /// The word that small lists are packed into.
     open: usize,
     /// The word where the search for free entries goes on.
     cursor: usize,
@@ -30,19 +30,15 @@ pub(super) struct FreeEntries {
 
 impl FreeEntries {
     /// Creates a set of `count` free entries.
-    pub fn new(count: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let words = count.div_ceil(WORD as u32);
-        let mut whole = Bitmap::new(words, true)?;
-        if !(count as usize).is_multiple_of(WORD) {
+        let mut whole = Bitmap::new(words, true, memory)?;
+        if !(count as usize).is_multiple_of(WORD) && memory.allocates() {
             // The last word is short, so it is never wholly free.
             let last = words as usize - 1;
             whole.remove(Bits::one(last));
         }
-        Ok(Self { free: Bitmap::new(count, true)?, whole, open: usize::MAX, cursor: 0 })
-    }
-
-    pub fn bytes(count: u32) -> u64 {
-        Bitmap::bytes(count) + Bitmap::bytes(count.div_ceil(WORD as u32))
+        Ok(Self { free: Bitmap::new(count, true, memory)?, whole, open: usize::MAX, cursor: 0 })
     }
 
     pub fn free_count(&self) -> u32 {
@@ -60,7 +56,7 @@ impl FreeEntries {
     }
 
     /// Takes a run of at most `wanted` neighbouring free entries, and returns its start and its length. `pack` is set
-    /// for a small span, which shares a word with other small spans.
+    /// for a small list, which shares a word with other small lists.
     #[inline]
     pub fn take_run(&mut self, wanted: usize, pack: bool) -> (usize, usize) {
         if pack && let Some(start) = self.open_entry(wanted) {
@@ -83,7 +79,7 @@ impl FreeEntries {
     }
 
     /// Returns a run of free entries between taken ones: the first of at least `wanted` and [`GAP_GOOD`] entries, or
-    /// else the longest in a few words. The next call continues after this run, so that spans that grow at the same
+    /// else the longest in a few words. The next call continues after this run, so that lists that grow at the same
     /// time get separate gaps.
     fn gap(&mut self, wanted: usize) -> (usize, usize) {
         let mut best = (0, 0);
@@ -108,8 +104,8 @@ impl FreeEntries {
         (tail >= wanted).then(|| (self.open + 1) * WORD - tail)
     }
 
-    /// Returns a run of at most `wanted` entries in the wholly free words from `word` on. A large span also takes the
-    /// free entries before and after these words. So it begins right after the span before it, and takes all entries
+    /// Returns a run of at most `wanted` entries in the wholly free words from `word` on. A large list also takes the
+    /// free entries before and after these words. So it begins right after the list before it, and takes all entries
     /// that one eviction has freed.
     fn whole_run(&self, word: usize, wanted: usize) -> (usize, usize) {
         if wanted < WORD {
@@ -134,7 +130,7 @@ impl FreeEntries {
             let (word, offset) = ((start + len) / WORD, (start + len) % WORD);
             let free = self.free.word(word);
             let run = ((free >> offset).trailing_ones() as usize).min(wanted - len);
-            // Do not run into the word that small spans are packed into.
+            // Do not run into the word that small lists are packed into.
             if run == 0 || (offset == 0 && free != u64::MAX) {
                 break;
             }
@@ -159,7 +155,7 @@ impl FreeEntries {
 
     /// Frees entries. The next search for entries begins at them.
     pub fn release(&mut self, start: usize, len: usize) {
-        // In a full cache, the next span needs the entries that were freed last.
+        // In a full cache, the next list needs the entries that were freed last.
         self.cursor = start / WORD;
         for_each_word_of_run(start, len, |bits| {
             self.free.insert(bits);
@@ -194,10 +190,11 @@ fn longest_run(word: u64) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::{FreeEntries, longest_run};
+    use crate::memory::Memory;
 
     #[test]
     fn a_large_run_ends_before_the_next_taken_entry() {
-        let mut entries = FreeEntries::new(256).expect("it is small");
+        let mut entries = FreeEntries::new(256, &mut Memory::new(false)).expect("it is small");
         assert_eq!(entries.take_run(128, false), (0, 128));
         entries.release(0, 64);
         assert_eq!(entries.take_run(96, false), (0, 64));

@@ -23,15 +23,11 @@ impl PrefixTree {
     pub(crate) fn reset(&mut self, pages: &mut Vec<PageId>) {
         self.epoch += 1;
         self.generation = self.next_generation();
-        self.emit_cleared();
+        self.events().into_iter().for_each(|events| events.clear());
         self.swap.iter_mut().for_each(|swap| swap.puts.end_generation());
         while let Some(node) = self.order.next() {
-            self.evictable -= self.device_pages(node, self.link[node].span.pages());
-            match self.swap.is_some() {
-                true => self.drop_entries(node, false, pages),
-                false => self.drop_idle(node, false, pages),
-            }
-            self.look_ahead();
+            self.size.evictable -= self.nodes.device_pages(node, self.nodes.entries(node));
+            self.drop_idle(node, false, pages);
         }
     }
 

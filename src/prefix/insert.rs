@@ -3,8 +3,7 @@
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, TokenId};
 
-use super::residency::NO_PAGE;
-use super::walk::Cursor;
+use super::nodes::{Cursor, NO_PAGE};
 use super::{PrefixTree, Usage};
 
 /// The result of an insertion.
@@ -40,7 +39,7 @@ impl PrefixTree {
         duplicates: &mut Vec<PageId>,
         fence: &mut Fence,
     ) -> Inserted {
-        assert_eq!(tokens.len(), pages.len() * self.page_size as usize, "whole pages");
+        assert_eq!(tokens.len(), pages.len() * self.nodes.page_size as usize, "whole pages");
         // A decoding sequence grows its own leaf step after step: there is nothing to look up.
         let (mut leaf, mut known, mut own) = (self.own_leaf(lock), 0, 0);
         if leaf.is_none() {
@@ -48,8 +47,8 @@ impl PrefixTree {
             leaf = self.own_leaf(lock);
         }
         if known < pages.len() {
-            let tokens = &tokens[known * self.page_size as usize..];
-            self.attach_pages(lock, leaf, tokens, &pages[known..]);
+            let tokens = &tokens[known * self.nodes.page_size as usize..];
+            self.attach(lock, leaf, tokens, &pages[known..]);
         }
         Inserted { duplicates: known as u32 - own }
     }
@@ -65,9 +64,9 @@ impl PrefixTree {
         fence: &mut Fence,
     ) -> (usize, u32) {
         let start = Cursor { node: lock.node(), pages_in_node: 0 };
-        let (mut known, mut restored) = (0, 0);
+        let (mut known, mut loaded) = (0, 0);
         let has_swap = self.has_swap();
-        let (cursor, _) = self.walk(start, lock.scope(), tokens, |found| {
+        let (cursor, _) = self.nodes.walk(start, lock.scope(), tokens, |found| {
             // Entries in swap memory alone follow those on the device.
             let here = if has_swap { on_device(found) } else { found.len() };
             let own = &mut pages[known..known + here];
@@ -81,12 +80,12 @@ impl PrefixTree {
             let node = self.split(node, cursor.pages_in_node);
             self.move_lock(lock, node, fence);
             if has_swap {
-                restored = self.restore_from(lock, &pages[..known]);
-                self.published_pages += u64::from(restored);
+                loaded = self.load_computed(lock, &pages[..known]);
+                self.published_pages += u64::from(loaded);
             }
         }
-        self.duplicate_pages += known as u64 - u64::from(restored);
-        (known, restored)
+        self.duplicate_pages += known as u64 - u64::from(loaded);
+        (known, loaded)
     }
 
     /// Returns the node of a lock if it is a leaf and this lock is its only user. Such a node grows in place.

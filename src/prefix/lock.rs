@@ -2,10 +2,12 @@
 //!
 //! Not here: the split where a match ends inside a node (`split.rs`).
 
+use crate::event::Medium;
 use crate::fence::Fence;
 use crate::id::{NodeKey, PageId, PrefixLock, StepId};
 
-use super::{Link, PrefixMatch, PrefixTree};
+use super::nodes::Sides;
+use super::{PrefixMatch, PrefixTree};
 
 /// The tree has changed since the match in a way that may make the match invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,7 +22,7 @@ impl PrefixTree {
     /// [`Stale`] if the tree has changed since the match in one of these ways: a node was split, trimmed or evicted, or
     /// has grown; a cell was evicted; a node or a cell returned from swap memory; the tree was reset.
     pub fn lock(&mut self, found: &PrefixMatch, fence: &mut Fence) -> Result<PrefixLock, Stale> {
-        if self.is_stale(found) {
+        if found.epoch != self.epoch {
             return Err(Stale);
         }
         let node = found.node.map(|node| self.split(node, found.pages_in_node));
@@ -28,11 +30,6 @@ impl PrefixTree {
             self.add_user(node, fence);
         }
         Ok(PrefixLock::new(node, found.scope))
-    }
-
-    /// Returns whether the tree has changed since a match in a way that may make the match invalid.
-    pub(crate) fn is_stale(&self, found: &PrefixMatch) -> bool {
-        found.epoch != self.epoch
     }
 
     /// Returns one more lock on the same prefix.
@@ -61,27 +58,24 @@ impl PrefixTree {
                 self.begin_deferred(node, fence);
                 return;
             }
-            at = self.link[node].parent;
+            at = self.nodes.link[node].parent;
             self.become_idle(node, keep, freed);
         }
     }
 
     pub(super) fn become_idle(&mut self, node: NodeKey, keep: bool, freed: &mut Vec<PageId>) {
-        let entries = self.link[node].span.pages();
+        let entries = self.nodes.entries(node);
+        let pages = self.nodes.device_pages(node, entries);
+        self.size.protected -= pages;
         if keep {
-            let pages = match self.ages.is_some() {
-                true => self.stamp_idle(node, entries),
-                false => entries,
-            };
-            self.protected -= pages;
-            self.evictable += pages;
+            if let Some(ages) = &mut self.ages {
+                let sides = self.nodes.sides_of(node);
+                ages.enter(node, entries, |seek| seek.finds(sides, entries));
+            }
+            self.size.evictable += pages;
             self.order.enter(&mut self.usage, node);
         } else {
-            self.protected -= self.device_pages(node, entries);
-            match self.swap.is_some() {
-                true => self.detach_entries(node, entries, false, freed),
-                false => self.detach_pages(node, entries, false, freed),
-            }
+            self.detach(node, entries, false, freed);
             self.despawn(node);
         }
     }
@@ -111,55 +105,44 @@ impl PrefixTree {
             if usage.lock_count > 1 {
                 return;
             }
-            let Link { parent, span } = self.link[node];
-            let pages = match self.swap.is_some() {
-                true => self.leave_idle(node),
-                false => span.pages(),
-            };
-            self.order.leave(&mut self.usage, node);
-            at = parent;
-            self.evictable -= pages;
-            self.protected += pages;
+            if self.swap.is_some() {
+                self.drop_copies(node);
+            }
+            self.unlist(node);
+            let pages = self.nodes.device_pages(node, self.nodes.entries(node));
+            self.size.evictable -= pages;
+            self.size.protected += pages;
+            at = self.nodes.link[node].parent;
         }
     }
 
-    /// Returns the number of idle pages of a match, which a lock would make unevictable. O(idle nodes, and tails).
-    pub(crate) fn idle_pages(&self, found: &PrefixMatch) -> u32 {
-        let pages = self.idle_node_pages(found);
-        pages + self.idle_tail_pages(found, None)
+    /// Frees the swap pages of a node's clean entries, because a node in use has none.
+    #[cold]
+    fn drop_copies(&mut self, node: NodeKey) {
+        let Sides { device, swap_start } = self.nodes.sides_of(node);
+        self.emit_removed(node, Medium::Swap, swap_start..device);
+        let Self { nodes, swap: Some(swap), .. } = self else { return };
+        swap.drop_copies(nodes, node);
     }
 
-    /// Returns [`PrefixTree::idle_pages`] as of the completion of `step`, if no other call comes first.
-    pub(crate) fn idle_pages_after(&self, found: &PrefixMatch, step: StepId) -> u32 {
-        let pages = self.node_pages_after(found, step);
-        pages + self.idle_tail_pages(found, Some(step))
-    }
-
-    /// Returns the number of idle pages of a match, without the pages of cells.
-    #[inline]
-    pub(crate) fn idle_node_pages(&self, found: &PrefixMatch) -> u32 {
-        self.pages_while(found, |node| self.usage[node].lock_count == 0)
-    }
-
-    /// Returns [`PrefixTree::idle_node_pages`] as of the completion of `step`.
-    pub(crate) fn node_pages_after(&self, found: &PrefixMatch, step: StepId) -> u32 {
-        self.pages_while(found, |node| {
-            let deferred = self.is_deferred(node) && self.deferred[node].step <= step;
-            self.usage[node].lock_count == 0 || deferred
-        })
-    }
-
-    /// Returns the number of device pages of a match, from its end up to the first node for which `is_one` is false.
-    fn pages_while(&self, found: &PrefixMatch, is_one: impl Fn(NodeKey) -> bool) -> u32 {
-        let (mut at, mut pages) = (found.node, 0);
-        let mut here = found.pages_in_node;
-        while let Some(node) = at
-            && is_one(node)
-        {
-            pages += self.device_pages(node, here);
-            at = self.link[node].parent;
-            here = at.map_or(0, |parent| self.link[parent].span.pages());
+    /// Returns the number of idle pages of a match, which a lock would make unevictable, now or as of the completion of
+    /// `step`, if no other call comes first. O(idle nodes, and tails).
+    pub(crate) fn idle_pages(&self, found: &PrefixMatch, step: Option<StepId>) -> u32 {
+        let of_nodes = self.idle_node_pages(found, step);
+        if !self.has_cells() {
+            return of_nodes;
         }
-        pages
+        let idle = self.tails(found.end(), found.pages).filter(|&cell| self.cells().is_idle(cell, step));
+        of_nodes + idle.map(|cell| self.cells().device_tracks(cell)).sum::<u32>()
+    }
+
+    /// Returns [`PrefixTree::idle_pages`] without the pages of cells.
+    pub(crate) fn idle_node_pages(&self, found: &PrefixMatch, step: Option<StepId>) -> u32 {
+        let is_idle = |node| {
+            let is_deferred = |step| self.is_deferred(node) && self.deferred[node].step <= step;
+            self.usage[node].lock_count == 0 || step.is_some_and(is_deferred)
+        };
+        let idle = self.nodes.up(found.end()).take_while(|&(node, _)| is_idle(node));
+        idle.map(|(node, pages)| self.nodes.device_pages(node, pages)).sum()
     }
 }

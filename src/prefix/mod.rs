@@ -2,16 +2,16 @@
 //!
 //! ```text
 //!              (namespace, generation)                 a node is a run of whole pages:
-//!                /               \                        tokens and page ids in `span`,
+//!                /               \                        tokens and page ids in `list`,
 //!        [t t t t|t t t t]     [t t t t]                  found from its parent by its
 //!          /           \                                  first page's tokens (`child_table`)
 //!   [t t t t]   [t t t t|t t t t|t t t t]
 //! ```
 //!
-//! The columns are divided by access. Walks read `link`; locks and eviction read `usage`. Few nodes have a value in
-//! `scope` (nodes without a parent) and `deferred` (nodes that fenced locks hold). `shared_spans` uses `passed`. Spans
-//! and the child table have their own stores. Only `spawn`, `split` and `despawn` add and remove nodes.
-//! `contents.rs` describes the calls that add and remove pages.
+//! The columns are divided by access. Walks read `nodes`; locks and eviction read `usage`. Few nodes have a value in
+//! `deferred` (nodes that fenced locks hold). `shared_spans` uses `passed`. Only `spawn`, `split` and `despawn` add and
+//! remove nodes. Cells, swap memory, and hashes with events are tables of their own; `contents.rs` informs them of
+//! entries that are added and removed.
 //!
 //! * T1. All columns hold the same nodes; nodes <= device pages + swap pages, since no node is empty.
 //! * T2. The child table contains each node once, under its parent (or scope) and its first page's tokens; siblings'
@@ -21,7 +21,7 @@
 //! * T4. The eviction list holds exactly the idle nodes, and a parent is always younger than its children. So
 //!   the oldest node is always a leaf.
 //! * T5. evictable + protected = device pages of all nodes and cells; evictable = device pages of idle nodes and cells.
-//! * T6. Every entry of the span store belongs to one span, of a node or of an open fetch, or is free.
+//! * T6. Every entry of the slab belongs to one list, of a node or of an open fetch, or is free.
 //! * T7. A locked node is deferred when each of its locks waits in the fence and each of its locked children is
 //!   deferred: it will be idle soon. The fence counts the pages of such nodes by the step that they wait for.
 //! * T8. Idle nodes are all of the present generation: a prefix that can no longer match is dropped with its last user.
@@ -30,68 +30,63 @@
 //! Not here: page states and memory. A call that removes pages appends them to the caller's buffer.
 
 mod ages;
-mod cell_moves;
 mod cells;
 mod chain;
 mod check;
 mod child_table;
 mod column;
 mod contents;
+mod cursors;
 #[cfg(test)]
 mod deep;
 mod deferred;
+mod entry_list;
 mod events;
 mod evict;
 mod fetches;
 mod free_entries;
 mod generation;
+mod hashes;
 mod insert;
-mod load_batch;
+mod loads;
 mod lock;
-mod offload;
+mod nodes;
 mod order;
 mod puts;
-mod residency;
-mod restore;
-mod save_batch;
+mod saves;
 mod shared_spans;
-mod span;
 mod split;
 mod swap;
 mod tails;
 mod walk;
 
-use slotmap::{SecondaryMap, SlotMap};
+use slotmap::SecondaryMap;
 
-use crate::hash::Hashing;
-use crate::id::{NodeKey, PageId, PrefixLock, Scope, TokenId};
-use crate::memory::{OutOfMemory, reserved};
+use crate::hash::{Hashing, Names};
+use crate::id::{NodeKey, Scope};
+use crate::layout::Limits;
+use crate::memory::{Memory, OutOfMemory, reserved, secondary_map, slot_map, slot_size};
+use crate::stats::Stats;
 use ages::Ages;
 use cells::Cells;
 use chain::Chain;
 use child_table::ChildTable;
-use column::{RareColumn, advise_column, slot_size};
+use column::{RareColumn, advise_column};
 use deferred::Deferred;
+use entry_list::{EntryList, EntryLists};
 use events::EventBuffer;
+use nodes::{Link, Nodes};
 use order::{Neighbours, Order};
-use span::{Span, SpanStore};
 use swap::Swap;
 
 #[cfg(test)]
 pub(crate) use contents::log::{CachedPage, LogEntry};
 pub use insert::Inserted;
-pub(crate) use load_batch::LoadBatch;
+pub(crate) use loads::LoadBatch;
 pub use lock::Stale;
 pub use shared_spans::SharedPrefixFinder;
 pub use walk::PrefixMatch;
 pub(crate) use walk::common_tokens;
-
-/// The column that every walk reads. A slot, which includes a version, has 32 bytes: half a cache line.
-#[derive(Clone, Copy)]
-struct Link {
-    parent: Option<NodeKey>,
-    span: Span,
-}
 
 /// The column that locks and eviction read. A slot, which includes a version, has 32 bytes: half a cache line.
 #[derive(Clone, Copy)]
@@ -110,15 +105,61 @@ impl Usage {
     }
 }
 
-const _: () = assert!(size_of::<Link>() == 28 && size_of::<Usage>() == 28);
+const _: () = assert!(size_of::<Usage>() == 28);
+
+/// What a tree stores, and its limits.
+#[derive(Clone, Copy)]
+pub(crate) struct TreeShape {
+    /// Maximum number of device pages.
+    pub page_count: u32,
+    pub page_size: u32,
+    /// The child table uses this number of bits of its hashes. Only tests use fewer than 32; hashes are then the same
+    /// in every process.
+    pub hash_bits: u32,
+    /// Number of swap pages, and of those of the stage, which follow them.
+    pub swap_pages: u32,
+    pub stage_pages: u32,
+    /// The recipe of the pages' hashes, if pages are hashed.
+    pub hashing: Option<Hashing>,
+    /// Maximum number of pages in the buffer of events; 0 for no events.
+    pub event_pages: u32,
+    /// The groups whose cached pages are in cells.
+    pub limits: Limits,
+    pub max_steps: u32,
+}
+
+/// The bytes that a tree allocates.
+#[derive(Default)]
+pub(crate) struct TreeBytes {
+    pub tree: u64,
+    pub swap: u64,
+    pub hashes: u64,
+    pub events: u64,
+}
+
+impl TreeShape {
+    /// Returns the shape of a tree without hashes, events, cells and swap memory.
+    pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Self {
+        let (swap_pages, stage_pages, event_pages, max_steps) = (0, 0, 0, 0);
+        let (hashing, limits) = (None, Limits::NONE);
+        Self { page_count, page_size, hash_bits, swap_pages, stage_pages, hashing, event_pages, limits, max_steps }
+    }
+
+    /// Returns the maximum number of nodes: no node is empty, so there are no more nodes than pages.
+    fn nodes(&self) -> u32 {
+        self.page_count + self.swap_pages
+    }
+
+    /// Returns whether stores put and fetch pages, which needs swap memory, hashes and one group.
+    fn has_stores(&self) -> bool {
+        self.swap_pages > 0 && self.hashing.is_some() && self.limits.is_none()
+    }
+}
 
 /// The tree.
 pub struct PrefixTree {
-    page_size: u32,
-    link: SlotMap<NodeKey, Link>,
+    nodes: Nodes,
     usage: SecondaryMap<NodeKey, Usage>,
-    /// The scopes of nodes without a parent.
-    scope: RareColumn<Scope>,
     /// The deferred users of nodes that fenced locks hold.
     deferred: RareColumn<Deferred>,
     /// Number of nodes with deferred users.
@@ -128,20 +169,16 @@ pub struct PrefixTree {
     order: Order,
     /// When each idle node became idle. Only with cells or swap memory: other trees need only the list of idle nodes.
     ages: Option<Box<Ages>>,
-    spans: SpanStore,
-    children: ChildTable,
-    /// Hashes of pages, if the config enables them.
+    /// Names of the namespaces, if pages are hashed.
+    pub(crate) names: Names,
+    /// Hashes of pages and events, if the config enables them.
     chain: Option<Chain>,
     /// Cached pages of the groups of limited reach, if there are such groups.
     cells: Option<Box<Cells>>,
     /// Pages in swap memory, if the config enables them.
     swap: Option<Box<Swap>>,
-    /// The events, if pages are hashed and the config enables events.
-    events: Option<EventBuffer>,
-    /// Device pages of idle nodes and idle cells.
-    evictable: u32,
-    /// Device pages of locked nodes and used cells.
-    protected: u32,
+    /// Device pages of idle and of locked nodes.
+    size: SizeInfo,
     /// The generation whose prefixes match.
     generation: u64,
     /// Number of generations so far.
@@ -168,34 +205,43 @@ pub struct SizeInfo {
 }
 
 impl PrefixTree {
-    /// Creates an empty tree of at most `page_count` pages. The child table uses `hash_bits` bits of its hashes. Only
-    /// tests use fewer than 32; hashes are then the same in every process.
+    /// Creates an empty tree of at most `page_count` pages. With `prefault`, it touches its memory. The child table
+    /// uses `hash_bits` bits of its hashes. Only tests use fewer than 32; hashes are then the same in every process.
     ///
     /// # Errors
     /// The allocation that failed.
-    pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
-        let refused = |_| OutOfMemory { bytes: u64::from(page_count) * Self::COLUMN_BYTES };
-        let (mut link, mut usage) = (SlotMap::with_key(), SecondaryMap::new());
-        link.try_reserve(page_count as usize).map_err(refused)?;
-        usage.try_set_capacity(page_count as usize).map_err(refused)?;
-        Ok(Self {
-            page_size,
-            link,
-            usage,
-            scope: RareColumn::new(page_count)?,
-            deferred: RareColumn::new(page_count)?,
+    pub fn new(page_count: u32, page_size: u32, hash_bits: u32, prefault: bool) -> Result<Self, OutOfMemory> {
+        let shape = TreeShape::new(page_count, page_size, hash_bits);
+        Self::of_shape(&shape, &mut Memory::new(prefault)).map(|(tree, _)| tree)
+    }
+
+    /// Creates an empty tree. Also returns its bytes.
+    ///
+    /// # Errors
+    /// The allocation that failed.
+    pub(crate) fn of_shape(shape: &TreeShape, memory: &mut Memory) -> Result<(Self, TreeBytes), OutOfMemory> {
+        let &TreeShape { page_size, hash_bits, event_pages, .. } = shape;
+        let nodes = shape.nodes();
+        let mut tree = Self {
+            nodes: Nodes {
+                page_size,
+                link: slot_map(nodes, memory)?,
+                scope: RareColumn::new(nodes, memory)?,
+                lists: EntryLists::new(nodes, page_size, memory)?,
+                children: ChildTable::new(nodes, hash_bits, memory)?,
+                sides: None,
+            },
+            usage: secondary_map(nodes, memory)?,
+            deferred: RareColumn::new(nodes, memory)?,
             deferred_nodes: 0,
-            passed: RareColumn::new(page_count)?,
+            passed: RareColumn::new(nodes, memory)?,
             order: Order::default(),
             ages: None,
-            spans: SpanStore::new(page_count, page_size)?,
-            children: ChildTable::new(page_count, hash_bits)?,
+            names: Names::new(shape.hashing, memory)?,
             chain: None,
             cells: None,
             swap: None,
-            events: None,
-            evictable: 0,
-            protected: 0,
+            size: SizeInfo::default(),
             generation: 0,
             generation_count: 1,
             published_pages: 0,
@@ -204,27 +250,34 @@ impl PrefixTree {
             branches: 1,
             #[cfg(test)]
             log: None,
-        })
-    }
-
-    /// Returns the bytes that a tree reserves without hashes, events, cells and swap memory.
-    pub(crate) fn bytes(page_count: u32, page_size: u32) -> u64 {
-        u64::from(page_count) * Self::COLUMN_BYTES
-            + ChildTable::bytes(page_count)
-            + SpanStore::bytes(page_count, page_size)
-    }
-
-    /// Returns the bytes that the hashes of pages take.
-    pub(crate) fn hash_bytes(page_count: u32, hashing: Hashing) -> u64 {
-        Chain::bytes(page_count, hashing)
-    }
-
-    /// Returns the bytes that events take in a tree of `page_count` pages; 0 if `capacity` is 0.
-    pub(crate) fn event_bytes(page_count: u32, page_size: u32, hashing: Hashing, capacity: u32) -> u64 {
-        match capacity {
-            0 => 0,
-            _ => EventBuffer::bytes(page_count, page_size, hashing.width(), capacity),
+        };
+        if memory.prefaults() {
+            tree.prefault()?;
         }
+        let mut bytes = TreeBytes { tree: memory.take_bytes(), ..TreeBytes::default() };
+        if shape.swap_pages > 0 {
+            tree.swap = Some(Box::new(Swap::new(shape, memory)?));
+            tree.nodes.sides = Some(RareColumn::new(nodes, memory)?);
+            tree.ages = Some(Box::new(Ages::new(nodes, memory)?));
+            bytes.swap = memory.take_bytes();
+        }
+        if !shape.limits.is_none() {
+            tree.cells = Some(Box::new(Cells::new(shape, memory)?));
+            if tree.ages.is_none() {
+                tree.ages = Some(Box::new(Ages::new(nodes, memory)?));
+            }
+            bytes.tree += memory.take_bytes();
+        }
+        if let Some(hashing) = shape.hashing {
+            let mut chain = Chain::new(nodes, hash_bits, hashing, memory)?;
+            bytes.hashes = memory.take_bytes();
+            if event_pages > 0 {
+                chain.events = Some(EventBuffer::new(nodes, page_size, hashing, event_pages, memory)?);
+                bytes.events = memory.take_bytes();
+            }
+            tree.chain = Some(chain);
+        }
+        Ok((tree, bytes))
     }
 
     /// Bytes of one node's columns.
@@ -235,43 +288,70 @@ impl PrefixTree {
     /// Bytes of one node: its columns and its child entry.
     pub const BYTES_PER_NODE: u64 = Self::COLUMN_BYTES + ChildTable::BYTES_PER_NODE;
 
-    /// Returns the number of tokens of a page.
-    pub fn page_size(&self) -> u32 {
-        self.page_size
+    /// Returns the columns that walks read.
+    pub(crate) fn nodes(&self) -> &Nodes {
+        &self.nodes
     }
 
-    /// Touches the memory of nodes, spans, hashes, cells, events and records of swap pages, so that later calls cause
-    /// hardly any page faults. The tree must be empty.
+    /// Returns whether there are groups whose cached pages are in cells.
+    #[inline]
+    pub(crate) fn has_cells(&self) -> bool {
+        self.cells.is_some()
+    }
+
+    /// Returns the cells. There are groups.
+    pub(crate) fn cells(&self) -> &Cells {
+        self.cells.as_ref().expect("there are groups")
+    }
+
+    /// Returns the cells, to change them. There are groups.
+    pub(crate) fn cells_mut(&mut self) -> &mut Cells {
+        self.cells.as_mut().expect("there are groups")
+    }
+
+    /// Returns whether evicted pages move to swap memory.
+    #[inline]
+    pub(crate) fn has_swap(&self) -> bool {
+        self.swap.is_some()
+    }
+
+    /// Returns the columns of swap memory. There is swap memory.
+    pub(crate) fn swap(&self) -> &Swap {
+        self.swap.as_ref().expect("there is swap memory")
+    }
+
+    /// Returns the columns of swap memory, to change them. There is swap memory.
+    pub(crate) fn swap_mut(&mut self) -> &mut Swap {
+        self.swap.as_mut().expect("there is swap memory")
+    }
+
+    /// Returns the number of tokens of a page.
+    pub fn page_size(&self) -> u32 {
+        self.nodes.page_size
+    }
+
+    /// Touches the memory of nodes, so that later calls cause hardly any page faults. The tree must be empty.
     ///
     /// # Errors
     /// The allocation of a temporary list of all nodes, 8 bytes for each node, if it failed.
-    pub fn prefault(&mut self) -> Result<(), OutOfMemory> {
-        self.spans.prefault();
-        self.children.prefault();
-        self.chain.iter_mut().for_each(|chain| chain.prefault());
-        self.ages.iter_mut().for_each(|ages| ages.prefault());
-        self.cells.iter_mut().for_each(|cells| cells.prefault());
-        self.swap.iter_mut().for_each(|swap| swap.prefault());
-        self.events.iter_mut().for_each(|events| events.prefault());
-        self.scope.prefault();
-        self.deferred.prefault();
-        self.passed.prefault();
+    fn prefault(&mut self) -> Result<(), OutOfMemory> {
+        let links = &mut self.nodes.link;
         // The nodes are removed in reverse order, so that the arena later returns keys in ascending order.
-        let link = Link { parent: None, span: Span::EMPTY };
-        let capacity = self.link.capacity();
+        let link = Link { parent: None, list: EntryList::EMPTY };
+        let capacity = links.capacity();
         let mut nodes = reserved(capacity as u64)?;
         for _ in 0..capacity {
-            let node = self.link.insert(link);
+            let node = links.insert(link);
             self.usage.insert(node, Usage::new(0));
             if nodes.is_empty() {
                 // The columns begin here. Request huge pages before the loop touches the rest.
-                advise_column(&self.link[node], capacity);
+                advise_column(&links[node], capacity);
                 advise_column(&self.usage[node], capacity);
             }
             nodes.push(node);
         }
         for node in nodes.into_iter().rev() {
-            self.link.remove(node);
+            links.remove(node);
             self.usage.remove(node);
         }
         Ok(())
@@ -279,92 +359,67 @@ impl PrefixTree {
 
     /// Returns the number of nodes.
     pub fn node_count(&self) -> usize {
-        self.link.len()
+        self.nodes.link.len()
     }
 
     /// Returns the numbers of pages by use. O(1).
     pub fn size_info(&self) -> SizeInfo {
-        SizeInfo { evictable: self.evictable, protected: self.protected }
+        let cells = self.cells.as_ref().map_or(SizeInfo::default(), |cells| cells.size_info());
+        let SizeInfo { evictable, protected } = self.size;
+        SizeInfo { evictable: evictable + cells.evictable, protected: protected + cells.protected }
     }
 
-    /// Returns the number of computed pages that sequences added so far. O(1).
-    pub fn published_pages(&self) -> u64 {
-        self.published_pages
+    /// Writes the counters and levels of the tree into `stats`. O(1).
+    pub(crate) fn count(&self, stats: &mut Stats) {
+        let SizeInfo { evictable, protected } = self.size_info();
+        (stats.evictable_pages, stats.protected_pages) = (evictable, protected);
+        (stats.published_pages, stats.duplicate_pages) = (self.published_pages, self.duplicate_pages);
+        self.cells.iter().for_each(|cells| (stats.cells, stats.evicted_cells) = cells.counts());
+        self.swap.iter().for_each(|swap| swap.count(stats));
     }
 
-    /// Returns the number of inserted pages so far that the tree already contained on the device. O(1).
-    pub fn duplicate_pages(&self) -> u64 {
-        self.duplicate_pages
-    }
-
-    /// Returns the bytes in use for nodes, child entries, entries of spans and extents.
+    /// Returns the bytes in use for nodes, child entries, entries of lists and extents.
     pub fn live_bytes(&self) -> u64 {
-        let nodes = self.link.len() as u64;
-        nodes * Self::BYTES_PER_NODE + self.spans.live_bytes()
+        self.node_count() as u64 * Self::BYTES_PER_NODE + self.nodes.lists.live_bytes()
     }
 
     /// Creates a node. It has no user and is in no list; the caller counts its pages.
     #[inline(always)]
     fn spawn(&mut self, link: Link, scope: Scope) -> NodeKey {
-        let first = self.spans.first_page(&link.span);
-        let hash = self.children.hash(link.parent, scope, first);
+        let Nodes { lists, children, .. } = &self.nodes;
+        let hash = children.hash(link.parent, scope, lists.first_page(&link.list));
         let node = self.insert_columns(link, scope, Usage::new(hash));
-        self.children.insert(hash, node);
+        self.nodes.children.insert(hash, node);
         match link.parent {
             Some(parent) => self.usage[parent].child_count += 1,
-            None => self.hold_names(scope.namespace),
+            None => self.names.hold(scope.namespace),
         }
         node
     }
 
     #[inline]
     fn insert_columns(&mut self, link: Link, scope: Scope, usage: Usage) -> NodeKey {
-        assert!(self.link.len() < self.link.capacity(), "T1: nodes cannot outnumber pages");
+        assert!(self.nodes.link.len() < self.nodes.link.capacity(), "T1: nodes cannot outnumber pages");
         self.branches += 1;
-        let node = self.link.insert(link);
+        let node = self.nodes.link.insert(link);
         self.usage.insert(node, usage);
         if link.parent.is_none() {
-            self.scope[node] = scope;
+            self.nodes.scope[node] = scope;
         }
         node
     }
 
     /// Removes a node that is idle, without pages, without children and in no list.
+    #[inline(always)] // With `Order::leave`: 4 % of an eviction at page_size 16.
     fn despawn(&mut self, node: NodeKey) {
         let usage = self.usage.remove(node).expect("T1: every node has its usage");
         assert!(usage.lock_count == 0, "T3: a locked node stays");
         assert!(usage.child_count == 0, "T4: a node with children stays");
-        let link = self.link.remove(node).expect("T1: every node has a link");
-        self.children.remove(usage.hash, node);
+        let link = self.nodes.link.remove(node).expect("T1: every node has a link");
+        self.nodes.children.remove(usage.hash, node);
         match link.parent {
             Some(parent) => self.usage[parent].child_count -= 1,
-            None => self.release_names(self.scope[node].namespace),
+            None => self.names.release(self.nodes.scope[node].namespace),
         }
-    }
-
-    /// Returns how many of a node's first `entries` entries have pages on the device.
-    #[inline]
-    fn device_pages(&self, node: NodeKey, entries: u32) -> u32 {
-        match &self.swap {
-            Some(swap) => swap.residency[node].device.min(entries),
-            None => entries,
-        }
-    }
-
-    /// Returns a node's tokens and pages, run by run.
-    fn node_pages(&self, node: NodeKey) -> impl Iterator<Item = (&[TokenId], &[PageId])> {
-        self.spans.pieces(&self.link[node].span)
-    }
-
-    /// Returns the pages of the prefix that a lock holds, in order; for audits. O(pages).
-    pub(crate) fn path(&self, lock: &PrefixLock) -> Vec<PageId> {
-        let mut nodes = Vec::new();
-        let mut at = lock.node();
-        while let Some(node) = at {
-            nodes.push(node);
-            at = self.link[node].parent;
-        }
-        let pages = nodes.iter().rev().flat_map(|&node| self.node_pages(node));
-        pages.flat_map(|(_, pages)| pages.iter().copied()).collect()
     }
 }

@@ -15,15 +15,16 @@ use std::collections::{HashSet, VecDeque};
 
 use crate::bitmap::{Bitmap, Bits};
 use crate::hash::PageHash;
-use crate::id::{MoveId, SwapPageId};
-use crate::memory::{OutOfMemory, reserved, reserved_queue, touch, touch_deque, zeroed};
+use crate::id::{MoveId, NodeKey, SwapPageId};
+use crate::memory::{Memory, OutOfMemory};
 use crate::moves::{Put, PutId};
 use crate::plan::PageMove;
 use crate::swap::SwapPool;
 
 use super::PrefixTree;
-use super::residency::NO_SWAP_PAGE;
-use super::span::SpanStore;
+use super::chain::Chain;
+use super::entry_list::EntryLists;
+use super::nodes::{NO_SWAP_PAGE, Nodes};
 
 /// Maximum number of open puts.
 const PUTS_MAX: usize = 1024;
@@ -42,7 +43,7 @@ struct Version {
 struct OpenPut {
     id: PutId,
     /// The entry; `None` once its generation has ended.
-    of: Option<Version>,
+    version: Option<Version>,
     key: PageHash,
     page: SwapPageId,
     /// The save to the page.
@@ -79,34 +80,20 @@ pub(super) struct Puts {
 
 impl Puts {
     /// Creates the records of puts; with 0 entries, nothing is put.
-    pub fn new(entries: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(entries: u32, stage_pages: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
-            stored: Bitmap::new(entries, false)?,
-            versions: zeroed(entries.into())?,
-            before: zeroed(entries.into())?,
-            queue: reserved_queue(entries.into())?,
+            stored: Bitmap::new(entries, false, memory)?,
+            versions: memory.zeroed(entries.into())?,
+            before: memory.zeroed(entries.into())?,
+            queue: memory.queue(entries.into())?,
             round: 0,
-            open: reserved_queue(if entries > 0 { PUTS_MAX as u64 } else { 0 })?,
+            open: memory.queue(if entries > 0 { PUTS_MAX as u64 } else { 0 })?,
             last: 0,
-            stage: reserved(stage_pages.into())?,
+            stage: memory.reserved(stage_pages.into())?,
             stage_pages,
-            staged: reserved(stage_pages.into())?,
+            staged: memory.reserved(stage_pages.into())?,
             done: 0,
         })
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.versions);
-        touch(&mut self.before);
-        touch_deque(&mut self.queue, Version { entry: 0, count: 0 });
-    }
-
-    pub fn bytes(entries: u32, stage_pages: u32) -> u64 {
-        let stage = size_of::<SwapPageId>() + size_of::<PageMove>();
-        Bitmap::bytes(entries)
-            + u64::from(entries) * (8 + size_of::<Version>() as u64)
-            + PUTS_MAX as u64 * size_of::<OpenPut>() as u64
-            + u64::from(stage_pages) * stage as u64
     }
 
     /// Makes the stage usable. Its first page is `first`.
@@ -140,8 +127,23 @@ impl Puts {
         }
     }
 
+    /// Records the entry before each of the last `count` entries of a node, unless nothing is put. If `are_new`, queues
+    /// these entries to be put.
+    pub fn attach(&mut self, nodes: &Nodes, node: NodeKey, count: u32, are_new: bool) {
+        if self.is_off() {
+            return;
+        }
+        let mut before = nodes.entry_before(node, count);
+        for (start, len) in nodes.lists.last_runs(&nodes.link[node].list, count) {
+            for entry in start..start + len {
+                self.attach_entry(entry, before, are_new);
+                before = Some(entry);
+            }
+        }
+    }
+
     /// Records the entry before an entry. If `is_new`, queues the entry to be put.
-    pub fn attach(&mut self, entry: u32, before: Option<u32>, is_new: bool) {
+    pub fn attach_entry(&mut self, entry: u32, before: Option<u32>, is_new: bool) {
         self.before[entry as usize] = before.unwrap_or(NONE);
         if is_new {
             let is_one_round = self.round == self.queue.len();
@@ -153,12 +155,12 @@ impl Puts {
     }
 
     /// Queues an entry for the next round.
-    fn push(&mut self, of: Version) {
+    fn push(&mut self, version: Version) {
         if self.queue.len() == self.versions.len() {
             self.queue.pop_front();
             self.round = self.round.saturating_sub(1);
         }
-        self.queue.push_back(of);
+        self.queue.push_back(version);
     }
 
     /// Returns the next entry of the round, and removes it from the queue.
@@ -167,27 +169,90 @@ impl Puts {
         self.queue.pop_front()
     }
 
-    fn is_present(&self, of: Version) -> bool {
-        self.versions[of.entry as usize] == of.count
+    fn is_present(&self, version: Version) -> bool {
+        self.versions[version.entry as usize] == version.count
     }
 
     /// Returns the entry of an open put, if it still has the put's page and its generation has not ended.
     fn entry_of(&self, put: &OpenPut) -> Option<u32> {
-        put.of.filter(|&of| self.is_present(of)).map(|of| of.entry)
+        put.version.filter(|&version| self.is_present(version)).map(|version| version.entry)
     }
 
     /// Ends the generation of all pages. No store receives them from now on, and no page is queued again.
     pub fn end_generation(&mut self) {
         self.queue.clear();
         self.round = 0;
-        self.open.iter_mut().for_each(|put| put.of = None);
+        self.open.iter_mut().for_each(|put| put.version = None);
+    }
+
+    /// Calls `sink` with the puts whose pages the store can read. All saves up to `saved` are done. Returns the number
+    /// of calls.
+    fn give(
+        &mut self,
+        lists: &EntryLists,
+        chain: &Chain,
+        pool: &mut SwapPool,
+        saved: MoveId,
+        mut sink: impl FnMut(Put<'_>),
+    ) -> usize {
+        let mut given = 0;
+        for index in 0..self.open.len() {
+            let put = self.open[index];
+            // If the entry has been freed, the put's bytes are still valid, but the entry may have other tokens.
+            let Some(entry) = self.entry_of(&put).filter(|_| !put.is_given && put.save <= saved) else {
+                continue;
+            };
+            self.open[index].is_given = true;
+            given += 1;
+            let before = self.before[entry as usize];
+            let parent = (before != NONE).then(|| chain.of(before));
+            let OpenPut { id, key, page, .. } = put;
+            sink(Put { id, key, parent, tokens: lists.tokens_of(entry), page });
+        }
+        // Ends the puts that the store has not received and whose entries were freed or are of an earlier generation.
+        while let Some(gone) = self.open.iter().find(|put| !put.is_given && self.entry_of(put).is_none()) {
+            self.end(pool, gone.id, false);
+        }
+        given
+    }
+
+    /// Ends the puts whose saves to the stage, in the batch `save`, failed. Queues their entries again.
+    pub fn fail_staged(&mut self, save: MoveId) {
+        let failed = |put: &OpenPut| put.is_staged && put.save == save;
+        for put in self.open.iter().rev().filter(|put| failed(put)) {
+            self.stage.push(put.page);
+            self.queue.push_front(put.version.expect("this call opened the put"));
+            self.round += 1;
+        }
+        self.open.retain(|put| !failed(put));
+        self.staged.clear();
+    }
+
+    /// Ends a put, as [`Engine::put_done`](crate::Engine::put_done).
+    pub fn end(&mut self, pool: &mut SwapPool, id: PutId, ok: bool) -> bool {
+        let Ok(index) = self.open.binary_search_by_key(&id, |put| put.id) else { return false };
+        let put = self.open.remove(index).expect("it was found");
+        if put.is_staged {
+            self.stage.push(put.page);
+        } else {
+            pool.end_read(put.page);
+        }
+        if let Some(version) = put.version.filter(|&version| self.is_present(version)) {
+            if ok {
+                self.set_stored(version.entry);
+            } else {
+                self.push(version);
+            }
+        }
+        self.done += u64::from(ok);
+        true
     }
 
     /// Checks a part of M1, for the pages that puts read, and a part of M3. O(entries and open puts).
     pub fn check(
         &self,
         pool: &SwapPool,
-        spans: &SpanStore,
+        lists: &EntryLists,
         key_of: impl Fn(u32) -> Option<PageHash>,
     ) -> Result<(), &'static str> {
         let (staged, read): (Vec<&OpenPut>, Vec<_>) = self.open.iter().partition(|put| put.is_staged);
@@ -202,7 +267,7 @@ impl Puts {
             return Err("M3: an entry has the hash that its put has");
         }
         let mut entries = 0..self.versions.len() as u32;
-        match entries.any(|entry| self.is_stored(entry) && spans.is_free(entry)) {
+        match entries.any(|entry| self.is_stored(entry) && lists.is_free(entry)) {
             true => Err("M3: a stored entry has a page"),
             false => Ok(()),
         }
@@ -213,26 +278,26 @@ impl PrefixTree {
     /// Opens puts of the next pages to be put, at most `max`; saves to the stage are collected in `staged`. If the
     /// round has no page to put, begins the next round.
     pub(crate) fn begin_puts(&mut self, max: usize) {
-        let Self { swap: Some(swap), spans, chain: Some(chain), .. } = self else { return };
+        let Self { nodes, swap: Some(swap), chain: Some(chain), .. } = self else { return };
         let next_move = swap.next_move();
         let (puts, pool) = (&mut swap.puts, &mut swap.pool);
         puts.staged.clear();
         let (before, end) = (puts.open.len(), PUTS_MAX.min(puts.open.len().saturating_add(max)));
         while puts.open.len() < end {
-            let Some(of) = puts.pop() else { break };
-            if !puts.is_present(of) || puts.is_stored(of.entry) {
+            let Some(version) = puts.pop() else { break };
+            if !puts.is_present(version) || puts.is_stored(version.entry) {
                 continue;
             }
-            let mut page = swap.of_entry[of.entry as usize];
+            let mut page = swap.of_entry[version.entry as usize];
             let is_staged = page == NO_SWAP_PAGE;
             let save;
             if is_staged {
                 let Some(stage) = puts.stage.pop() else {
-                    puts.queue.push_front(of);
+                    puts.queue.push_front(version);
                     puts.round += 1;
                     return;
                 };
-                puts.staged.push(PageMove { device: spans.pages_of_run(of.entry, 1)[0], swap: stage });
+                puts.staged.push(PageMove { device: nodes.lists.pages_of_run(version.entry, 1)[0], swap: stage });
                 (page, save) = (stage, next_move);
             } else {
                 pool.begin_read(page);
@@ -242,8 +307,8 @@ impl PrefixTree {
             let id = PutId(puts.last);
             puts.open.push_back(OpenPut {
                 id,
-                of: Some(of),
-                key: chain.of(of.entry),
+                version: Some(version),
+                key: chain.of(version.entry),
                 page,
                 save,
                 is_staged,
@@ -255,80 +320,10 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the saves to the stage that the backend has to make, and the number of their batch.
-    pub(crate) fn staged(&mut self) -> Option<(MoveId, &[PageMove])> {
-        let swap = self.swap.as_mut()?;
-        if swap.puts.staged.is_empty() {
-            return None;
-        }
-        swap.last_move = swap.next_move();
-        Some((swap.last_move, &swap.puts.staged))
-    }
-
-    /// Cancels the puts whose saves to the stage have failed, and queues their entries again.
-    pub(crate) fn fail_staged(&mut self) {
-        let Some(swap) = &mut self.swap else { return };
-        let puts = &mut swap.puts;
-        let failed = |put: &OpenPut| put.is_staged && put.save == swap.last_move;
-        for put in puts.open.iter().rev().filter(|put| failed(put)) {
-            puts.stage.push(put.page);
-            puts.queue.push_front(put.of.expect("this call opened the put"));
-            puts.round += 1;
-        }
-        puts.open.retain(|put| !failed(put));
-        puts.staged.clear();
-    }
-
     /// Calls `sink` with the puts whose pages the store can read. All saves up to `saved` are done. Returns the number
     /// of calls.
-    pub(crate) fn give_puts(&mut self, saved: MoveId, mut sink: impl FnMut(Put<'_>)) -> usize {
-        let Self { swap: Some(swap), spans, chain: Some(chain), .. } = self else { return 0 };
-        let (puts, mut given) = (&mut swap.puts, 0);
-        for index in 0..puts.open.len() {
-            let put = puts.open[index];
-            // If the entry has been freed, the put's bytes are still valid, but the entry may have other tokens.
-            let Some(entry) = puts.entry_of(&put).filter(|_| !put.is_given && put.save <= saved) else {
-                continue;
-            };
-            puts.open[index].is_given = true;
-            given += 1;
-            let before = puts.before[entry as usize];
-            let parent = (before != NONE).then(|| chain.of(before));
-            let OpenPut { id, key, page, .. } = put;
-            sink(Put { id, key, parent, tokens: spans.tokens_of(entry), page });
-        }
-        self.drop_gone_puts();
-        given
-    }
-
-    /// Ends the puts that the store has not received and whose entries were freed or are of an earlier generation.
-    fn drop_gone_puts(&mut self) {
-        while let Some(swap) = &self.swap
-            && let puts = &swap.puts
-            && let Some(gone) = puts.open.iter().find(|put| !put.is_given && puts.entry_of(put).is_none())
-        {
-            self.end_put(gone.id, false);
-        }
-    }
-
-    /// Ends a put. `ok` is set if the store has the page; otherwise its entry is queued for the next round. Returns
-    /// whether the put was open.
-    pub(crate) fn end_put(&mut self, id: PutId, ok: bool) -> bool {
-        let Some(swap) = &mut self.swap else { return false };
-        let (puts, pool) = (&mut swap.puts, &mut swap.pool);
-        let Ok(index) = puts.open.binary_search_by_key(&id, |put| put.id) else { return false };
-        let put = puts.open.remove(index).expect("it was found");
-        match put.is_staged {
-            true => puts.stage.push(put.page),
-            false => pool.end_read(put.page),
-        }
-        if let Some(of) = put.of.filter(|&of| puts.is_present(of)) {
-            match ok {
-                true => puts.set_stored(of.entry),
-                false => puts.push(of),
-            }
-        }
-        puts.done += u64::from(ok);
-        true
+    pub(crate) fn give_puts(&mut self, saved: MoveId, sink: impl FnMut(Put<'_>)) -> usize {
+        let Self { nodes, swap: Some(swap), chain: Some(chain), .. } = self else { return 0 };
+        swap.puts.give(&nodes.lists, chain, &mut swap.pool, saved, sink)
     }
 }

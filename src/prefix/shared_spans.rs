@@ -10,7 +10,7 @@
 //! Not here: which sequence holds which lock.
 
 use crate::id::{NodeKey, PrefixLock, SeqKey};
-use crate::memory::{OutOfMemory, reserved, touch_reserved};
+use crate::memory::{Memory, OutOfMemory};
 use crate::plan::{SharedSpan, SharedSpans};
 
 use super::PrefixTree;
@@ -57,35 +57,16 @@ pub struct SharedPrefixFinder {
 
 impl SharedPrefixFinder {
     /// Reserves memory for batches of at most `rows` rows. Larger batches share nothing.
-    pub(crate) fn new(rows: u32) -> Result<Self, OutOfMemory> {
-        let of = u64::from(rows);
+    pub(crate) fn new(rows: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
             most_rows: rows,
-            nodes: reserved(of * u64::from(NODES_PER_ROW))?,
-            leaves: reserved(of)?,
-            spans: reserved(of)?,
-            members: reserved(of)?,
-            batch: reserved(of)?,
+            nodes: memory.reserved(u64::from(rows) * u64::from(NODES_PER_ROW))?,
+            leaves: memory.reserved(rows.into())?,
+            spans: memory.reserved(rows.into())?,
+            members: memory.reserved(rows.into())?,
+            batch: memory.reserved(rows.into())?,
             branches: 0,
         })
-    }
-
-    /// Touches the reserved memory.
-    pub(crate) fn prefault(&mut self) {
-        let none =
-            Passed { node: NodeKey::default(), parent: NONE, begin: 0, end: 0, rows: 0, place: NONE, span: NONE };
-        touch_reserved(&mut self.nodes, none);
-        touch_reserved(&mut self.leaves, NONE);
-        touch_reserved(&mut self.spans, bytemuck::Zeroable::zeroed());
-        touch_reserved(&mut self.members, NONE);
-        touch_reserved(&mut self.batch, SeqKey::default());
-    }
-
-    /// Returns the bytes that a finder of `rows` rows reserves.
-    pub(crate) fn bytes(rows: u32) -> u64 {
-        let nodes = NODES_PER_ROW as usize * size_of::<Passed>();
-        let row = nodes + 2 * size_of::<u32>() + size_of::<SharedSpan>() + size_of::<SeqKey>();
-        u64::from(rows) * row as u64
     }
 
     /// Returns the spans of the last batch.
@@ -121,7 +102,7 @@ impl SharedPrefixFinder {
         }
         self.branches = tree.branches;
         self.count_rows();
-        let member_count = self.lay_out(tree.page_size);
+        let member_count = self.lay_out(tree.page_size());
         self.members.resize(member_count as usize, NONE);
         for (row, &leaf) in self.leaves.iter().enumerate() {
             if leaf != NONE && self.nodes[leaf as usize].place != NONE {
@@ -149,8 +130,8 @@ impl SharedPrefixFinder {
                 self.nodes.truncate(first_new);
                 return NONE;
             }
-            let link = &tree.link[node];
-            let begin = end - link.span.pages();
+            let link = &tree.nodes.link[node];
+            let begin = end - link.list.pages();
             self.nodes.push(Passed { node, parent, begin, end, rows: 0, place: NONE, span: NONE });
             (at, end) = (link.parent, begin);
         }
@@ -202,10 +183,10 @@ impl SharedPrefixFinder {
                     (parent.place - rows, parent.span)
                 }
             };
-            let of = self.spans.get(around as usize).map(|span| span.member_count);
+            let members = self.spans.get(around as usize).map(|span| span.member_count);
             let span = if rows < 2 {
                 around
-            } else if of == Some(rows) {
+            } else if members == Some(rows) {
                 self.spans[around as usize].end = end * page_size;
                 around
             } else {

@@ -1,11 +1,5 @@
 //! Pages in swap memory: evicted pages keep their entries in the tree and come back when a prompt matches them.
-//!
-//! ```text
-//! entries of a node   0 .. swap_start .. device .. len
-//! on the device       [             |            ]   those below `device`
-//! in swap memory              [                  ]   those from `swap_start` on
-//!                       dirty   clean   swap-only
-//! ```
+//! `nodes.rs` stores which entries of a node have device pages and which have swap pages.
 //!
 //! * H1. A swap page is in one state (`swap/`); Cached pages belong to entries and cells.
 //! * H2. Every entry has a page. A node has device pages only if its parent is entirely on the device.
@@ -17,27 +11,28 @@
 //! By H2, all entries deeper than a swap-only entry are swap-only, and by T4 they are older. So the oldest swap-only
 //! entry is the last entry of a leaf.
 //!
-//! Cells move by the same rules, each as an entry of its own (`cell_moves.rs`).
+//! Cells move by the same rules, each as an entry of its own (`cells.rs`).
 //!
 //! The tree owns the pool of swap pages, because locking an idle node frees the swap pages of its clean entries.
 //!
-//! Not here: moves to swap memory (`offload.rs`) and back (`restore.rs`), the contents of pages.
+//! Not here: moves to swap memory (`evict.rs`, `saves.rs`) and back (`loads.rs`), the contents of pages.
 
-use crate::event::Medium;
+mod check;
+
 use crate::id::{MoveId, NodeKey, PageId, PrefixLock, SwapPageId};
-use crate::memory::{OutOfMemory, filled, reserved, touch, touch_reserved, zeroed};
+use crate::memory::{Memory, OutOfMemory};
+use crate::moves::PutId;
+use crate::plan::PageMove;
+use crate::stats::Stats;
 use crate::swap::SwapPool;
 
-use super::PrefixTree;
-use super::ages::Ages;
-use super::column::RareColumn;
+use super::TreeShape;
+use super::entry_list::EntryLists;
 use super::fetches::Fetches;
-use super::load_batch::LoadBatch;
+use super::loads::LoadBatch;
+use super::nodes::{NO_PAGE, NO_SWAP_PAGE, Nodes, Sides};
 use super::puts::Puts;
-use super::residency::{NO_PAGE, NO_SWAP_PAGE, Residency, Seek};
-use super::save_batch::SaveBatch;
-use super::span::SpanStore;
-use super::walk::Cursor;
+use super::saves::SaveBatch;
 
 /// Counters of pages and of moves, over the whole run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -56,88 +51,149 @@ pub(crate) struct SwapCounts {
     pub failed: u64,
 }
 
+impl SwapCounts {
+    /// Counts pages that are saved at their eviction.
+    pub fn add_forced(&mut self, pages: u32) {
+        self.saved += u64::from(pages);
+        self.forced += u64::from(pages);
+    }
+}
+
 /// The columns and counters of swap memory.
-pub(super) struct Swap {
-    pub pool: SwapPool,
+pub(crate) struct Swap {
+    pub(super) pool: SwapPool,
     /// The swap page of each entry; [`NO_SWAP_PAGE`] for an entry without one.
-    pub of_entry: Vec<SwapPageId>,
-    pub residency: RareColumn<Residency>,
-    /// The oldest node that may have what each [`Seek`] looks for.
-    pub cursors: [Option<NodeKey>; 3],
+    pub(super) of_entry: Vec<SwapPageId>,
     /// Clean entries of idle nodes, and pages of clean cells.
-    pub clean: u32,
+    pub(super) clean: u32,
     /// The saves that the engine has not yet passed to the backend.
-    pub saves: SaveBatch,
-    /// Nodes whose entries a load or a sequence has just restored, each with the number of these entries.
-    pub restored: Vec<(NodeKey, u32)>,
+    pub(super) saves: SaveBatch,
+    /// Nodes whose entries a load or a sequence has just brought to the device, each with the number of these entries.
+    pub(super) loaded_nodes: Vec<(NodeKey, u32)>,
     /// Number of the last batch of saves or loads for the backend.
-    pub last_move: MoveId,
+    pub(super) last_move: MoveId,
     /// The last load to each device page, the last load of all, and the last load that is known to be done.
     loads: Vec<MoveId>,
     last_load: MoveId,
-    loaded: MoveId,
-    pub puts: Puts,
-    pub fetches: Fetches,
+    done_load: MoveId,
+    pub(super) puts: Puts,
+    pub(super) fetches: Fetches,
     /// Number of swap pages; the pages of the stage follow them.
     swap_pages: u32,
     stage_pages: u32,
-    pub counts: SwapCounts,
-    /// Number of nodes and cells that seeks have visited.
-    #[cfg(test)]
-    pub visits: u64,
+    pub(super) counts: SwapCounts,
 }
 
 impl Swap {
-    fn new(page_count: u32, swap_pages: u32, stage_pages: u32) -> Result<Self, OutOfMemory> {
-        let nodes = page_count + swap_pages;
-        // `keep_stores` creates the records of puts and fetches.
+    /// Creates the columns. Stores need hashes and one group.
+    pub(super) fn new(shape: &TreeShape, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+        let &TreeShape { page_count, swap_pages, stage_pages, .. } = shape;
+        let entries = EntryLists::entry_count(shape.nodes());
+        let stores = u32::from(shape.has_stores());
         Ok(Self {
-            pool: SwapPool::new(swap_pages)?,
-            of_entry: filled(SpanStore::entry_count(nodes).into(), NO_SWAP_PAGE)?,
-            residency: RareColumn::new(nodes)?,
-            cursors: [None; 3],
+            pool: SwapPool::new(swap_pages, memory)?,
+            of_entry: memory.filled(entries.into(), NO_SWAP_PAGE)?,
             clean: 0,
-            saves: SaveBatch::new(page_count)?,
-            restored: reserved(page_count.into())?,
+            saves: SaveBatch::new(page_count, memory)?,
+            loaded_nodes: memory.reserved(page_count.into())?,
             last_move: MoveId::default(),
-            loads: zeroed(page_count.into())?,
+            loads: memory.zeroed(page_count.into())?,
             last_load: MoveId::default(),
-            loaded: MoveId::default(),
-            puts: Puts::new(0, 0)?,
-            fetches: Fetches::new(0)?,
+            done_load: MoveId::default(),
+            puts: Puts::new(stores * entries, stores * stage_pages, memory)?,
+            fetches: Fetches::new(stores * swap_pages, memory)?,
             swap_pages,
             stage_pages,
             counts: SwapCounts::default(),
-            #[cfg(test)]
-            visits: 0,
         })
     }
 
-    pub fn prefault(&mut self) {
-        self.pool.prefault();
-        self.residency.prefault();
-        touch(&mut self.loads);
-        self.saves.prefault();
-        touch_reserved(&mut self.restored, (NodeKey::default(), 0));
-        self.puts.prefault();
-        self.fetches.prefault();
+    /// Makes the swap pages below `ready` usable, and the stage once all its pages are ready.
+    pub fn set_ready(&mut self, ready: u32) {
+        self.pool.set_ready(ready);
+        if ready >= self.swap_pages + self.stage_pages {
+            self.puts.set_ready(self.swap_pages);
+        }
+    }
+
+    /// Writes the counters and levels of swap memory into `stats`.
+    pub(super) fn count(&self, stats: &mut Stats) {
+        let SwapCounts { saved, forced, loaded, evicted, lost, failed } = self.counts;
+        (stats.saved_pages, stats.forced_pages, stats.failed_saves) = (saved, forced, failed);
+        (stats.loaded_pages, stats.swap_evicted_pages, stats.lost_pages) = (loaded, evicted, lost);
+        (stats.put_pages, stats.fetched_pages) = (self.puts.done, self.fetches.fetched);
+        stats.clean_pages = self.clean;
+        stats.swap_cached_pages = self.pool.cached_count();
+        stats.swap_free_pages = self.pool.free_count();
+    }
+
+    /// Returns the numbers of Cached and of free swap pages.
+    #[cfg(test)]
+    pub fn page_counts(&self) -> (u32, u32) {
+        (self.pool.cached_count(), self.pool.free_count())
+    }
+
+    /// Returns the locks of fetches, for audits.
+    pub fn fetch_locks(&self) -> impl Iterator<Item = &PrefixLock> {
+        self.fetches.locks()
+    }
+
+    /// Returns whether a swap page belongs to an entry or a cell.
+    #[cfg(any(test, feature = "testkit"))]
+    pub fn is_cached(&self, page: SwapPageId) -> bool {
+        self.pool.is_cached(page)
+    }
+
+    /// Returns the saves to the stage that the backend has to make, and the number of their batch.
+    pub fn staged(&mut self) -> Option<(MoveId, &[PageMove])> {
+        (!self.puts.staged.is_empty()).then(|| (self.begin_move(), &self.puts.staged[..]))
+    }
+
+    /// Undoes the puts whose saves to the stage failed.
+    pub fn fail_staged(&mut self) {
+        self.puts.fail_staged(self.last_move);
+    }
+
+    /// Ends a put. `ok` is set if the store has the page; otherwise its entry is queued for the next round. Returns
+    /// whether the put was open.
+    pub fn end_put(&mut self, id: PutId, ok: bool) -> bool {
+        self.puts.end(&mut self.pool, id, ok)
     }
 
     /// Returns the number of the next batch of moves.
-    pub fn next_move(&self) -> MoveId {
+    pub(super) fn next_move(&self) -> MoveId {
         MoveId::new(self.last_move.raw() + 1)
     }
 
+    /// Numbers a batch of moves.
+    pub(super) fn begin_move(&mut self) -> MoveId {
+        self.last_move = self.next_move();
+        self.last_move
+    }
+
+    /// Gives an entry a swap page, and adds the save to the batch.
+    pub(super) fn save_entry(&mut self, entry: u32, device: PageId, page: SwapPageId) {
+        self.of_entry[entry as usize] = page;
+        self.save_page(device, page);
+    }
+
+    /// Adds a save of a device page to the batch.
+    pub(super) fn save_page(&mut self, device: PageId, page: SwapPageId) {
+        let id = self.next_move();
+        self.pool.set_save(page, id);
+        self.saves.push(PageMove { device, swap: page });
+    }
+
     /// Frees the swap page of an entry.
-    pub fn drop_swap_page(&mut self, entry: u32) {
+    pub(super) fn drop_page(&mut self, entry: u32) {
         let page = std::mem::replace(&mut self.of_entry[entry as usize], NO_SWAP_PAGE);
-        self.free_swap_page(page);
+        self.free_page(page);
     }
 
     /// Frees the swap page of an entry or a cell. Cancels the save to the page, if the engine has not yet passed the
     /// save to the backend. A cancelled batch leaves its number to the next one, so the number alone does not identify
     /// a save.
-    pub fn free_swap_page(&mut self, page: SwapPageId) {
+    pub(super) fn free_page(&mut self, page: SwapPageId) {
         self.pool.drop_page(page);
         if !self.saves.is_empty() && self.pool.last_save(page) == self.next_move() {
             self.saves.cancel(page);
@@ -145,313 +201,68 @@ impl Swap {
     }
 
     /// Returns whether dropping an entry frees its swap page, without unfinished moves.
-    pub fn is_droppable(&self, entry: u32, saved: MoveId, loaded: MoveId) -> bool {
+    pub(super) fn is_droppable(&self, entry: u32, saved: MoveId, loaded: MoveId) -> bool {
         let page = self.of_entry[entry as usize];
         !self.pool.is_read(page) && self.pool.is_idle(page, saved, loaded)
     }
-}
 
-impl PrefixTree {
-    /// Turns swap memory on. The tree must be empty, and created for the device pages and the swap pages together.
-    pub(crate) fn keep_swap(&mut self, page_count: u32, swap_pages: u32, stage_pages: u32) -> Result<(), OutOfMemory> {
-        self.swap = Some(Box::new(Swap::new(page_count, swap_pages, stage_pages)?));
-        self.keep_ages(page_count + swap_pages)
+    /// Frees the swap pages of the last `count` entries of a node, which are about to be removed, and removes those
+    /// without device pages. Evicted entries are lost, unless a store has their pages. Returns the number of the
+    /// others.
+    pub(super) fn detach(&mut self, nodes: &mut Nodes, node: NodeKey, count: u32, is_evicted: bool) -> u32 {
+        let Sides { device, swap_start } = nodes.sides_of(node);
+        let entries = nodes.entries(node);
+        let rest = entries - count;
+        nodes.each_entry_back(node, rest..entries, |entry, _| {
+            self.counts.lost += u64::from(is_evicted && !self.puts.is_stored(entry));
+            self.puts.forget(entry);
+        });
+        nodes.each_entry_back(node, swap_start.max(rest)..entries, |entry, _| self.drop_page(entry));
+        // A node in use has no clean entries.
+        self.clean -= device.saturating_sub(swap_start.max(rest));
+        *nodes.sides_mut(node) = Sides { device: device.min(rest), swap_start: swap_start.min(rest) };
+        let on_device = device - device.min(rest);
+        nodes.lists.trim(&mut nodes.link[node].list, count - on_device, None);
+        on_device
     }
 
-    /// Adds the records of puts and fetches if there is swap memory and one group. Stores need hashes.
-    pub(super) fn keep_stores(&mut self) -> Result<(), OutOfMemory> {
-        let Self { swap: Some(swap), cells: None, .. } = self else { return Ok(()) };
-        swap.puts = Puts::new(swap.of_entry.len() as u32, swap.stage_pages)?;
-        swap.fetches = Fetches::new(swap.swap_pages)?;
-        Ok(())
-    }
-
-    /// Returns the bytes of metadata that swap memory adds to a tree. The tree's own bytes are [`PrefixTree::bytes`] of
-    /// the sum of device pages and swap pages.
-    pub(crate) fn host_bytes(page_count: u32, swap_pages: u32) -> u64 {
-        let nodes = page_count + swap_pages;
-        let page = size_of::<(NodeKey, u32)>() + size_of::<MoveId>();
-        SwapPool::bytes(swap_pages)
-            + u64::from(SpanStore::entry_count(nodes)) * size_of::<SwapPageId>() as u64
-            + u64::from(nodes) * size_of::<Residency>() as u64
-            + SaveBatch::bytes(page_count)
-            + u64::from(page_count) * page as u64
-            + Ages::bytes(nodes)
-    }
-
-    /// Returns the bytes that stores add to swap memory.
-    pub(crate) fn store_bytes(page_count: u32, swap_pages: u32, stage_pages: u32) -> u64 {
-        Puts::bytes(SpanStore::entry_count(page_count + swap_pages), stage_pages) + Fetches::bytes(swap_pages)
-    }
-
-    /// Returns whether evicted pages move to swap memory.
-    #[inline]
-    pub(crate) fn has_swap(&self) -> bool {
-        self.swap.is_some()
-    }
-
-    pub(super) fn swap_ref(&self) -> &Swap {
-        self.swap.as_ref().expect("there is swap memory")
-    }
-
-    pub(super) fn swap_mut(&mut self) -> &mut Swap {
-        self.swap.as_mut().expect("there is swap memory")
-    }
-
-    /// Makes the swap pages below `ready` usable, and the stage once all its pages are ready.
-    pub(crate) fn set_swap_ready(&mut self, ready: u32) {
-        let swap = self.swap_mut();
-        swap.pool.set_ready(ready);
-        if ready >= swap.swap_pages + swap.stage_pages {
-            swap.puts.set_ready(swap.swap_pages);
+    /// Frees the swap pages of a node's clean entries, because the node leaves the list of idle nodes.
+    pub(super) fn drop_copies(&mut self, nodes: &mut Nodes, node: NodeKey) {
+        let Sides { device, swap_start } = nodes.sides_of(node);
+        if swap_start < device {
+            self.clean -= device - swap_start;
+            nodes.sides_mut(node).swap_start = device;
+            nodes.each_entry_back(node, swap_start..device, |entry, _| self.drop_page(entry));
         }
     }
 
-    /// Returns the counters of swap memory.
-    pub(crate) fn swap_counts(&self) -> SwapCounts {
-        self.swap.as_ref().map_or(SwapCounts::default(), |swap| swap.counts)
-    }
-
-    /// Returns the numbers of Cached and of free swap pages.
-    pub(crate) fn swap_page_counts(&self) -> (u32, u32) {
-        let pool = self.swap.as_ref().map(|swap| &swap.pool);
-        pool.map_or((0, 0), |pool| (pool.cached_count(), pool.free_count()))
-    }
-
-    /// Returns the number of clean entries of idle nodes, and of pages of clean cells, in total.
-    pub(crate) fn clean_pages(&self) -> u32 {
-        self.swap.as_ref().map_or(0, |swap| swap.clean)
-    }
-
-    /// Returns how many of the pages before a place in the tree are in swap memory alone.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn swap_only_before(&self, at: Cursor) -> u32 {
-        let (mut pages, mut next) = (0, at);
-        while let Cursor { node: Some(node), pages_in_node } = next {
-            let here = pages_in_node - self.device_pages(node, pages_in_node);
-            if here == 0 {
-                break;
-            }
-            pages += here;
-            let parent = self.link[node].parent;
-            let pages_in_node = parent.map_or(0, |parent| self.link[parent].span.pages());
-            next = Cursor { node: parent, pages_in_node };
-        }
-        pages
-    }
-
-    /// Records that the `count` pages that were just added to a node are on the device, and queues them to be put.
-    pub(super) fn attach_residency(&mut self, node: NodeKey, count: u32, is_present: bool) {
-        let entries = self.link[node].span.pages();
-        self.swap_mut().residency[node] = Residency { device: entries, swap_start: entries };
-        self.queue_puts(node, count, is_present);
-    }
-
-    /// Records the entry before each of the last `count` entries of a node, unless nothing is put. Queues these entries
-    /// if they are of the present generation (`is_present`).
-    fn queue_puts(&mut self, node: NodeKey, count: u32, is_present: bool) {
-        if self.swap_ref().puts.is_off() {
-            return;
-        }
-        let mut before = self.entry_before(node, count);
-        let Self { swap: Some(swap), spans, link, .. } = self else { return };
-        for (start, len) in spans.last_runs(&link[node].span, count) {
-            for entry in start..start + len {
-                swap.puts.attach(entry, before, is_present);
-                before = Some(entry);
-            }
-        }
+    /// Numbers the moves of a load, and records that they read their swap pages.
+    pub fn begin_load(&mut self, load: &LoadBatch) -> MoveId {
+        let id = self.begin_move();
+        load.moves().iter().for_each(|load| self.pool.set_load(load.swap, id));
+        id
     }
 
     /// Records that the backend has accepted a load, whose moves are the last batch.
-    pub(crate) fn set_loads(&mut self, load: &LoadBatch) {
-        let swap = self.swap_mut();
-        swap.last_load = swap.last_move;
-        load.device_pages().for_each(|page| swap.loads[page.index()] = swap.last_load);
+    pub fn set_loads(&mut self, load: &LoadBatch) {
+        self.last_load = self.last_move;
+        load.device_pages().for_each(|page| self.loads[page.index()] = self.last_load);
     }
 
     /// Returns whether a load may be unfinished.
-    pub(crate) fn may_load(&self) -> bool {
-        self.swap.as_ref().is_some_and(|swap| swap.loaded < swap.last_load)
+    pub fn may_load(&self) -> bool {
+        self.done_load < self.last_load
     }
 
     /// Records that all loads up to `loaded` are done.
-    pub(crate) fn set_loaded(&mut self, loaded: MoveId) {
-        let swap = self.swap_mut();
-        swap.loaded = swap.loaded.max(loaded);
+    pub fn set_loaded(&mut self, loaded: MoveId) {
+        self.done_load = self.done_load.max(loaded);
     }
 
-    /// Returns the last load of these pages, of the pages of a lock's path of `pages` pages, and of the cells in its
-    /// tails; `None` if all these loads are known to be done. O(pages).
-    pub(crate) fn last_load(
-        &self,
-        lock: &PrefixLock,
-        pages: u32,
-        others: impl Iterator<Item = PageId>,
-    ) -> Option<MoveId> {
-        let swap = self.swap_ref();
-        let mut last = MoveId::default();
-        let mut see = |page: PageId| {
-            if page != NO_PAGE {
-                last = last.max(swap.loads[page.index()]);
-            }
-        };
-        others.for_each(&mut see);
-        let mut at = lock.node();
-        while let Some(node) = at {
-            self.node_pages(node).for_each(|(_, list)| list.iter().copied().for_each(&mut see));
-            at = self.link[node].parent;
-        }
-        if let Some(cells) = &self.cells {
-            for held in cells.limits.held_groups(pages) {
-                let mut path = self.path_of(lock, pages);
-                for place in (held.first..pages).rev() {
-                    let cell = cells.at(held.group, self.entry_at(&mut path, place));
-                    if cell.is_some() {
-                        cells.pages(cell).iter().copied().for_each(&mut see);
-                    }
-                }
-            }
-        }
-        (last > swap.loaded).then_some(last)
-    }
-
-    /// Returns the locks of fetches, for audits.
-    pub(crate) fn fetch_locks(&self) -> impl Iterator<Item = &PrefixLock> {
-        self.swap.iter().flat_map(|swap| swap.fetches.locks())
-    }
-
-    /// Returns the numbers of pages put and fetched.
-    pub(crate) fn store_counts(&self) -> (u64, u64) {
-        self.swap.as_ref().map_or((0, 0), |swap| (swap.puts.done, swap.fetches.fetched))
-    }
-
-    /// Divides the residency of a node whose first `pages` entries went to `prefix`.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn split_residency(&mut self, node: NodeKey, prefix: NodeKey, pages: u32) {
-        let residency = &mut self.swap_mut().residency;
-        let Residency { device, swap_start } = residency[node];
-        let first = Residency { device: device.min(pages), swap_start: swap_start.min(pages) };
-        residency[prefix] = first;
-        residency[node] = Residency { device: device - first.device, swap_start: swap_start - first.swap_start };
-    }
-
-    /// Stamps a node that becomes idle. Cursors that are at no node move to it if it has what they look for. Returns
-    /// the number of its device pages.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn stamp_idle(&mut self, node: NodeKey, entries: u32) -> u32 {
-        if let Some(ages) = &mut self.ages {
-            ages.enter(node, entries);
-        }
-        if let Some(swap) = &mut self.swap {
-            for seek in Seek::ALL {
-                let cursor = &mut swap.cursors[seek as usize];
-                if cursor.is_none() && seek.finds(swap.residency[node], entries) {
-                    *cursor = Some(node);
-                }
-            }
-        }
-        self.device_pages(node, entries)
-    }
-
-    /// Prepares a node to leave the list of idle nodes: moves cursors on, and frees the swap pages of its clean
-    /// entries. Returns the number of its device pages.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn leave_idle(&mut self, node: NodeKey) -> u32 {
-        let next = self.order.after(&self.usage, node);
-        let Self { swap: Some(swap), .. } = self else { return 0 };
-        for cursor in &mut swap.cursors {
-            if *cursor == Some(node) {
-                *cursor = next;
-            }
-        }
-        let Residency { device, swap_start } = swap.residency[node];
-        if swap_start < device {
-            self.emit_removed(node, Medium::Swap, swap_start..device);
-            let Self { swap: Some(swap), spans, link, .. } = self else { return 0 };
-            swap.clean -= device - swap_start;
-            swap.residency[node].swap_start = device;
-            spans.each_entry_back(&link[node].span, swap_start..device, |entry, _| {
-                swap.drop_swap_page(entry);
-            });
-        }
-        device
-    }
-
-    /// Returns the oldest node that has what a cursor looks for, and moves the cursor there.
-    pub(super) fn seek(&mut self, seek: Seek) -> Option<NodeKey> {
-        let (cursors, ages) = (self.swap_ref().cursors, self.ages_ref());
-        let mut at = cursors[seek as usize];
-        if seek == Seek::Dirty {
-            // Dirty entries are on the device, so nodes that evictions have passed have none.
-            let younger = |(a, b)| if ages.of(a) < ages.of(b) { b } else { a };
-            at = at.zip(cursors[Seek::DevicePages as usize]).map(younger);
-        }
-        while let Some(node) = at {
-            #[cfg(test)]
-            self.count_visit();
-            let entries = self.link[node].span.pages();
-            if seek.finds(self.swap_ref().residency[node], entries) {
-                break;
-            }
-            at = self.order.after(&self.usage, node);
-        }
-        self.swap_mut().cursors[seek as usize] = at;
-        at
-    }
-
-    #[cfg(test)]
-    pub(super) fn count_visit(&mut self) {
-        self.swap_mut().visits += 1;
-    }
-
-    /// Moves a cursor back to `node` if the cursor is at a younger node or at none. `node` is idle and has what the
-    /// cursor looks for.
-    pub(super) fn seek_from(&mut self, seek: Seek, node: NodeKey) {
-        let ages = self.ages.as_ref().expect("there is swap memory");
-        let older = self.swap_ref().cursors[seek as usize].is_none_or(|at| ages.of(node) < ages.of(at));
-        if older {
-            self.swap_mut().cursors[seek as usize] = Some(node);
-        }
-    }
-
-    /// Drops an idle node with all its entries, wherever their pages are.
-    pub(super) fn drop_entries(&mut self, node: NodeKey, present: bool, pages: &mut Vec<PageId>) {
-        let all = self.link[node].span.pages();
-        self.detach_entries(node, all, present, pages);
-        self.leave_idle(node);
-        self.order.leave(&mut self.usage, node);
-        self.despawn(node);
-    }
-
-    /// Removes the last `count` entries of a node and their cells, wherever their pages are. Device pages are appended
-    /// to `pages`.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn detach_entries(&mut self, node: NodeKey, count: u32, present: bool, pages: &mut Vec<PageId>) {
-        if self.chain.is_some() | self.cells.is_some() {
-            self.on_detach(node, count, present, pages);
-        }
-        let Self { swap: Some(swap), spans, link, .. } = self else { return };
-        let span = &mut link[node].span;
-        let (entries, Residency { device, swap_start }) = (span.pages(), swap.residency[node]);
-        let rest = entries - count;
-        spans.each_entry_back(span, swap_start.max(rest)..entries, |entry, _| swap.drop_swap_page(entry));
-        let dropped = device - device.min(rest);
-        spans.each_entry_back(span, rest..entries, |entry, _| swap.puts.forget(entry));
-        // A node in use has no clean entries.
-        swap.clean -= device.saturating_sub(swap_start.max(rest));
-        if present {
-            self.evictable -= dropped;
-            self.epoch += 1;
-        }
-        swap.residency[node] = Residency { device: device.min(rest), swap_start: swap_start.min(rest) };
-        spans.trim(span, count - dropped, None);
-        spans.trim(span, dropped, Some(pages));
+    /// Returns the last load of these pages; `None` if all their loads are known to be done. O(pages).
+    pub(super) fn last_load(&self, pages: impl Iterator<Item = PageId>) -> Option<MoveId> {
+        let last = pages.filter(|page| *page != NO_PAGE).map(|page| self.loads[page.index()]).max();
+        last.filter(|&last| last > self.done_load)
     }
 }
 

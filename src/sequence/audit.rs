@@ -5,9 +5,9 @@ use super::{Sequence, SequenceTable};
 
 impl SequenceTable {
     /// Returns whether S6 holds for a row.
-    pub(crate) fn tail_is_consistent(&self, sequence: &Sequence) -> bool {
-        let Sequence { row, page_len, token_len, tail, last_token, .. } = *sequence;
-        (page_len == 0 || self.stores.pages.entry(row, page_len - 1) == tail)
+    pub(crate) fn last_entry_is_consistent(&self, sequence: &Sequence) -> bool {
+        let Sequence { row, page_len, token_len, last_entry, last_token, .. } = *sequence;
+        (page_len == 0 || self.stores.pages.entry(row, page_len - 1) == last_entry)
             && (token_len == 0 || self.stores.tokens.token(row, token_len - 1) == last_token)
     }
 
@@ -56,7 +56,7 @@ mod tests {
 
         /// Breaks S6, for tests of the audit.
         pub(crate) fn break_s6(&mut self) {
-            self.tail += 1;
+            self.last_entry += 1;
         }
     }
 

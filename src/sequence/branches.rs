@@ -1,7 +1,7 @@
 //! The parent of each draft of a row, while the drafts wait for `accept`.
 
 use crate::id::RowId;
-use crate::memory::{OutOfMemory, filled};
+use crate::memory::{Memory, OutOfMemory};
 use crate::plan::{DRAFT_MAX, Draft, MaskRow};
 
 /// Parent of a root.
@@ -15,12 +15,8 @@ pub(super) struct Branches {
 }
 
 impl Branches {
-    pub fn new(rows: u32) -> Result<Self, OutOfMemory> {
-        Ok(Self { parents: filled(rows.into(), [NONE; DRAFT_MAX as usize])? })
-    }
-
-    pub const fn bytes(rows: u32) -> u64 {
-        rows as u64 * DRAFT_MAX as u64
+    pub fn new(rows: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+        Ok(Self { parents: memory.filled(rows.into(), [NONE; DRAFT_MAX as usize])? })
     }
 
     /// Stores the parents of a valid draft of `len` tokens after `start` tokens. O(`len`).
@@ -85,7 +81,7 @@ mod tests {
     use crate::plan::DraftTree;
 
     fn branches(draft: &Draft<'_>, start: u32, len: u32) -> impl Fn(&[u32]) -> Option<usize> + use<> {
-        let mut branches = Branches::new(3).expect("small");
+        let mut branches = Branches::new(3, &mut Memory::new(false)).expect("small");
         branches.set(RowId::new(1), draft, start, len);
         move |tokens| branches.first_invalid(RowId::new(1), tokens)
     }
@@ -120,7 +116,7 @@ mod tests {
                 let off = branches(&draft, 7, len);
                 let all: Vec<u32> = (0..len).collect();
                 assert_eq!(off(&all), None);
-                let mut branches = Branches::new(1).expect("small");
+                let mut branches = Branches::new(1, &mut Memory::new(false)).expect("small");
                 branches.set(RowId::new(0), &draft, 7, len);
                 assert!(branches.is_chain(RowId::new(0), len));
                 assert_eq!(off(&[&all[..], &[len]].concat()), Some(len as usize));

@@ -1,6 +1,6 @@
 //! The pool of chunks: free chunks, and the number of rows that use each chunk.
 
-use crate::memory::{OutOfMemory, reserved, touch, touch_reserved, zeroed};
+use crate::memory::{Memory, OutOfMemory};
 
 pub(super) struct ChunkPool {
     /// Number of rows that use each chunk.
@@ -12,17 +12,8 @@ pub(super) struct ChunkPool {
 }
 
 impl ChunkPool {
-    pub fn new(count: u32) -> Result<Self, OutOfMemory> {
-        Ok(Self { users: zeroed(count.into())?, returned: reserved(count.into())?, fresh: 0 })
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.users);
-        touch_reserved(&mut self.returned, 0);
-    }
-
-    pub fn bytes(count: u32) -> u64 {
-        2 * 4 * u64::from(count)
+    pub fn new(count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+        Ok(Self { users: memory.zeroed(count.into())?, returned: memory.reserved(count.into())?, fresh: 0 })
     }
 
     pub fn free_count(&self) -> u32 {

@@ -24,7 +24,7 @@ use ahash::RandomState;
 use bytemuck::{Pod, Zeroable};
 
 use crate::id::{PageId, RowId, Scope, SeqKey, TokenId};
-use crate::memory::{OutOfMemory, zeroed};
+use crate::memory::{Memory, OutOfMemory};
 
 use super::SequenceTable;
 
@@ -52,27 +52,16 @@ pub(super) struct InflightIndex {
 
 impl InflightIndex {
     /// Creates an index of at most `rows` sequences. Tests use a `hash_bits` below 32 to force collisions.
-    pub fn new(rows: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(rows: u32, hash_bits: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let is_test = hash_bits < u32::BITS;
-        let mut keys = crate::memory::reserved(rows.into())?;
-        keys.resize(rows as usize, SeqKey::default());
         Ok(Self {
-            heads: zeroed(Self::head_count(rows))?,
-            entries: zeroed(rows.into())?,
-            keys,
+            heads: memory.zeroed(u64::from(rows).next_power_of_two())?,
+            entries: memory.zeroed(rows.into())?,
+            keys: memory.filled(rows.into(), SeqKey::default())?,
             count: 0,
             hasher: if is_test { RandomState::with_seeds(5, 6, 7, 8) } else { RandomState::new() },
             hash_mask: if is_test { (1 << hash_bits) - 1 } else { u32::MAX },
         })
-    }
-
-    fn head_count(rows: u32) -> u64 {
-        u64::from(rows).next_power_of_two()
-    }
-
-    pub fn bytes(rows: u32) -> u64 {
-        let row = size_of::<Entry>() + size_of::<SeqKey>();
-        u64::from(rows) * row as u64 + Self::head_count(rows) * size_of::<u32>() as u64
     }
 
     /// Returns the hash of a page with these tokens after page `before`, or at the start of a scope.

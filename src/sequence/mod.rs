@@ -46,9 +46,9 @@ mod truncate;
 use slotmap::SlotMap;
 
 use crate::error::Error;
-use crate::id::{CellId, Namespace, PrefixLock, RowId, SeqKey, StepId, TokenId};
+use crate::id::{Namespace, PrefixLock, RowId, SeqKey, StepId, TokenId};
 use crate::layout::{Limits, TableShape};
-use crate::memory::{OutOfMemory, filled, reserved};
+use crate::memory::{Memory, OutOfMemory, slot_map};
 use branches::Branches;
 use inflight::InflightIndex;
 use page_table::PageTable;
@@ -78,19 +78,21 @@ impl SequenceTable {
     ///
     /// # Errors
     /// The allocation that failed.
-    pub fn new(shape: &TableShape, page_size: u32, hash_bits: u32) -> Result<Self, OutOfMemory> {
-        let refused = |_| OutOfMemory { bytes: Self::bytes(shape, page_size) };
-        let mut rows = SlotMap::with_key();
-        rows.try_reserve(shape.rows as usize).map_err(refused)?;
-        let mut free_rows = reserved(shape.rows.into())?;
-        free_rows.extend((0..shape.rows).rev().map(RowId::new));
-        let (tokens, pages) = (TokenStore::new(shape, page_size)?, PageTable::new(shape)?);
-        let inflight = InflightIndex::new(shape.rows, hash_bits)?;
-        let branches = Branches::new(shape.rows)?;
+    pub(crate) fn new(
+        shape: &TableShape,
+        page_size: u32,
+        hash_bits: u32,
+        memory: &mut Memory,
+    ) -> Result<Self, OutOfMemory> {
+        let rows = slot_map(shape.rows, memory)?;
+        let free_rows = memory.listed(shape.rows.into(), (0..shape.rows).rev().map(RowId::new))?;
+        let (tokens, pages) = (TokenStore::new(shape, page_size, memory)?, PageTable::new(shape, memory)?);
+        let inflight = InflightIndex::new(shape.rows, hash_bits, memory)?;
+        let branches = Branches::new(shape.rows, memory)?;
         let (limits, all_outstanding) = (Limits::NONE, 0);
         let (marks, waits) = (Vec::new(), Vec::new());
         let stores = Stores { page_size, limits, all_outstanding, tokens, pages, marks, waits, inflight, branches };
-        let cuts = filled(shape.rows.into(), Cuts::NONE)?;
+        let cuts = memory.filled(shape.rows.into(), Cuts::NONE)?;
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }
 
@@ -98,18 +100,18 @@ impl SequenceTable {
     ///
     /// # Errors
     /// The allocation that failed.
-    pub(crate) fn set_limits(&mut self, limits: Limits) -> Result<(), OutOfMemory> {
+    pub(crate) fn set_limits(&mut self, limits: Limits, memory: &mut Memory) -> Result<(), OutOfMemory> {
         self.stores.limits = limits;
-        self.stores.marks = filled(self.max.into(), Marks::default())?;
-        self.stores.pages.keep_cells(limits.count())
+        self.stores.marks = memory.filled(self.max.into(), Marks::default())?;
+        self.stores.pages.keep_cells(limits.count(), memory)
     }
 
     /// Adds the records of loads to an empty table.
     ///
     /// # Errors
     /// The allocation that failed.
-    pub(crate) fn keep_loads(&mut self) -> Result<(), OutOfMemory> {
-        self.stores.waits = filled(self.max.into(), Waits::default())?;
+    pub(crate) fn keep_loads(&mut self, memory: &mut Memory) -> Result<(), OutOfMemory> {
+        self.stores.waits = memory.filled(self.max.into(), Waits::default())?;
         Ok(())
     }
 
@@ -123,37 +125,9 @@ impl SequenceTable {
         sequence.published + self.stores.pending(sequence)
     }
 
-    /// Returns the additional bytes of a table with swap memory.
-    pub(crate) fn load_bytes(shape: &TableShape) -> u64 {
-        u64::from(shape.rows) * size_of::<Waits>() as u64
-    }
-
-    /// Returns the additional bytes of a table with groups of layers.
-    pub(crate) fn group_bytes(shape: &TableShape, limits: &Limits) -> u64 {
-        let cells = PageTable::cell_count(shape, limits.count());
-        cells * size_of::<CellId>() as u64 + u64::from(shape.rows) * size_of::<Marks>() as u64
-    }
-
     /// Returns the places that sequences keep in the tracks after the first.
     pub(crate) fn limits(&self) -> &Limits {
         &self.stores.limits
-    }
-
-    /// Touches the memory of tokens and page tables, so that later calls cause no page faults there.
-    pub fn prefault(&mut self) {
-        self.stores.tokens.prefault();
-        self.stores.pages.prefault();
-    }
-
-    /// Returns the bytes that a table reserves.
-    pub fn bytes(shape: &TableShape, page_size: u32) -> u64 {
-        // A slot of the arena is a sequence with its version.
-        let row = size_of::<(Sequence, u32)>() + size_of::<RowId>() + size_of::<Cuts>();
-        u64::from(shape.rows) * row as u64
-            + TokenStore::bytes(shape, page_size)
-            + InflightIndex::bytes(shape.rows)
-            + Branches::bytes(shape.rows)
-            + PageTable::bytes(shape)
     }
 
     /// Returns the number of sequences, including preempted ones.
@@ -256,7 +230,7 @@ impl SequenceTable {
             promised: 0,
             admission_kind: AdmissionKind::COUNTED,
             chunks: 0,
-            tail: 0,
+            last_entry: 0,
             last_token: TokenId::default(),
             preemption_epoch: 0,
             last_step: StepId::default(),
@@ -311,7 +285,7 @@ impl SequenceTable {
         self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);
         if pages > 0 {
-            sequence.tail = self.stores.pages.entry(sequence.row, pages - 1);
+            sequence.last_entry = self.stores.pages.entry(sequence.row, pages - 1);
         }
         pages
     }

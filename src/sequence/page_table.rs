@@ -10,7 +10,7 @@ use super::chunk_pool::ChunkPool;
 use super::pieces;
 use crate::id::{CellId, PageId, RowId};
 use crate::layout::TableShape;
-use crate::memory::{OutOfMemory, prefetch_item, touch, zeroed};
+use crate::memory::{Memory, OutOfMemory, prefetch_item};
 use crate::plan::TableWrite;
 
 /// The words, and the users of each chunk.
@@ -28,37 +28,23 @@ pub(super) struct PageTable {
 }
 
 impl PageTable {
-    pub fn new(shape: &TableShape) -> Result<Self, OutOfMemory> {
+    pub fn new(shape: &TableShape, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
             shape: *shape,
             // Zeroed memory is not touched before its first use.
-            words: zeroed(shape.words() as u64)?,
+            words: memory.zeroed(shape.words() as u64)?,
             directory_len: shape.directory_word(RowId::new(shape.rows), 0) as usize,
-            chunks: ChunkPool::new(shape.chunk_count)?,
+            chunks: ChunkPool::new(shape.chunk_count, memory)?,
             groups: 0,
             cells: Vec::new(),
         })
     }
 
-    pub fn prefault(&mut self) {
-        touch(&mut self.words);
-        touch(&mut self.cells);
-        self.chunks.prefault();
-    }
-
-    pub fn bytes(shape: &TableShape) -> u64 {
-        4 * shape.words() as u64 + ChunkPool::bytes(shape.chunk_count)
-    }
-
     /// Allocates the cells of `groups` groups other than group 0.
-    pub fn keep_cells(&mut self, groups: u32) -> Result<(), OutOfMemory> {
-        (self.groups, self.cells) = (groups, zeroed(Self::cell_count(&self.shape, groups))?);
+    pub fn keep_cells(&mut self, groups: u32, memory: &mut Memory) -> Result<(), OutOfMemory> {
+        let places = u64::from(self.shape.chunk_count) * u64::from(self.shape.chunk_pages);
+        (self.groups, self.cells) = (groups, memory.zeroed(places * u64::from(groups))?);
         Ok(())
-    }
-
-    /// Returns the number of cells of a table with `groups` groups other than group 0.
-    pub fn cell_count(shape: &TableShape, groups: u32) -> u64 {
-        u64::from(shape.chunk_count) * u64::from(shape.chunk_pages) * u64::from(groups)
     }
 
     /// Returns the cell of a group at a row's place.

@@ -71,7 +71,7 @@ pub struct Sequence {
     /// Number of chunks of tokens.
     pub(super) chunks: u32,
     /// Entry of the last page (`page_table.rs`), if any.
-    pub(super) tail: u32,
+    pub(super) last_entry: u32,
     /// Last known token, if any.
     pub last_token: TokenId,
     /// Counts preemptions. Commits and aborts skip items that were planned in an earlier epoch.

@@ -174,7 +174,7 @@ impl RowMut<'_> {
         if self.sequence.promised == 0 { 0 } else { self.outstanding_of(places) }
     }
 
-    /// Returns [`RowMut::promised_of`] for a row with a promise.
+    /// Returns [`RowMut::promised_of`] for a row with a promise, outlined for the check of a plan (`plan_batch/`).
     #[inline(never)]
     fn outstanding_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
@@ -220,7 +220,7 @@ impl RowMut<'_> {
         debug_assert!(rest.is_empty(), "each page has a place");
         sequence.page_len = len;
         if len > 0 {
-            sequence.tail = table.entry(sequence.row, len - 1);
+            sequence.last_entry = table.entry(sequence.row, len - 1);
         }
     }
 
@@ -235,8 +235,8 @@ impl RowMut<'_> {
         }
         sequence.page_len += 1;
         sequence.dirty_from = sequence.page_len;
-        sequence.tail += 1;
-        write(stores.pages.write_one(sequence.tail, page));
+        sequence.last_entry += 1;
+        write(stores.pages.write_one(sequence.last_entry, page));
     }
 
     /// Returns the number of words that [`RowMut::append_place`] writes for one place of a row with `tracks` tracks.
@@ -254,8 +254,8 @@ impl RowMut<'_> {
         let Self { sequence, stores } = self;
         sequence.page_len += 1;
         sequence.dirty_from = sequence.page_len;
-        sequence.tail += 1;
-        stores.pages.write_place(sequence.tail, pages, words);
+        sequence.last_entry += 1;
+        stores.pages.write_place(sequence.last_entry, pages, words);
     }
 
     /// Handles the rare case of [`RowMut::append_place`], as [`RowMut::begin_chunk`] does.
@@ -312,7 +312,7 @@ impl RowMut<'_> {
         table.write(sequence.row, 0, sequence.page_len, pages);
         sequence.page_len = len;
         if len > 0 {
-            sequence.tail = table.entry(sequence.row, len - 1);
+            sequence.last_entry = table.entry(sequence.row, len - 1);
         }
     }
 
@@ -461,19 +461,19 @@ impl RowMut<'_> {
     /// prefetch, writes that miss the CPU's caches wait for each other.
     #[inline]
     pub fn prefetch_next_page(&self) {
-        self.stores.pages.prefetch(self.sequence.tail + 1);
+        self.stores.pages.prefetch(self.sequence.last_entry + 1);
     }
 
     /// Returns the row's last page in each track after the first one. The row has `tracks` tracks.
     #[inline]
     pub fn last_further_pages(&self, tracks: usize) -> impl Iterator<Item = PageId> {
-        self.stores.pages.further_pages(self.sequence.tail, tracks)
+        self.stores.pages.further_pages(self.sequence.last_entry, tracks)
     }
 
     /// Returns the row's last page.
     #[inline]
     pub fn last_page(&self) -> PageId {
-        self.stores.pages.page_at(self.sequence.tail)
+        self.stores.pages.page_at(self.sequence.last_entry)
     }
 
     /// Returns a known token.
@@ -483,8 +483,8 @@ impl RowMut<'_> {
     }
 }
 
-/// Implements [`RowMut::lacking`], out of line, because decoding rows rarely need it. The separate references stay in
-/// registers in a caller's loop.
+/// Implements [`RowMut::lacking`], outlined for the check of a plan (`plan_batch/`), because decoding rows rarely need
+/// it. The separate references stay in registers in a caller's loop.
 #[inline(never)]
 fn lacking(sequence: &Sequence, stores: &Stores, page_len: u32) -> Lacking {
     let Sequence { chunks: own, dirty_from, inherited, published, .. } = *sequence;

@@ -26,7 +26,7 @@ impl SequenceTable {
         sequence.page_len = page_len;
         sequence.dirty_from = sequence.dirty_from.min(page_len);
         if page_len > 0 {
-            sequence.tail = self.stores.pages.entry(sequence.row, page_len - 1);
+            sequence.last_entry = self.stores.pages.entry(sequence.row, page_len - 1);
         }
         self.shrink(seq);
     }

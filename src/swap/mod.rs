@@ -20,7 +20,7 @@
 
 use crate::bitmap::{Bitmap, Bits, for_each_word_of_run};
 use crate::id::{MoveId, SwapPageId};
-use crate::memory::{OutOfMemory, touch, zeroed};
+use crate::memory::{Memory, OutOfMemory};
 
 /// The states of a fixed number of pages.
 pub(crate) struct SwapPool {
@@ -41,28 +41,19 @@ pub(crate) struct SwapPool {
 }
 
 impl SwapPool {
-    pub fn new(page_count: u32) -> Result<Self, OutOfMemory> {
+    pub fn new(page_count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
             page_count,
             ready: 0,
-            free: Bitmap::new(page_count, false)?,
-            cached: Bitmap::new(page_count, false)?,
-            filling: Bitmap::new(page_count, false)?,
-            reading: Bitmap::new(page_count, false)?,
+            free: Bitmap::new(page_count, false, memory)?,
+            cached: Bitmap::new(page_count, false, memory)?,
+            filling: Bitmap::new(page_count, false, memory)?,
+            reading: Bitmap::new(page_count, false, memory)?,
             leaving: 0,
             next: 0,
-            saves: zeroed(page_count.into())?,
-            loads: zeroed(page_count.into())?,
+            saves: memory.zeroed(page_count.into())?,
+            loads: memory.zeroed(page_count.into())?,
         })
-    }
-
-    pub fn bytes(page_count: u32) -> u64 {
-        4 * Bitmap::bytes(page_count) + u64::from(page_count) * 2 * size_of::<MoveId>() as u64
-    }
-
-    pub fn prefault(&mut self) {
-        touch(&mut self.saves);
-        touch(&mut self.loads);
     }
 
     /// Makes the pages below `ready` usable, if they are more than before.

@@ -63,7 +63,7 @@ fn undo(world: &mut Abort<'_>, number: u64) {
     sequence.last_item = item.previous;
     let page_len = sequence.planned_len.div_ceil(shape.layout.page_size());
     let last_step = sequence.last_step;
-    buffers.freed.clear();
-    sequences.truncate_pages(item.seq, page_len, &mut buffers.freed);
-    release_pages(pages, fence, last_step, &buffers.freed);
+    buffers.pool_pages.clear();
+    sequences.truncate_pages(item.seq, page_len, &mut buffers.pool_pages);
+    release_pages(pages, fence, last_step, &buffers.pool_pages);
 }

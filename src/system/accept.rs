@@ -86,10 +86,10 @@ pub(crate) fn accept(world: Accept<'_>, step: StepId, branches: &[Branch<'_>]) {
         row.sequence.end_draft();
         row.sequence.planned_len = end;
         steps.accept(step, number, end);
-        buffers.freed.clear();
-        sequences.truncate_pages(seq, end.div_ceil(page_size), &mut buffers.freed);
+        buffers.pool_pages.clear();
+        sequences.truncate_pages(seq, end.div_ceil(page_size), &mut buffers.pool_pages);
         sequences.truncate_tokens(seq, end);
         sequences.row_mut(seq).expect("checked").advance_front();
-        release_pages(pages, fence, last_step, &buffers.freed);
+        release_pages(pages, fence, last_step, &buffers.pool_pages);
     }
 }

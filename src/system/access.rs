@@ -1,7 +1,7 @@
 //! The macro that declares access lists.
 
 /// Declares the access list of a system: a struct with `&` of the tables that it reads and `&mut` of those that it
-/// writes. Its constructor `of` borrows them from a [`World`](crate::world::World), which the caller's file imports.
+/// writes. Its `from` borrows them from a [`World`](crate::world::World), which the caller's file imports.
 macro_rules! access {
     ($(#[$doc:meta])* struct $name:ident of &$($world:ident)+ { $($table:ident: &$($kind:ident)+,)+ }) => {
         $(#[$doc])*
@@ -9,10 +9,9 @@ macro_rules! access {
             $(pub $table: &'w $($kind)+,)+
         }
 
-        impl<'w> $name<'w> {
-            /// Borrows the tables of the access list.
+        impl<'w> From<&'w $($world)+> for $name<'w> {
             #[inline]
-            pub fn of(world: &'w $($world)+) -> Self {
+            fn from(world: &'w $($world)+) -> Self {
                 let World { $($table,)+ .. } = world;
                 Self { $($table),+ }
             }

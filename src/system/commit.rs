@@ -38,7 +38,7 @@ pub(crate) fn commit(world: Commit<'_>, step: StepId) -> Result<(), Error> {
     if steps.has_drafts(step) {
         check_accepted(sequences, steps, step)?;
     }
-    prefixes.publish_as_of(step);
+    prefixes.events().into_iter().for_each(|events| events.publish_as_of(step));
     buffers.pages.clear();
     let mut publisher = Publisher { pages, prefixes, fence, buffers };
     let publisher = shape.publishes().then_some(&mut publisher);

@@ -33,9 +33,9 @@ pub(crate) fn complete(world: Complete<'_>, step: StepId) -> Result<(), Error> {
     prefixes.complete_cells(step, fence);
     fence.take_pages(step, |run| pages.unfence(run));
     while let Some(lock) = fence.take_lock(step) {
-        buffers.freed.clear();
-        prefixes.unlock_deferred(lock, fence, &mut buffers.freed);
-        pages.free_cached(&buffers.freed);
+        buffers.pool_pages.clear();
+        prefixes.unlock_deferred(lock, fence, &mut buffers.pool_pages);
+        pages.free_cached(&buffers.pool_pages);
     }
     fence.complete(step);
     Ok(())

@@ -41,7 +41,7 @@ pub(crate) fn finish(mut world: Finish<'_>, seq: SeqKey, keep: Keep) -> Result<(
         release(&mut world, seq, keep);
     }
     world.sequences.despawn(seq);
-    world.prefixes.release_names(namespace);
+    world.prefixes.names.release(namespace);
     Ok(())
 }
 
@@ -70,15 +70,15 @@ fn release(world: &mut Finish<'_>, seq: SeqKey, keep: Keep) {
     let (published, last_step) = (sequence.published, sequence.last_step);
     let lock = sequence.lock.take().expect("a running sequence holds its prefix");
     sequences.row_mut(seq).expect("just seen").drop_front();
-    buffers.freed.clear();
-    sequences.truncate_pages(seq, published, &mut buffers.freed);
+    buffers.pool_pages.clear();
+    sequences.truncate_pages(seq, published, &mut buffers.pool_pages);
     if pending > 0 {
         // No step reads the cells: a sequence with pending pages is in no plan.
         prefixes.release_tails(&lock, published + pending, fence);
     } else if prefixes.has_cells() {
         let mut row = sequences.row_mut(seq).expect("just seen");
-        give_back(&mut row, prefixes, fence, published, None, &mut buffers.freed);
+        give_back(&mut row, prefixes, fence, published, None, &mut buffers.pool_pages);
     }
-    release_pages(pages, fence, last_step, &buffers.freed);
-    release_lock(pages, prefixes, fence, last_step, lock, &mut buffers.freed);
+    release_pages(pages, fence, last_step, &buffers.pool_pages);
+    release_lock(pages, prefixes, fence, last_step, lock, &mut buffers.pool_pages);
 }

@@ -49,7 +49,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    fn of(parent: &Sequence, shape: &EngineShape, promise: u32, count: u32) -> Self {
+    fn new(parent: &Sequence, shape: &EngineShape, promise: u32, count: u32) -> Self {
         let (token_len, cached_len) = (parent.token_len, parent.cached_len.min(parent.token_len));
         let page_size = shape.layout.page_size();
         let (shared, page_len) = (cached_len / page_size, cached_len.div_ceil(page_size));
@@ -71,7 +71,7 @@ pub(crate) fn begin_fork(mut world: Fork<'_>, seq: SeqKey, count: u32, promise: 
     let parent = world.sequences.running(seq)?;
     world.sequences.check_accepted(seq)?;
     check_promise(world.shape, promise)?;
-    let parts = Parts::of(parent, world.shape, promise, count);
+    let parts = Parts::new(parent, world.shape, promise, count);
     world.sequences.check_room(count, parts.token_len)?;
     world.buffers.children.clear();
     world.buffers.copies.clear();
@@ -123,7 +123,7 @@ fn check_pages(world: &mut Fork<'_>, seq: SeqKey, parts: &Parts) -> Result<(), E
 /// Takes the targets of `count` copies.
 fn take_targets(world: &mut Fork<'_>, count: u64) {
     let Fork { pages, prefixes, counters, buffers, .. } = world;
-    let evicted = reclaim(pages, prefixes, count, &mut buffers.freed);
+    let evicted = reclaim(pages, prefixes, count, &mut buffers.pool_pages);
     counters.evicted_pages += u64::from(evicted);
     for _ in 0..count {
         let mut target = [PageId::default()];
@@ -150,7 +150,7 @@ fn make_child(world: &mut Fork<'_>, seq: SeqKey, parts: &Parts, sent: u32) -> Se
     let parent = sequences.running(seq).expect("the caller checked it");
     let lock = parent.lock.as_ref().expect("a running sequence holds its prefix");
     let lock = prefixes.lock_again(lock, fence);
-    prefixes.hold_names(parent.namespace);
+    prefixes.names.hold(parent.namespace);
     let child = sequences.spawn_copy(seq, parts.token_len, lock);
     share_pages(world, seq, child, parts.shared, sent);
     let Fork { sequences, buffers, .. } = world;
@@ -186,7 +186,7 @@ fn share_pages(world: &mut Fork<'_>, seq: SeqKey, child: SeqKey, shared: u32, se
             prefixes.acquire_cell(cell, fence);
             if place >= inherited {
                 let mut row = sequences.row_mut(child).expect("just made");
-                row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
+                row.name_cell(&held, place, cell, prefixes.cells().pages(cell));
             }
         }
     }

@@ -55,12 +55,12 @@ pub(crate) fn begin_load(world: Load<'_>, seqs: impl Iterator<Item = SeqKey>) ->
         return Ok(());
     }
     PageBudget::new(pages, prefixes, sequences, fence).check(wanted, promised)?;
-    let evicted = reclaim(pages, prefixes, wanted, &mut buffers.freed);
+    let evicted = reclaim(pages, prefixes, wanted, &mut buffers.pool_pages);
     counters.evicted_pages += u64::from(evicted);
-    buffers.freed.clear();
-    buffers.freed.resize(wanted as usize, Default::default());
-    assert!(pages.alloc(&mut buffers.freed), "the pages were reclaimed");
-    prefixes.assign(load, &buffers.freed);
+    buffers.pool_pages.clear();
+    buffers.pool_pages.resize(wanted as usize, Default::default());
+    assert!(pages.alloc(&mut buffers.pool_pages), "the pages were reclaimed");
+    prefixes.assign(load, &buffers.pool_pages);
     Ok(())
 }
 
@@ -68,12 +68,12 @@ pub(crate) fn begin_load(world: Load<'_>, seqs: impl Iterator<Item = SeqKey>) ->
 /// load failed. O(pending pages, and tails).
 pub(crate) fn end_load(world: Load<'_>, failed: bool) {
     let Load { pages, prefixes, sequences, counters, load, buffers, .. } = world;
-    buffers.freed.clear();
-    buffers.freed.extend(load.device_pages());
+    buffers.pool_pages.clear();
+    buffers.pool_pages.extend(load.device_pages());
     if failed {
-        pages.free_private(&buffers.freed);
+        pages.free_private(&buffers.pool_pages);
     } else {
-        pages.publish(&buffers.freed);
+        pages.publish(&buffers.pool_pages);
     }
     for (seq, parts) in load.sequences() {
         let mut row = sequences.row_mut(seq).expect("checked before the load");
@@ -83,7 +83,7 @@ pub(crate) fn end_load(world: Load<'_>, failed: bool) {
             continue;
         }
         buffers.pages.clear();
-        prefixes.last_pages(lock, row.pending(), &mut buffers.pages);
+        prefixes.nodes().last_pages(lock, row.pending(), &mut buffers.pages);
         let loaded = row.complete_pending(&buffers.pages);
         counters.swap_hit_tokens += u64::from(loaded * prefixes.page_size());
         name_tails(&mut row, prefixes);

@@ -116,7 +116,6 @@ impl<'step> Packer<'step> {
     }
 
     /// Appends an entry: the number of its new tokens, and the pages that they read.
-    #[inline(always)] // Without inlining, the calls would take 1 % of the packing time.
     pub fn push<'a>(&mut self, tokens: u32, pieces: impl Iterator<Item = &'a [PageId]>, last_page_len: u32) {
         for piece in pieces {
             let pages: &[i32] = bytemuck::cast_slice(PageId::as_raw(piece));

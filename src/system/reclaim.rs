@@ -12,14 +12,7 @@ pub fn reclaim(pages: &mut PagePool, prefixes: &mut PrefixTree, wanted: u64, fre
     let missing = wanted.saturating_sub(pages.free_count().into());
     freed.clear();
     let missing = u32::try_from(missing).expect("the pool has fewer than 2^32 pages");
-    let evicted = if prefixes.has_swap() {
-        prefixes.evict_to_swap(missing, freed)
-    } else if prefixes.has_cells() {
-        prefixes.evict_groups(missing, freed)
-    } else {
-        prefixes.evict(missing, freed);
-        missing
-    };
+    let evicted = prefixes.evict(missing, freed);
     pages.free_cached(freed);
     evicted
 }

@@ -17,7 +17,7 @@ access! {
 /// Implements [`Engine::reset`](crate::Engine::reset). O(idle pages).
 pub(crate) fn reset(world: Reset<'_>) {
     let Reset { pages, prefixes, buffers } = world;
-    buffers.freed.clear();
-    prefixes.reset(&mut buffers.freed);
-    pages.free_cached(&buffers.freed);
+    buffers.pool_pages.clear();
+    prefixes.reset(&mut buffers.pool_pages);
+    pages.free_cached(&buffers.pool_pages);
 }

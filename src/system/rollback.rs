@@ -44,12 +44,12 @@ pub(crate) fn rollback(world: Rollback<'_>, seq: SeqKey, len: u32) -> Result<(),
     steps.cap(sequence.last_item, len);
     let page_len = sequence.planned_len.div_ceil(page_size) - pending;
     let last_step = sequence.last_step;
-    buffers.freed.clear();
-    sequences.truncate_pages(seq, page_len, &mut buffers.freed);
+    buffers.pool_pages.clear();
+    sequences.truncate_pages(seq, page_len, &mut buffers.pool_pages);
     sequences.cut(seq, len);
     sequences.truncate_tokens(seq, len);
     sequences.row_mut(seq)?.drop_front();
-    release_pages(pages, fence, last_step, &buffers.freed);
+    release_pages(pages, fence, last_step, &buffers.pool_pages);
     counters.rollbacks += 1;
     Ok(())
 }

@@ -25,27 +25,27 @@ pub(crate) fn keep_tails(
     row.set_kept(mark);
     for held in limits.held_groups(mark) {
         let lock = row.sequence.lock.as_ref().expect("a running sequence holds its prefix");
-        let mut path = prefixes.path_of(lock, published);
+        let mut path = prefixes.nodes().path_of(lock, published);
         for place in (held.first..mark).rev() {
             if row.cell(held.group, place).is_some() {
                 continue;
             }
-            let entry = prefixes.entry_at(&mut path, place);
+            let entry = prefixes.nodes().entry_at(&mut path, place);
             let own = (held.track..held.track + held.tracks).map(|t| row.track_page(t, place));
-            let cell = prefixes.cell_at(held.group, entry);
-            if cell.is_some() && !prefixes.is_device_cell(cell) {
+            let cell = prefixes.cells().at(held.group, entry);
+            if cell.is_some() && !prefixes.cells().is_on_device(cell) {
                 prefixes.acquire_cell(cell, fence);
                 prefixes.restore_cell(cell, own);
-                kept.extend_from_slice(prefixes.cell_pages(cell));
+                kept.extend_from_slice(prefixes.cells().pages(cell));
                 row.set_cell(held.group, place, cell);
             } else if cell.is_some() {
                 freed.extend(own);
                 prefixes.acquire_cell(cell, fence);
-                row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
+                row.name_cell(&held, place, cell, prefixes.cells().pages(cell));
                 row.sequence.dirty_from = row.sequence.dirty_from.min(place);
             } else {
-                let cell = prefixes.create_cell(held.group, entry, own);
-                kept.extend_from_slice(prefixes.cell_pages(cell));
+                let cell = prefixes.cells_mut().create(held.group, entry, own);
+                kept.extend_from_slice(prefixes.cells().pages(cell));
                 row.set_cell(held.group, place, cell);
             }
         }
@@ -56,13 +56,10 @@ pub(crate) fn keep_tails(
 /// the cells. O(tails).
 pub(crate) fn name_tails(row: &mut RowMut<'_>, prefixes: &PrefixTree) {
     let (limits, pages) = (*row.limits(), row.sequence.published);
-    for held in limits.held_groups(pages) {
-        let lock = row.sequence.lock.as_ref().expect("a running sequence holds its prefix");
-        let mut path = prefixes.path_of(lock, pages);
-        for place in (held.first..pages).rev() {
-            let cell = prefixes.cell_at(held.group, prefixes.entry_at(&mut path, place));
-            row.name_cell(&held, place, cell, prefixes.cell_pages(cell));
-        }
+    let lock = row.sequence.lock.as_ref().expect("a running sequence holds its prefix");
+    for tail in prefixes.nodes().lock_tails(&limits, lock, pages) {
+        let cell = prefixes.cells().at(tail.held.group, tail.entry);
+        row.name_cell(&tail.held, tail.place, cell, prefixes.cells().pages(cell));
     }
 }
 

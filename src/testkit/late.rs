@@ -48,12 +48,12 @@ enum Way {
 struct Waiting {
     id: MoveId,
     way: Way,
-    of: PageMove,
+    pages: PageMove,
 }
 
 impl Waiting {
     fn meets(&self, other: &Self) -> bool {
-        self.of.device == other.of.device || self.of.swap == other.of.swap
+        self.pages.device == other.pages.device || self.pages.swap == other.pages.swap
     }
 }
 
@@ -83,15 +83,15 @@ impl Late {
     }
 
     fn settle_pages(&mut self, pages: &[PageId]) {
-        self.settle(|one| pages.contains(&one.of.device));
+        self.settle(|one| pages.contains(&one.pages.device));
     }
 
-    fn take_effect(&mut self, Waiting { way, of, .. }: Waiting) {
+    fn take_effect(&mut self, Waiting { way, pages, .. }: Waiting) {
         self.inner_id += 1;
         let (cpu, id) = (self.inner.get_mut(), MoveId::new(self.inner_id));
         let done = match way {
-            Way::Save => cpu.save_pages(id, &[of]),
-            Way::Load => cpu.load_pages(id, &[of]),
+            Way::Save => cpu.save_pages(id, &[pages]),
+            Way::Load => cpu.load_pages(id, &[pages]),
         };
         done.expect("the move was checked");
     }
@@ -122,9 +122,9 @@ impl Late {
 
     /// Returns the bytes of a page of the pool after the given waiting moves.
     fn device_bytes(&self, page: PageId, moves: &[Waiting]) -> Vec<u8> {
-        let is_load = |one: &Waiting| one.way == Way::Load && one.of.device == page;
+        let is_load = |one: &Waiting| one.way == Way::Load && one.pages.device == page;
         if let Some(i) = moves.iter().rposition(is_load) {
-            return self.host_bytes(moves[i].of.swap, &moves[..i]);
+            return self.swap_bytes(moves[i].pages.swap, &moves[..i]);
         }
         let mut bytes = vec![0; self.layout.page_bytes() as usize];
         self.inner.borrow().read_page(page, &mut bytes).expect("a page of the pool");
@@ -132,10 +132,10 @@ impl Late {
     }
 
     /// Returns the bytes of a swap page after the given waiting moves.
-    fn host_bytes(&self, page: SwapPageId, moves: &[Waiting]) -> Vec<u8> {
-        let is_save = |one: &Waiting| one.way == Way::Save && one.of.swap == page;
+    fn swap_bytes(&self, page: SwapPageId, moves: &[Waiting]) -> Vec<u8> {
+        let is_save = |one: &Waiting| one.way == Way::Save && one.pages.swap == page;
         match moves.iter().rposition(is_save) {
-            Some(i) => self.device_bytes(moves[i].of.device, &moves[..i]),
+            Some(i) => self.device_bytes(moves[i].pages.device, &moves[..i]),
             None => self.inner.borrow_mut().lease(page).as_ref().to_vec(),
         }
     }
@@ -230,11 +230,11 @@ impl Backend for Late {
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
         self.check(id, moves)?;
         self.inner.get_mut().check_leases(moves, false)?;
-        for &of in moves {
-            self.settle(|one| one.of.swap == of.swap);
-            self.inner.get_mut().lease_mut(of.swap).as_mut().fill(0xff);
+        for &PageMove { swap, .. } in moves {
+            self.settle(|one| one.pages.swap == swap);
+            self.inner.get_mut().lease_mut(swap).as_mut().fill(0xff);
         }
-        let moves = moves.iter().map(|&of| Waiting { id, way: Way::Save, of });
+        let moves = moves.iter().map(|&pages| Waiting { id, way: Way::Save, pages });
         self.waiting.extend(moves);
         self.last.saved = id;
         Ok(())
@@ -244,11 +244,11 @@ impl Backend for Late {
         self.check(id, moves)?;
         self.inner.get_mut().check_leases(moves, true)?;
         let garbage = vec![0xff; self.layout.page_bytes() as usize];
-        for of in moves {
-            self.settle_pages(&[of.device]);
-            self.inner.get_mut().write_page(of.device, &garbage)?;
+        for &PageMove { device, .. } in moves {
+            self.settle_pages(&[device]);
+            self.inner.get_mut().write_page(device, &garbage)?;
         }
-        let moves = moves.iter().map(|&of| Waiting { id, way: Way::Load, of });
+        let moves = moves.iter().map(|&pages| Waiting { id, way: Way::Load, pages });
         self.waiting.extend(moves);
         self.last.loaded = id;
         Ok(())
@@ -275,12 +275,12 @@ impl SwapMemory for Late {
 
     fn lease(&mut self, page: SwapPageId) -> CpuRead {
         let mut saves = self.waiting.iter().filter(|one| one.way == Way::Save);
-        assert!(saves.all(|one| one.of.swap != page), "B16: a save writes {page:?}");
+        assert!(saves.all(|one| one.pages.swap != page), "B16: a save writes {page:?}");
         self.inner.get_mut().lease(page)
     }
 
     fn lease_mut(&mut self, page: SwapPageId) -> CpuWrite {
-        assert!(self.waiting.iter().all(|one| one.of.swap != page), "B16: a move uses {page:?}");
+        assert!(self.waiting.iter().all(|one| one.pages.swap != page), "B16: a move uses {page:?}");
         self.inner.get_mut().lease_mut(page)
     }
 }

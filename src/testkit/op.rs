@@ -4,14 +4,12 @@
 //! replay can therefore make every op in every state, also after other ops were removed from the list.
 //! [`literal`](super::shrink::literal) prints a shrunk list as Rust code for a regression test.
 
-use arbitrary::{Arbitrary, Result, Unstructured};
-
 use crate::config::{EngineConfig, PrefixMode};
 use crate::hash::Hashing;
 use crate::layout::{Capacity, Groups, KvDtype, KvShape, Layout, PoolConfig, Reach, Scaling};
 
 /// Recipe of a prompt: a head shared with an earlier prompt, and new tokens of a tiny vocabulary.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prompt {
     /// The namespace, modulo 2.
     pub namespace: u8,
@@ -27,14 +25,19 @@ pub struct Prompt {
     pub seed: u8,
     /// The promise of the prompt's sequence.
     pub promise: Promise,
+    /// The limit of the hit.
+    pub limit: Limit,
 }
+
+/// A limit on the tokens of a hit. Below 224: none; else this number modulo the sequence's tokens plus two.
+pub type Limit = u8;
 
 /// A promise, in tokens. 0: none; 255: more than allowed; 254: half of the sequence's tokens; else all its tokens and
 /// this many more, modulo about four pages.
 pub type Promise = u8;
 
 /// A call of a host, or several consecutive calls.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Arbitrary)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// `admit`
     Admit(Prompt),
@@ -107,6 +110,8 @@ pub enum Op {
         pick: u8,
         /// The new promise.
         promise: Promise,
+        /// The limit of the hit.
+        limit: Limit,
     },
     /// `mark`
     Mark {
@@ -228,6 +233,10 @@ pub struct SmallConfig {
     pub layers: u32,
     /// Number of heads of K and V; 0 for latent rows.
     pub kv_heads: u32,
+    /// Number of reserved pages, modulo the number of pages.
+    pub reserved: u32,
+    /// Whether slots have 64 bits.
+    pub wide: bool,
     /// 0 for one group of layers; else the index of a set of groups, which replaces `layers`.
     pub groups: u8,
     /// Number of swap pages.
@@ -257,6 +266,8 @@ impl Default for SmallConfig {
             dtype: 0,
             layers: 1,
             kv_heads: 1,
+            reserved: 0,
+            wide: false,
             groups: 0,
             swap_pages: 0,
             hashing: 0,
@@ -313,6 +324,8 @@ impl SmallConfig {
             max_step_tokens: 2 * self.sequence_len,
             // So low that some plans exceed it, and therefore take pages that are not promised.
             promise_ahead: 3 * self.page_size,
+            reserved_pages: self.reserved % self.pages,
+            wide_slots: self.wide,
             prefault: true,
         }
     }
@@ -356,28 +369,3 @@ pub(super) const SETTINGS: u8 = 10;
 
 /// The first setting of [`groups`] whose groups have shapes of their own.
 const FIRST_SHAPED: u8 = 8;
-
-impl<'a> Arbitrary<'a> for SmallConfig {
-    fn arbitrary(u: &mut Unstructured<'a>) -> Result<Self> {
-        Ok(Self {
-            pages: if u.ratio(1, 8)? { u.int_in_range(60..=200)? } else { u.int_in_range(1..=40)? },
-            page_size: u.int_in_range(1..=5)?,
-            sequences: u.int_in_range(1..=8)?,
-            sequence_len: if u.ratio(1, 4)? { u.int_in_range(1..=40)? } else { 1 << 20 },
-            tokens: u.int_in_range(1..=200)?,
-            steps: u.int_in_range(1..=4)?,
-            share_prefixes: u.ratio(4, 5)?,
-            hash_bits: *u.choose(&[2, 2, 1, 3, 31])?,
-            page_first: u.arbitrary()?,
-            dtype: u.int_in_range(0..=4)?,
-            layers: u.int_in_range(1..=2)?,
-            kv_heads: u.int_in_range(0..=2)?,
-            groups: u.int_in_range(0..=SETTINGS)?,
-            swap_pages: if u.ratio(1, 2)? { u.int_in_range(1..=40)? } else { 0 },
-            hashing: u.int_in_range(0..=5)?,
-            event_pages: *u.choose(&[0, 1, 4, 12, 200])?,
-            drain_every: u.int_in_range(1..=8)?,
-            vocabulary: u.int_in_range(1..=4)?,
-        })
-    }
-}

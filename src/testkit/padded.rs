@@ -1,4 +1,5 @@
-//! Pads a finished plan: the oracle of [`Engine::plan_padded`](crate::Engine::plan_padded), which pads while it plans.
+//! Pads a finished plan, and removes the padding: the oracle of [`Engine::plan_padded`](crate::Engine::plan_padded),
+//! which pads while it plans.
 
 use bumpalo::Bump;
 
@@ -44,6 +45,30 @@ pub fn padded<'pad>(plan: &BatchPlan<'_>, scratch: &'pad mut StepScratch, size: 
             masks => pad(bump, masks, tokens, |_| 0),
         },
     }
+}
+
+/// Returns `plan` without the rows and tokens after the first ones of `size`.
+pub fn unpadded<'a>(plan: &BatchPlan<'a>, scratch: &'a mut StepScratch, size: PlanSize) -> BatchPlan<'a> {
+    let (bump, all, kept) = (scratch.reset(), plan.token_count(), size.tokens);
+    let cut = |slots| match slots {
+        SlotMapping::I32(slots) => SlotMapping::I32(cut_tracks(bump, slots, all, kept)),
+        SlotMapping::I64(slots) => SlotMapping::I64(cut_tracks(bump, slots, all, kept)),
+    };
+    BatchPlan {
+        rows: &plan.rows[..size.rows],
+        tokens: &plan.tokens[..kept],
+        positions: &plan.positions[..kept],
+        slot_mapping: cut(plan.slot_mapping),
+        track_slots: cut(plan.track_slots),
+        masks: &plan.masks[..kept.min(plan.masks.len())],
+        ..*plan
+    }
+}
+
+/// Keeps the first `kept` of the `all` slots of each track.
+fn cut_tracks<'a, T: Copy>(bump: &'a Bump, slots: &[T], all: usize, kept: usize) -> &'a [T] {
+    let tracks = slots.chunks_exact(all).map(|track| &track[..kept]);
+    bump.alloc_slice_copy(&tracks.collect::<Vec<_>>().concat())
 }
 
 /// Pads the slots of each track, `[tracks, slots.len() / tracks]`, to `[tracks, tokens]`.

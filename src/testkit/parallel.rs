@@ -14,10 +14,10 @@ pub fn map<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let some = items.len().div_ceil(threads).max(ITEMS_MIN);
     let (first, rest) = items.split_at(items.len().min(some));
-    let of = |items: &[T]| items.iter().map(&run).collect::<Vec<R>>();
+    let run_all = |items: &[T]| items.iter().map(&run).collect::<Vec<R>>();
     thread::scope(|scope| {
-        let others: Vec<_> = rest.chunks(some).map(|items| scope.spawn(move || of(items))).collect();
-        let mut all = of(first);
+        let others: Vec<_> = rest.chunks(some).map(|items| scope.spawn(move || run_all(items))).collect();
+        let mut all = run_all(first);
         for other in others {
             all.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
         }

@@ -1,140 +1,268 @@
-//! Seeded workloads. A workload draws a weight for each kind of op, and then ops with these weights.
+//! Random workloads: a config, and ops that are drawn with weights. A workload depends only on its stream of numbers:
+//! tests take the stream of a seed, fuzzing that of its bytes.
 //!
-//! Weights differ by seed, so some seeds exhaust the pool, and some never match, abort, preempt, fork or roll back.
+//! The weights are drawn too, so some workloads exhaust the pool, and some never match, abort, preempt, fork or roll
+//! back.
 
-use super::op::{Op, Prompt, SETTINGS, SmallConfig};
-use super::rng::{Rng, mix};
+use std::collections::BTreeMap;
 
-// The kinds of ops, in the order of their weights.
-const ADMIT: usize = 0;
-const MATCH: usize = 1;
-const PLAN: usize = 2;
-const APPEND: usize = 3;
-const COMMIT: usize = 4;
-const COMPLETE: usize = 5;
-const ABORT: usize = 6;
-const FINISH: usize = 7;
-const PREEMPT: usize = 8;
-const RESUME: usize = 9;
-const FORK: usize = 10;
-const ROLLBACK: usize = 11;
-const RESET: usize = 12;
-const PROMISE: usize = 13;
-const ADMIT_BATCH: usize = 14;
-const DRAFT: usize = 15;
-const ACCEPT: usize = 16;
-const MARK: usize = 17;
-const LOAD: usize = 18;
-const SAVE_AHEAD: usize = 19;
-const PUTS: usize = 20;
-const PUT_DONE: usize = 21;
-const FETCH: usize = 22;
-const FETCHED: usize = 23;
-const KINDS: usize = FETCHED + 1;
+use super::op::{Limit, Op, Prompt, SETTINGS, SmallConfig};
+use super::rng::Rng;
 
-/// An endless stream of ops, and their config. Both depend only on the seed.
+/// A kind of workloads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    /// Any config.
+    Any,
+    /// Nearly all pages are promised, many steps are in flight and texts are similar. Commits therefore find
+    /// duplicates, and pages in the fence back promises.
+    Promises,
+    /// Prompts end near the end of a page, and a chunk of the page tables has one page or two. Decoding rows then begin
+    /// chunks, which other workloads rarely do.
+    Chunks,
+    /// Many drafts, of which some are invalid, and branches that may be invalid.
+    Drafts,
+    /// Swap memory. The pool is so small that most pages are evicted, and later prompts match the evicted pages.
+    Swap,
+    /// Swap memory and groups of layers.
+    SwapGroups,
+    /// Swap memory and many forks of sequences whose steps run ahead of their tokens; some have groups of layers.
+    Forks,
+    /// Swap memory of few pages, with the puts and fetches of a store.
+    Stores,
+}
+
+impl Family {
+    /// All families.
+    pub const ALL: [Self; 8] = [
+        Self::Any,
+        Self::Promises,
+        Self::Chunks,
+        Self::Drafts,
+        Self::Swap,
+        Self::SwapGroups,
+        Self::Forks,
+        Self::Stores,
+    ];
+}
+
+/// A kind of ops.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Kind {
+    Admit,
+    AdmitBatch,
+    Match,
+    Plan,
+    Append,
+    Commit,
+    Complete,
+    Abort,
+    Finish,
+    Preempt,
+    Resume,
+    Mark,
+    Load,
+    SaveAhead,
+    Puts,
+    PutDone,
+    Fetch,
+    Fetched,
+    Promise,
+    Fork,
+    Rollback,
+    Draft,
+    Accept,
+    Reset,
+}
+use Kind::*;
+
+/// The calls of a running server, which every workload makes often.
+const USUAL: [(Kind, u64); 7] =
+    [(Admit, 20), (Plan, 40), (Append, 20), (Complete, 18), (Finish, 9), (Resume, 6), (AdmitBatch, 3)];
+
+/// Calls that only some workloads make.
+const SOMETIMES: [(Kind, u64); 5] = [(Match, 3), (Abort, 2), (Preempt, 2), (Fork, 3), (Rollback, 3)];
+
+/// The calls of a workload with swap memory.
+const WITH_SWAP: [(Kind, u64); 15] = [
+    (Admit, 30),
+    (AdmitBatch, 2),
+    (Match, 2),
+    (Plan, 40),
+    (Append, 6),
+    (Commit, 40),
+    (Complete, 40),
+    (Abort, 1),
+    (Finish, 12),
+    (Preempt, 3),
+    (Resume, 6),
+    (Fork, 1),
+    (Rollback, 1),
+    (Load, 6),
+    (SaveAhead, 6),
+];
+
+/// The puts and fetches of a store.
+const WITH_STORES: [(Kind, u64); 4] = [(Puts, 24), (PutDone, 40), (Fetch, 24), (Fetched, 24)];
+
+/// A stream of ops, and their config.
 #[derive(Clone, Debug)]
 pub struct Workload {
     config: SmallConfig,
     rng: Rng,
-    weights: [u64; KINDS],
+    weights: BTreeMap<Kind, u64>,
     /// Probability, in sixteenths, that a plan's item extends its sequence by the maximum.
     greedy: u64,
     /// Probability, in sixteenths, that an op promises pages.
     promising: u64,
+    /// Probability, in sixteenths, that a completion completes one step at most.
+    slow: u64,
     /// On average, one in this number of draws may be invalid.
     wrong: u64,
     /// Whether about three quarters of the prompts share all tokens of an earlier text; otherwise about half do.
     repeats: bool,
+    /// Whether prompts end 0 to 3 tokens before the end of a page.
+    ends_pages: bool,
 }
 
 impl Workload {
-    /// Creates the workload of a seed.
-    pub fn new(seed: u64) -> Self {
-        let mut rng = Rng::new(seed);
-        let mut config = draw_config(&mut rng);
-        draw_separately(&mut Rng::new(mix(seed)), &mut config);
-        // Every workload often makes the calls that a running server makes. Only some workloads make the other calls.
-        let usual = [20, 3, 40, 20, 22, 18, 2, 9, 2, 6, 3, 3, 0, 0, 3, 0, 0, 0, 0, 0];
-        let drawn = usual.map(|usual| usual * rng.pick(&[1, 1, 2, 3]));
-        let mut weights = [0; KINDS];
-        weights[..drawn.len()].copy_from_slice(&drawn);
-        for kind in [MATCH, ABORT, PREEMPT, FORK, ROLLBACK] {
-            weights[kind] *= rng.pick(&[0, 1, 1, 4]);
-        }
-        weights[RESET] = rng.pick(&[0, 0, 1, 2]);
-        let promising = rng.pick(&[0, 4, 12, 16]);
-        weights[ADMIT_BATCH] *= rng.pick(&[0, 1, 4]);
-        weights[PROMISE] = rng.pick(&[0, 3, 10]) * u64::from(promising > 0);
-        let drafting = rng.pick(&[0, 0, 1, 3]);
-        (weights[DRAFT], weights[ACCEPT]) = (12 * drafting, 30 * drafting);
-        weights[MARK] = if config.groups > 0 { [0, 0, 6][(seed % 3) as usize] } else { 0 };
-        if config.swap_pages > 0 {
-            weights[LOAD] = [0, 3, 8][(seed % 3) as usize];
-            weights[SAVE_AHEAD] = [0, 6, 20][(seed / 3 % 3) as usize];
-        }
-        let greedy = rng.below(17);
-        let wrong = rng.pick(&[8, 32, 256]);
-        Self { config, rng, weights, greedy, promising, wrong, repeats: false }
+    /// Creates the endless workload of a seed.
+    pub fn new(family: Family, seed: u64) -> Self {
+        Self::draw(family, Rng::new(seed))
     }
 
-    /// Creates the workload of a seed with swap memory. The pool is so small that most pages are evicted, and later
-    /// prompts match the evicted pages.
-    pub fn with_swap(seed: u64) -> Self {
-        let mut workload = Self::new(seed);
-        let mut rng = Rng::new(mix(!seed));
-        let Self { config, weights, .. } = &mut workload;
-        config.page_size = rng.within(1, 3) as u32;
-        config.pages = rng.within(4, 9) as u32;
+    /// Returns the config and the ops of a fuzzer's bytes.
+    pub fn from_bytes(bytes: &[u8]) -> (SmallConfig, Vec<Op>) {
+        Self::from_bytes_in(&Family::ALL, bytes)
+    }
+
+    /// Returns [`Workload::from_bytes`] of one of these families.
+    pub fn from_bytes_in(families: &[Family], bytes: &[u8]) -> (SmallConfig, Vec<Op>) {
+        let mut rng = Rng::from_bytes(bytes);
+        let mut workload = Self::draw(rng.pick(families), rng);
+        let mut ops = Vec::new();
+        while !workload.rng.is_empty() {
+            ops.push(workload.op());
+        }
+        (workload.config, ops)
+    }
+
+    fn draw(family: Family, mut rng: Rng) -> Self {
+        let config = draw_config(&mut rng);
+        let mut workload = Self {
+            config,
+            weights: BTreeMap::new(),
+            greedy: rng.below(17),
+            promising: rng.pick(&[0, 4, 12, 16]),
+            slow: rng.pick(&[0, 0, 6, 11]),
+            wrong: rng.pick(&[8, 32, 256]),
+            repeats: rng.one_in(3),
+            ends_pages: false,
+            rng,
+        };
+        workload.weigh();
+        match family {
+            Family::Any => {}
+            Family::Promises => workload.make_promises(),
+            Family::Chunks => workload.begin_chunks(),
+            Family::Drafts => workload.draft(),
+            Family::Swap => workload.use_swap(),
+            Family::SwapGroups => workload.use_groups(),
+            Family::Forks => workload.use_forks(),
+            Family::Stores => workload.use_stores(),
+        }
+        workload
+    }
+
+    /// Draws a weight for each kind of ops. A kind without a weight never occurs.
+    fn weigh(&mut self) {
+        let Self { config, weights, rng, .. } = self;
+        for (kind, usual) in USUAL {
+            weights.insert(kind, usual * rng.pick(&[1, 1, 2, 3]));
+        }
+        for (kind, usual) in SOMETIMES {
+            weights.insert(kind, usual * rng.pick(&[0, 1, 2, 3, 8]));
+        }
+        // With few commits, many steps are open when sequences are preempted or steps aborted.
+        weights.extend([(Commit, rng.pick(&[6, 22, 44, 66])), (Reset, rng.pick(&[0, 0, 1, 2]))]);
+        weights.insert(Promise, rng.pick(&[0, 3, 10]) * u64::from(self.promising > 0));
+        let drafting = rng.pick(&[0, 0, 1, 3]);
+        weights.extend([(Draft, 12 * drafting), (Accept, 30 * drafting)]);
+        weights.insert(Mark, rng.pick(&[0, 0, 6]));
+        if config.swap_pages > 0 {
+            weights.extend([(Load, rng.pick(&[0, 3, 8])), (SaveAhead, rng.pick(&[0, 6, 20]))]);
+        }
+    }
+
+    fn make_promises(&mut self) {
+        let Self { config, rng, .. } = self;
+        (config.pages, config.page_size) = (rng.within(6, 23) as u32, rng.within(1, 3) as u32);
+        (config.sequences, config.sequence_len, config.tokens) = (6, 1 << 20, 1 << 12);
+        (config.steps, config.share_prefixes) = (6, true);
+        (self.promising, self.slow) = (16, 11);
+    }
+
+    fn begin_chunks(&mut self) {
+        let Self { config, rng, .. } = self;
+        (config.pages, config.page_size) = (24, rng.pick(&[341, 512, 1024]));
+        (config.sequences, config.sequence_len, config.steps) = (6, 1 << 20, 4);
+        config.tokens = 24 * u64::from(config.page_size);
+        self.ends_pages = true;
+    }
+
+    fn draft(&mut self) {
+        self.weights.extend([(Draft, 60), (Accept, 60), (Plan, 20)]);
+        (self.config.steps, self.config.sequences) = (3, 6);
+        self.wrong = 8;
+    }
+
+    fn use_swap(&mut self) {
+        let Self { config, weights, rng, .. } = self;
+        (config.pages, config.page_size) = (rng.within(4, 9) as u32, rng.within(1, 3) as u32);
         config.swap_pages = rng.pick(&[1, 3, 8, 20, 40]);
         (config.share_prefixes, config.groups) = (true, 0);
         (config.tokens, config.sequence_len) = (400, 1 << 20);
         config.sequences = rng.within(1, 3) as u32;
-        let usual = [30, 2, 40, 6, 40, 40, 1, 12, 3, 6, 1, 1, 0, 0, 2, 0, 0, 0, 6, 6];
-        let drawn = usual.map(|usual| usual * rng.pick(&[1, 1, 2]));
-        weights[..drawn.len()].copy_from_slice(&drawn);
-        weights[SAVE_AHEAD] *= rng.pick(&[0, 1, 2]);
-        weights[RESET] = rng.pick(&[0, 0, 0, 1]);
-        (workload.greedy, workload.promising, workload.wrong) = (14, rng.pick(&[0, 1, 8]), 256);
-        workload
+        for (kind, usual) in WITH_SWAP {
+            weights.insert(kind, usual * rng.pick(&[1, 1, 2]));
+        }
+        weights.extend([(SaveAhead, rng.pick(&[0, 6, 20])), (Reset, rng.pick(&[0, 0, 0, 1]))]);
+        (self.greedy, self.promising, self.wrong) = (14, rng.pick(&[0, 1, 8]), 256);
     }
 
-    /// Creates a workload with swap memory, with many forks of sequences whose steps run ahead of their tokens. Odd
-    /// seeds have groups of layers.
-    pub fn with_forks(seed: u64) -> Self {
-        let groups = seed % 2 == 1;
-        let mut workload = if groups { Self::with_swap_groups(seed) } else { Self::with_swap(seed) };
-        let Self { config, weights, .. } = &mut workload;
-        config.vocabulary = 1 + (seed / 2 % 2) as u8;
-        (config.page_size, config.sequences) = (2, 6);
-        (weights[FORK], weights[APPEND], weights[FINISH]) = (30, 40, 20);
-        workload.repeats = true;
-        workload
-    }
-
-    /// Creates a workload with swap memory and groups of layers. Consecutive seeds take all settings in turn.
-    pub fn with_swap_groups(seed: u64) -> Self {
-        let mut workload = Self::with_swap(seed);
-        let mut rng = Rng::new(mix(seed ^ 7));
-        let Self { config, weights, .. } = &mut workload;
-        config.groups = (seed % u64::from(SETTINGS)) as u8 + 1;
+    fn use_groups(&mut self) {
+        self.use_swap();
+        let Self { config, weights, rng, .. } = self;
+        config.groups = rng.within(1, SETTINGS.into()) as u8;
         let tracks = config.engine().pool.layout().expect("it is small").tracks();
         config.pages = tracks * rng.within(3, 7) as u32 + 3;
         config.swap_pages = rng.pick(&[1, 8, 20, 60, 60]);
-        weights[MARK] = rng.pick(&[0, 6, 20]);
-        weights[PUTS..].copy_from_slice(&[rng.pick(&[0, 0, 2]), 0, rng.pick(&[0, 0, 2]), 0]);
-        workload.repeats = true;
-        workload
+        weights.insert(Mark, rng.pick(&[0, 6, 20, 50]));
+        // Stores reject groups.
+        weights.extend([(Puts, rng.pick(&[0, 0, 2])), (Fetch, rng.pick(&[0, 0, 2]))]);
+        self.repeats = true;
     }
 
-    /// Creates a workload with swap memory for 2 to 23 pages, and with puts and fetches of a store.
-    pub fn with_stores(seed: u64) -> Self {
-        let mut workload = Self::with_swap(seed);
-        let Self { config, weights, .. } = &mut workload;
-        config.swap_pages = [2, 3, 7, 23][(seed % 4) as usize];
+    fn use_forks(&mut self) {
+        if self.rng.one_in(2) {
+            self.use_groups()
+        } else {
+            self.use_swap()
+        }
+        let Self { config, weights, rng, .. } = self;
+        (config.page_size, config.sequences, config.vocabulary) = (2, 6, rng.within(1, 2) as u8);
+        weights.extend([(Fork, 30), (Append, 40), (Finish, 20)]);
+        self.repeats = true;
+    }
+
+    fn use_stores(&mut self) {
+        self.use_swap();
+        let Self { config, weights, rng, .. } = self;
+        config.swap_pages = rng.pick(&[2, 3, 7, 23]);
         config.hashing = config.hashing.max(1);
-        weights[PUTS..].copy_from_slice(&[16, 32, 16, 16]);
-        workload
+        weights.extend(WITH_STORES);
+        weights.insert(Reset, rng.pick(&[0, 0, 0, 3]));
+        self.repeats = true;
     }
 
     /// Returns the config of the engine.
@@ -147,59 +275,66 @@ impl Workload {
         (0..count).map(|_| self.op()).collect()
     }
 
-    /// Returns the next op.
-    pub fn op(&mut self) -> Op {
-        match self.rng.weighted(&self.weights) {
-            ADMIT => Op::Admit(self.prompt()),
-            MATCH => Op::Match(self.prompt()),
-            PLAN => self.plan(),
-            APPEND => Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() },
-            COMMIT => Op::Commit { pick: self.commit_pick() },
-            COMPLETE => Op::Complete { pick: self.step(208) },
-            ABORT => Op::Abort { pick: self.step(224) },
-            FINISH => Op::Finish { pick: self.seq(), publish: !self.rng.one_in(8) },
-            PREEMPT => Op::Preempt { pick: self.seq(), publish: self.rng.one_in(2) },
-            RESUME => Op::Resume { pick: self.step(200), promise: self.promise() },
-            FORK => {
-                let count = self.rng.pick(&[1, 1, 2, 3]) - u8::from(self.is_wrong());
-                Op::Fork { pick: self.seq(), count, promise: self.promise() }
-            }
-            ROLLBACK => Op::Rollback { pick: self.seq(), fewer: self.byte() },
-            RESET => Op::Reset,
-            ADMIT_BATCH => {
+    fn op(&mut self) -> Op {
+        let weights: Vec<u64> = self.weights.values().copied().collect();
+        let kind = self.rng.weighted(&weights);
+        let kind = *self.weights.keys().nth(kind).expect("a kind for each weight");
+        match kind {
+            Admit => Op::Admit(self.prompt()),
+            AdmitBatch => {
                 let count = self.rng.within(1, 4) as u8 - u8::from(self.is_wrong());
                 Op::AdmitBatch { prompt: self.prompt(), count }
             }
-            DRAFT => {
-                let twist = if self.is_wrong() { self.byte() % 32 } else { 255 };
-                Op::Draft { first: self.byte(), count: self.byte(), seed: self.byte(), twist }
-            }
-            ACCEPT => {
-                let wrong = if self.is_wrong() { 0 } else { 8 };
-                Op::Accept { pick: self.step(224), seed: wrong + self.byte() % 248 }
-            }
-            LOAD => Op::Load { first: self.seq(), count: self.byte() % 4 },
-            SAVE_AHEAD => Op::SaveAhead { pages: self.byte() % 32 },
-            PUTS => Op::Puts { most: self.byte() },
-            PUT_DONE => Op::PutDone { pick: self.byte(), ok: !self.rng.one_in(4) },
-            FETCH => {
+            Match => Op::Match(self.prompt()),
+            Plan => self.plan(),
+            Append => Op::Append { pick: self.seq(), count: self.append_count(), seed: self.byte() },
+            Commit => Op::Commit { pick: self.commit_pick() },
+            Complete => Op::Complete { pick: if self.in_sixteen(self.slow) { 200 } else { self.step(208) } },
+            Abort => Op::Abort { pick: self.step(224) },
+            Finish => Op::Finish { pick: self.seq(), publish: !self.rng.one_in(8) },
+            Preempt => Op::Preempt { pick: self.seq(), publish: self.rng.one_in(2) },
+            Resume => Op::Resume { pick: self.step(200), promise: self.promise(), limit: self.limit() },
+            Mark => Op::Mark { pick: self.seq(), more: self.byte() },
+            Load => Op::Load { first: self.seq(), count: self.rng.below(4) as u8 },
+            SaveAhead => Op::SaveAhead { pages: self.rng.below(32) as u8 },
+            Puts => Op::Puts { most: self.byte() },
+            PutDone => Op::PutDone { pick: self.byte(), ok: !self.rng.one_in(4) },
+            Fetch => {
                 // An odd number shares an earlier text, of which the store may have pages.
                 let prompt = self.prompt();
                 let prompt = Prompt { shared: prompt.shared | 1, ..prompt };
                 Op::Fetch { prompt, most: self.byte() }
             }
-            FETCHED => Op::Fetched { pick: self.byte(), count: self.byte() },
-            MARK => Op::Mark { pick: self.seq(), more: self.byte() },
-            _ => Op::Promise { pick: self.seq(), promise: self.promise() },
+            Fetched => Op::Fetched { pick: self.byte(), count: self.byte() },
+            Promise => Op::Promise { pick: self.seq(), promise: self.promise() },
+            Fork => {
+                let count = self.rng.pick(&[1, 1, 2, 3]) - u8::from(self.is_wrong());
+                Op::Fork { pick: self.seq(), count, promise: self.promise() }
+            }
+            Rollback => Op::Rollback { pick: self.seq(), fewer: self.byte() },
+            Draft => {
+                let twist = if self.is_wrong() { self.rng.below(10) as u8 } else { 255 };
+                Op::Draft { first: self.byte(), count: self.byte(), seed: self.byte(), twist }
+            }
+            Accept => {
+                let seed = if self.is_wrong() { self.rng.below(8) } else { self.rng.within(8, 255) };
+                Op::Accept { pick: self.step(224), seed: seed as u8 }
+            }
+            Reset => Op::Reset,
         }
     }
 
     fn byte(&mut self) -> u8 {
-        self.rng.bits() as u8
+        self.rng.below(256) as u8
     }
 
     fn is_wrong(&mut self) -> bool {
         self.rng.one_in(self.wrong)
+    }
+
+    /// Returns true with a probability in sixteenths.
+    fn in_sixteen(&mut self, probability: u64) -> bool {
+        self.rng.below(16) < probability
     }
 
     /// Returns a pick below `sane`, or rarely any byte.
@@ -218,7 +353,7 @@ impl Workload {
 
     /// Returns a promise: none, some pages, or rarely too many.
     fn promise(&mut self) -> u8 {
-        if self.rng.below(16) >= self.promising {
+        if !self.in_sixteen(self.promising) {
             0
         } else if self.is_wrong() {
             255
@@ -239,13 +374,18 @@ impl Workload {
         let mut prompt = Prompt {
             namespace: self.rng.one_in(4).into(),
             like: self.byte(),
-            shared: self.rng.bits() as u16,
-            len: self.rng.within(1, 65_500) as u16,
-            seed: self.byte() % 4,
+            shared: self.rng.below(1 << 16) as u16,
+            len: self.rng.within(1, 65_499) as u16,
+            seed: self.rng.below(4) as u8,
             promise: self.promise(),
+            limit: self.limit(),
         };
         if self.repeats && self.rng.one_in(2) {
             prompt.shared |= 1;
+        }
+        if self.ends_pages {
+            // The replay adds 1 to `len`.
+            prompt.len = (1 + prompt.len % 4) * self.config.page_size as u16 - 1 - prompt.len / 4 % 4;
         }
         if self.is_wrong() {
             prompt.len = self.rng.pick(&[0, 65_535, 65_500]);
@@ -253,32 +393,23 @@ impl Workload {
         prompt
     }
 
+    /// Draws a limit of a hit, mostly none.
+    fn limit(&mut self) -> Limit {
+        if self.rng.one_in(8) { self.rng.within(224, 255) as u8 } else { 0 }
+    }
+
     fn plan(&mut self) -> Op {
-        let mut lens = [0; 4];
-        for len in &mut lens {
-            let any = self.rng.within(2, 255) as u8;
-            let all = self.rng.below(16) < self.greedy;
-            *len = if self.is_wrong() {
-                self.byte() % 2
-            } else if all {
-                any & !1
-            } else {
-                any | 1
-            };
-        }
-        let twist = if self.is_wrong() { self.byte() % 4 } else { 255 };
+        let lens = [(); 4].map(|()| {
+            let (any, all) = (self.rng.within(2, 255) as u8, self.in_sixteen(self.greedy));
+            match (self.is_wrong(), all) {
+                (true, _) => self.rng.below(2) as u8,
+                (_, true) => any & !1,
+                (_, false) => any | 1,
+            }
+        });
+        let twist = if self.is_wrong() { self.rng.below(4) as u8 } else { 255 };
         Op::Plan { first: self.byte(), count: self.byte(), lens, twist }
     }
-}
-
-/// Draws hashes, events, groups of layers and swap memory with a separate generator. The other draws of
-/// [`Workload::new`] do not depend on them.
-fn draw_separately(rng: &mut Rng, config: &mut SmallConfig) {
-    config.hashing = rng.below(6) as u8;
-    config.event_pages = rng.pick(&[0, 1, 4, 12, 200]);
-    config.drain_every = rng.pick(&[1, 1, 2, 8]);
-    config.groups = if rng.one_in(2) { rng.within(1, SETTINGS.into()) as u8 } else { 0 };
-    config.swap_pages = if rng.one_in(2) { rng.within(1, 40) as u32 } else { 0 };
 }
 
 fn draw_config(rng: &mut Rng) -> SmallConfig {
@@ -299,12 +430,14 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         page_first: rng.one_in(2),
         dtype: rng.below(5) as u8,
         layers: rng.within(1, 2) as u32,
-        kv_heads: rng.within(0, 2) as u32,
-        groups: 0,
-        swap_pages: 0,
-        hashing: 0,
-        event_pages: 0,
-        drain_every: 1,
-        vocabulary: 3,
+        kv_heads: rng.below(3) as u32,
+        reserved: rng.pick(&[0, 0, 0, 0, 0, 0, 1, 3]),
+        wide: rng.one_in(4),
+        groups: if rng.one_in(2) { rng.within(1, SETTINGS.into()) as u8 } else { 0 },
+        swap_pages: rng.pick(&[0, 0, 0, 3, 40, 40]).min(rng.within(1, 40)) as u32,
+        hashing: rng.below(6) as u8,
+        event_pages: rng.pick(&[0, 1, 4, 12, 200]),
+        drain_every: rng.pick(&[1, 1, 2, 8]),
+        vocabulary: rng.pick(&[3, 3, 3, 1, 2, 4]),
     }
 }

@@ -29,7 +29,7 @@ impl World {
         self.check_sequences().map_err(broken)?;
         self.prefixes.check_cells(&self.count_cells(), &self.fence).map_err(broken)?;
         self.check_tails().map_err(|invariant| broken((invariant, None)))?;
-        let fetches = self.prefixes.fetch_locks().map(|lock| lock.scope().namespace);
+        let fetches = self.fetch_locks().map(|lock| lock.scope().namespace);
         let namespaces = self.sequences.iter().map(|(_, s)| s.namespace).chain(fetches);
         if !self.prefixes.names_are_counted(namespaces) {
             return Err(broken(("T11: names stay while they have users; users are counted", None)));
@@ -44,8 +44,13 @@ impl World {
         let sequences = self.sequences.iter().filter_map(|(_, sequence)| sequence.lock.as_ref());
         let sequences = sequences.map(|lock| (LockHolder::Sequence, lock));
         let fence = self.fence.locks().map(|(_, lock)| (LockHolder::Fence, lock));
-        let fetches = self.prefixes.fetch_locks().map(|lock| (LockHolder::Fetch, lock));
+        let fetches = self.fetch_locks().map(|lock| (LockHolder::Fetch, lock));
         sequences.chain(fence).chain(fetches)
+    }
+
+    fn fetch_locks(&self) -> impl Iterator<Item = &PrefixLock> {
+        let swap = self.prefixes.has_swap().then(|| self.prefixes.swap());
+        swap.into_iter().flat_map(|swap| swap.fetch_locks())
     }
 
     /// Counts the locks that end at each node, of the holders that `counted` selects.
@@ -77,7 +82,7 @@ impl World {
             ensure(s.inherited <= s.published, "S4: inherited pages are published")?;
             match &s.lock {
                 Some(lock) => {
-                    let path = self.prefixes.path(lock);
+                    let path = self.prefixes.nodes().path(lock);
                     let own = self.sequences.pages(s).take(s.published as usize);
                     let same = path.len() == self.sequences.prefix_pages(s) as usize;
                     let same = same && path.into_iter().take(s.published as usize).eq(own);
@@ -88,7 +93,7 @@ impl World {
                     ensure(s.promised == 0, "S3: a preempted sequence is promised nothing")?;
                 }
             }
-            let known = self.sequences.tail_is_consistent(s);
+            let known = self.sequences.last_entry_is_consistent(s);
             ensure(known, "S6: a row stores the entry of its last page and its last token")?;
         }
         if !self.sequences.chunks_are_counted() {
@@ -111,7 +116,8 @@ impl World {
         let Some(lock) = s.lock.as_ref().filter(|_| self.sequences.pending(s) > 0) else {
             return Vec::new();
         };
-        self.prefixes.tail_cells(lock, self.sequences.prefix_pages(s))
+        let end = self.prefixes.nodes().end_of(lock.node());
+        self.prefixes.tails(end, self.sequences.prefix_pages(s)).collect()
     }
 
     /// Counts, for each cell, the held places that name it and the waiting sequences whose tails contain it.
@@ -140,15 +146,17 @@ impl World {
                 if !cell.is_some() {
                     continue; // The pages are the row's own (W1).
                 }
-                let mut path = self.prefixes.path_of(lock, s.published);
+                let nodes = self.prefixes.nodes();
+                let mut path = nodes.path_of(lock, s.published);
                 if place >= s.published
-                    || self.prefixes.cell_at(held.group, self.prefixes.entry_at(&mut path, place)) != cell
+                    || self.prefixes.cells().at(held.group, nodes.entry_at(&mut path, place)) != cell
                 {
                     return Err("G4: a held place names the cell at its entry of the lock's path");
                 }
                 let tracks = held.track..held.track + held.tracks;
-                let own = tracks.flat_map(|track| self.sequences.track_pages(s, track, place).next());
-                if !own.eq(self.prefixes.cell_pages(cell).iter().copied()) {
+                let own =
+                    tracks.flat_map(|track| self.sequences.track_pages(s, track, place).flatten().copied().next());
+                if !own.eq(self.prefixes.cells().pages(cell).iter().copied()) {
                     return Err("G4: a held place that names a cell has its pages");
                 }
             }
@@ -167,9 +175,10 @@ impl World {
             })
         };
         let mut drafted = self.sequences.iter().filter(|(_, s)| s.is_drafted());
-        match drafted.all(|(_, s)| waits(s)) {
-            true => Ok(()),
-            false => Err("S9: drafts that wait are the last item of their sequence, in an open step"),
+        if drafted.all(|(_, s)| waits(s)) {
+            Ok(())
+        } else {
+            Err("S9: drafts that wait are the last item of their sequence, in an open step")
         }
     }
 
@@ -201,10 +210,10 @@ impl World {
             }
         }
         let free = self.pages.free_count() as usize;
-        if owners.len() + free == self.pages.page_count() as usize {
+        if owners.len() + free == self.shape.usable_pages() as usize {
             return Ok(());
         }
-        let pages = (0..self.pages.page_count()).map(PageId::new);
+        let pages = (self.shape.reserved_pages..self.pages.page_count()).map(PageId::new);
         let lost =
             pages.filter(|page| self.pages.state(*page) != PageState::Free).find(|page| !owners.contains_key(page));
         Err(("W1: a page that is not free has an owner", lost))
@@ -213,11 +222,11 @@ impl World {
     /// Returns each page that has an owner, with this owner.
     fn owners(&self) -> impl Iterator<Item = (PageId, Owner)> + '_ {
         let private = self.sequences.iter().flat_map(move |(seq, s)| {
-            let first = self.sequences.track_pages(s, 0, s.published);
+            let first = self.sequences.track_pages(s, 0, s.published).flatten().copied();
             let private = |&(held, place): &(HeldGroup, u32)| !self.sequences.cell(s, held.group, place).is_some();
             let others = self.held_places(s).filter(private).flat_map(move |(held, place)| {
                 (held.track..held.track + held.tracks)
-                    .flat_map(move |track| self.sequences.track_pages(s, track, place).next())
+                    .flat_map(move |track| self.sequences.track_pages(s, track, place).flatten().copied().next())
             });
             first.chain(others).map(move |page| (page, Owner::Sequence(seq)))
         });

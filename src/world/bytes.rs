@@ -1,16 +1,14 @@
 //! The memory of an engine, and the size of its largest plan.
 
-use crate::bitmap::Bitmap;
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
-use crate::fence::Fence;
-use crate::id::{PageId, SeqKey, TokenId};
+use crate::id::{PageId, TokenId};
 use crate::layout::Limits;
-use crate::page::PagePool;
-use crate::plan::{Admitted, BatchRow, Compaction, PageCopy, STEP_TOKENS_MAX, SharedSpan, TableWrite};
-use crate::prefix::{LoadBatch, PrefixTree, SharedPrefixFinder};
-use crate::sequence::SequenceTable;
-use crate::step::StepLog;
+use crate::memory::Memory;
+use crate::plan::{BatchRow, STEP_TOKENS_MAX, SharedSpan, TableWrite};
+use crate::prefix::TreeShape;
+
+use super::World;
 
 /// The bytes that an engine allocates when it is created. Does not include K and V in swap memory, which backends
 /// allocate: [`PoolLayout::swap_region_pages`](crate::PoolLayout::swap_region_pages) times
@@ -41,6 +39,12 @@ pub struct EngineBytes {
 }
 
 impl EngineBytes {
+    /// Returns the bytes of an engine without tables.
+    pub(super) fn of_backend(shape: &EngineShape) -> Self {
+        let (kv, kv_tables) = (shape.layout.total_bytes(), 4 * shape.table.words() as u64);
+        Self { kv, kv_tables, pages: 0, prefixes: 0, swap: 0, hashes: 0, events: 0, sequences: 0, steps: 0 }
+    }
+
     /// Returns the bytes on the host, without those of the backend.
     pub fn host(&self) -> u64 {
         self.pages + self.prefixes + self.swap + self.hashes + self.events + self.sequences + self.steps
@@ -62,55 +66,7 @@ impl EngineConfig {
 impl EngineShape {
     /// Returns [`EngineConfig::bytes`] of a checked config. No number overflows.
     pub fn bytes(&self) -> EngineBytes {
-        let (page_count, page_size) = (self.layout.page_count(), self.layout.page_size());
-        let rows = size_of::<SeqKey>() + size_of::<Compaction>() + size_of::<Admitted>();
-        let buffers = 4 * (u64::from(page_count) + row_pages_all(self))
-            + copy_count(self) * size_of::<PageCopy>() as u64
-            + 4 * u64::from(self.max_sequence_len)
-            + u64::from(self.table.rows) * rows as u64
-            + Bitmap::bytes(page_count);
-        let limits = Limits::new(&self.layout, self.promise_ahead);
-        let [of_tree, of_rows] = if limits.is_none() {
-            [0, 0]
-        } else {
-            [
-                PrefixTree::cell_bytes(&limits, [page_count, swap_pages(self)], self.max_steps),
-                SequenceTable::group_bytes(&self.table, &limits),
-            ]
-        };
-        let swap_pages = swap_pages(self);
-        let entries = page_count + swap_pages;
-        let swap = match swap_pages {
-            0 => 0,
-            _ => {
-                let stage_pages = self.layout.stage_pages();
-                let has_stores = self.hashing.is_some() && limits.is_none();
-                let stores = match has_stores {
-                    true => PrefixTree::store_bytes(page_count, swap_pages, stage_pages),
-                    false => 0,
-                };
-                PrefixTree::host_bytes(page_count, swap_pages)
-                    + stores
-                    + LoadBatch::bytes(page_count, self.table.rows)
-                    + SequenceTable::load_bytes(&self.table)
-            }
-        };
-        EngineBytes {
-            kv: self.layout.total_bytes(),
-            kv_tables: 4 * self.table.words() as u64,
-            pages: PagePool::bytes(page_count),
-            prefixes: PrefixTree::bytes(entries, page_size) + of_tree,
-            swap,
-            hashes: self.hashing.map_or(0, |hashing| PrefixTree::hash_bytes(entries, hashing)),
-            events: self
-                .hashing
-                .map_or(0, |hashing| PrefixTree::event_bytes(entries, page_size, hashing, self.event_pages)),
-            sequences: SequenceTable::bytes(&self.table, page_size) + of_rows,
-            steps: StepLog::bytes(self.max_steps, self.table.rows)
-                + Fence::bytes(page_count, self.max_steps, lock_count(self))
-                + SharedPrefixFinder::bytes(self.table.rows)
-                + buffers,
-        }
+        World::new_in(self, u32::BITS, &mut Memory::counting()).expect("nothing is allocated").1
     }
 
     /// Returns the bytes of the largest plan of at most `rows` sequences and `tokens` new tokens. O(1).
@@ -167,9 +123,18 @@ pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
     (u64::from(row_pages) + 1) * u64::from(shape.table.tracks)
 }
 
-/// Returns the number of swap pages that the engine can use: 0 if sequences do not share prefixes.
-pub(super) fn swap_pages(shape: &EngineShape) -> u32 {
-    if shape.shares_prefixes() { shape.layout.swap_pages() } else { 0 }
+/// Returns the shape of an engine's tree, without swap memory if sequences do not share prefixes.
+pub(super) fn tree_shape(shape: &EngineShape, hash_bits: u32) -> TreeShape {
+    let layout = &shape.layout;
+    TreeShape {
+        swap_pages: if shape.shares_prefixes() { layout.swap_pages() } else { 0 },
+        stage_pages: layout.stage_pages(),
+        hashing: shape.hashing,
+        event_pages: shape.event_pages,
+        limits: Limits::new(layout, shape.promise_ahead),
+        max_steps: shape.max_steps,
+        ..TreeShape::new(layout.page_count(), layout.page_size(), hash_bits)
+    }
 }
 
 /// Returns the maximum number of copies of a fork: one page for each child, or with several tracks all pages of the

@@ -9,15 +9,12 @@
 mod audit;
 mod bytes;
 
-use bytemuck::Zeroable;
-
 use crate::bitmap::Bitmap;
 use crate::config::EngineShape;
 use crate::error::ConfigError;
 use crate::fence::Fence;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
-use crate::layout::Limits;
-use crate::memory::{self, OutOfMemory, touch_reserved};
+use crate::memory::{self, Memory, OutOfMemory};
 use crate::page::PagePool;
 use crate::plan::{Admitted, Compaction, PageCopy};
 use crate::prefix::{LoadBatch, PrefixTree, SharedPrefixFinder};
@@ -27,7 +24,7 @@ use crate::step::StepLog;
 
 pub use audit::{Broken, Owner};
 pub use bytes::EngineBytes;
-use bytes::{copy_count, lock_count, row_pages_all, swap_pages};
+use bytes::{copy_count, lock_count, row_pages_all, tree_shape};
 
 /// The tables, and the limits from which they are created.
 pub struct World {
@@ -55,8 +52,8 @@ pub struct World {
 
 /// Buffers of the systems. Each system clears a buffer before it fills it.
 pub(crate) struct Buffers {
-    /// Released pages; also the pages that a load takes, and the idle pages in the matches of a batch of prompts.
-    pub freed: Vec<PageId>,
+    /// Up to all pages of the pool: released ones, those that a load takes, or the idle ones in the matches of prompts.
+    pub pool_pages: Vec<PageId>,
     /// Pages of a match or of a sequence, or new pages of the tree.
     pub pages: Vec<PageId>,
     /// Tokens of one sequence.
@@ -79,68 +76,57 @@ impl World {
     /// # Errors
     /// [`ConfigError::OutOfMemory`] with the bytes of all tables, if the host cannot allocate some of them.
     pub fn new(shape: &EngineShape, hash_bits: u32) -> Result<Self, ConfigError> {
-        let refused = |_| ConfigError::OutOfMemory { bytes: shape.bytes().host() };
-        Self::try_new(shape, hash_bits).map_err(refused)
+        let bytes = shape.bytes().host();
+        let checked = if shape.prefault { memory::check(bytes) } else { Ok(()) };
+        let made = checked.and_then(|()| Self::new_in(shape, hash_bits, &mut Memory::new(shape.prefault)));
+        let (mut world, _) = made.map_err(|_| ConfigError::OutOfMemory { bytes })?;
+        world.pages.reserve(shape.reserved_pages);
+        Ok(world)
     }
 
-    fn try_new(shape: &EngineShape, hash_bits: u32) -> Result<Self, OutOfMemory> {
-        let (page_count, page_size) = (shape.layout.page_count(), shape.layout.page_size());
-        if shape.prefault {
-            memory::check(shape.bytes().host())?;
+    /// Creates the tables in `memory`. Also returns their bytes.
+    fn new_in(shape: &EngineShape, hash_bits: u32, memory: &mut Memory) -> Result<(Self, EngineBytes), OutOfMemory> {
+        let EngineShape { layout, table, max_steps, .. } = shape;
+        let (page_count, rows, tree) = (layout.page_count(), table.rows, tree_shape(shape, hash_bits));
+        let mut bytes = EngineBytes::of_backend(shape);
+        let pages = PagePool::new_in(page_count, memory)?;
+        bytes.pages = memory.take_bytes();
+        let (prefixes, of_tree) = PrefixTree::of_shape(&tree, memory)?;
+        (bytes.prefixes, bytes.hashes, bytes.events) = (of_tree.tree, of_tree.hashes, of_tree.events);
+        let mut sequences = SequenceTable::new(table, layout.page_size(), hash_bits, memory)?;
+        if !tree.limits.is_none() {
+            sequences.set_limits(tree.limits, memory)?;
         }
-        let has_swap = swap_pages(shape) > 0;
-        let mut world = Self {
+        bytes.sequences = memory.take_bytes();
+        let mut load = LoadBatch::new(0, 0, memory)?;
+        if tree.swap_pages > 0 {
+            sequences.keep_loads(memory)?;
+            load = LoadBatch::new(page_count, rows, memory)?;
+            bytes.swap = of_tree.swap + memory.take_bytes();
+        }
+        let world = Self {
             shape: *shape,
-            pages: PagePool::new(page_count)?,
-            prefixes: PrefixTree::new(page_count + swap_pages(shape), page_size, hash_bits)?,
-            sequences: SequenceTable::new(&shape.table, page_size, hash_bits)?,
-            steps: StepLog::new(shape.max_steps, shape.table.rows)?,
-            fence: Fence::new(page_count, shape.max_steps, lock_count(shape))?,
-            finder: SharedPrefixFinder::new(shape.table.rows)?,
+            pages,
+            prefixes,
+            sequences,
+            steps: StepLog::new(*max_steps, rows, memory)?,
+            fence: Fence::new_in(page_count, *max_steps, lock_count(shape), memory)?,
+            finder: SharedPrefixFinder::new(rows, memory)?,
             counters: Stats::default(),
-            load: if has_swap { LoadBatch::new(page_count, shape.table.rows) } else { LoadBatch::new(0, 0) }?,
+            load,
             buffers: Buffers {
-                freed: memory::reserved(page_count.into())?,
-                pages: memory::reserved(row_pages_all(shape))?,
-                tokens: memory::reserved(shape.max_sequence_len.into())?,
-                children: memory::reserved(shape.table.rows.into())?,
-                copies: memory::reserved(copy_count(shape))?,
-                compactions: memory::reserved(shape.table.rows.into())?,
-                admitted: memory::reserved(shape.table.rows.into())?,
-                counted: Bitmap::new(page_count, false)?,
+                pool_pages: memory.reserved(page_count.into())?,
+                pages: memory.reserved(row_pages_all(shape))?,
+                tokens: memory.reserved(shape.max_sequence_len.into())?,
+                children: memory.reserved(rows.into())?,
+                copies: memory.reserved(copy_count(shape))?,
+                compactions: memory.reserved(rows.into())?,
+                admitted: memory.reserved(rows.into())?,
+                counted: Bitmap::new(page_count, false, memory)?,
             },
         };
-        if shape.table.tracks > 1 {
-            let limits = Limits::new(&shape.layout, shape.promise_ahead);
-            world.sequences.set_limits(limits)?;
-            let pages = [page_count, swap_pages(shape)];
-            world.prefixes.keep_cells(limits, pages, shape.max_steps)?;
-        }
-        if has_swap {
-            world.prefixes.keep_swap(page_count, swap_pages(shape), shape.layout.stage_pages())?;
-            world.sequences.keep_loads()?;
-        }
-        if let Some(hashing) = shape.hashing {
-            world.prefixes.keep_hashes(hashing, hash_bits)?;
-            if shape.event_pages > 0 {
-                world.prefixes.keep_events(shape.event_pages)?;
-            }
-        }
-        if shape.prefault {
-            world.fence.prefault();
-            world.prefixes.prefault()?;
-            world.sequences.prefault();
-            world.finder.prefault();
-            world.load.prefault();
-            touch_reserved(&mut world.buffers.freed, PageId::default());
-            touch_reserved(&mut world.buffers.pages, PageId::default());
-            touch_reserved(&mut world.buffers.tokens, TokenId::default());
-            touch_reserved(&mut world.buffers.children, SeqKey::default());
-            touch_reserved(&mut world.buffers.copies, PageCopy::zeroed());
-            touch_reserved(&mut world.buffers.compactions, Compaction::default());
-            touch_reserved(&mut world.buffers.admitted, Admitted::default());
-        }
-        Ok(world)
+        bytes.steps = memory.take_bytes();
+        Ok((world, bytes))
     }
 
     fn reclaimable(&self) -> u32 {

@@ -12,8 +12,8 @@ use kvarena::testkit::contract::{
     Case, Filter, check_backend, check_cases, check_rotated, check_served, check_sparse_backend,
 };
 use kvarena::testkit::late::LateOptions;
-use kvarena::testkit::posted::PostedOptions;
 use kvarena::testkit::planner::{Item, Planner};
+use kvarena::testkit::posted::PostedOptions;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, BatchPlan, BatchRow, Capacity, CpuOptions, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend,
@@ -180,13 +180,16 @@ fn stores_convert_to_the_nearest_and_copy_their_own_type_bit_by_bit() {
     }
 }
 
-/// The computation of a sequence of 230 tokens: a pool, and the division into steps.
+/// The computation of a sequence: a pool, and the division into steps.
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     layout: Layout,
     page_size: u32,
     threads: usize,
-    /// Number of tokens of each step except the last.
+    len: u32,
+    /// Number of tokens of the first step, which has no attention.
+    unread: u32,
+    /// Number of tokens of each later step except the last.
     chunk: u32,
     window: Option<u32>,
     path: CpuPath,
@@ -197,53 +200,54 @@ struct Setup {
 }
 
 /// Returns the bits of all outputs and log-sum-exps of the sequence.
-fn computed(setup: Setup) -> (Vec<u32>, Vec<u32>) {
-    let (tokens, [kv_heads, q_heads, head_dim]) = (230, setup.heads);
+fn computed(setup: Setup) -> Vec<u32> {
+    let Setup { layout, page_size, threads, len, unread, chunk, window, path, dtype, scaling, .. } = setup;
+    let [kv_heads, q_heads, head_dim] = setup.heads;
     let config = PoolConfig {
         shape: KvShape::heads(kv_heads, head_dim),
-        page_size: setup.page_size,
-        dtype: setup.dtype,
-        scaling: setup.scaling,
-        capacity: Capacity::Pages(tokens + 7),
-        layout: setup.layout,
+        page_size,
+        dtype,
+        scaling,
+        capacity: Capacity::Pages(len.div_ceil(page_size) + 7),
+        layout,
         ..Default::default()
     };
     let pool = config.layout().expect("a valid pool");
-    let table = TableShape::new(setup.page_size, 1, tokens, tokens.into()).expect("a small table");
+    let table = TableShape::new(page_size, 1, len, len.into()).expect("a small table");
     // The scales are not powers of two, so that products are rounded.
     let scales = (0..2 * kv_heads).map(|i| 0.011 + 0.003 * i as f32).collect();
     let scales = KvScales::new(1, kv_heads, scales).expect("they are above 0");
-    let given = setup.dtype.is_quantised() && setup.scaling == Scaling::Static;
-    let options = CpuOptions {
-        path: Some(setup.path),
-        scales: given.then_some(scales),
-        ..CpuOptions::with_threads(setup.threads)
-    };
+    let given = dtype.is_quantised() && scaling == Scaling::Static;
+    let scales = given.then_some(scales);
+    let options = CpuOptions { path: Some(path), scales, ..CpuOptions::with_threads(threads) };
     let mut cpu = options.open(&pool, &table, 2).expect("a small pool");
-    let mut planner = Planner::new(&pool, &table, u64::from(setup.page_size));
+    let mut planner = Planner::new(&pool, &table, u64::from(page_size));
     let sequence = planner.admit().expect("a row");
     let mut rng = Rng::new(1);
     let (q_width, kv_width) = ((q_heads * head_dim) as usize, (kv_heads * head_dim) as usize);
-    let [k, v] = [(); 2].map(|()| numbers(&mut rng, tokens as usize * kv_width));
-    let q = numbers(&mut rng, tokens as usize * q_width);
-    let attend = Attend { window: setup.window, ..Attend::new(q_heads, head_dim) };
-    let mut out = vec![0.0; q.len()];
-    let mut lse = vec![0.0; (tokens * q_heads) as usize];
-    for start in (0..tokens).step_by(setup.chunk as usize) {
-        let len = setup.chunk.min(tokens - start);
-        let plan: OwnedPlan = planner.plan(&[Item::Extend { sequence, len }]);
-        let plan = plan.plan();
-        let rows = |width: usize| start as usize * width..(start + len) as usize * width;
-        let layer = LayerId::new(0);
+    let [k, v] = [(); 2].map(|()| numbers(&mut rng, len as usize * kv_width));
+    let q = numbers(&mut rng, (len - unread) as usize * q_width);
+    let attend = Attend { window, ..Attend::new(q_heads, head_dim) };
+    let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; ((len - unread) * q_heads) as usize]);
+    let mut start = 0;
+    while start < len {
+        let end = if start < unread { unread } else { len.min(start + chunk) };
+        let plan: OwnedPlan = planner.plan(&[Item::Extend { sequence, len: end - start }]);
+        let (plan, layer) = (plan.plan(), LayerId::new(0));
+        let rows = |from: u32, width: usize| (start - from) as usize * width..(end - from) as usize * width;
+        let kv = rows(0, kv_width);
         cpu.begin(&plan).expect("a valid plan");
-        cpu.store_cache(&plan, layer, k[rows(kv_width)].into(), v[rows(kv_width)].into()).expect("a valid store");
-        let out = CpuRowsMut::from(&mut out[rows(q_width)]);
-        let lse = &mut lse[rows(q_heads as usize)];
-        cpu.attend(&plan, layer, &attend, q[rows(q_width)].into(), out, Some(lse)).expect("valid attention");
+        cpu.store_cache(&plan, layer, k[kv.clone()].into(), v[kv].into()).expect("a valid store");
+        if start >= unread {
+            let rows_of_q = rows(unread, q_width);
+            let out = CpuRowsMut::from(&mut out[rows_of_q.clone()]);
+            let lse = &mut lse[rows(unread, q_heads as usize)];
+            cpu.attend(&plan, layer, &attend, q[rows_of_q].into(), out, Some(lse)).expect("valid attention");
+        }
         cpu.end(StepEnd::Complete(plan.step()));
+        start = end;
     }
-    let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect();
-    (bits(out), bits(lse))
+    out.into_iter().chain(lse).map(f32::to_bits).collect()
 }
 
 #[test]
@@ -258,8 +262,10 @@ fn results_depend_only_on_the_row_and_its_context() {
     for (path, (dtype, scaling, heads)) in cases {
         for window in [None, Some(50)] {
             // With one page and one step, K and V are contiguous.
-            let (layout, page_size) = (Layout::LayerFirst, 256);
-            let plain = Setup { layout, page_size, threads: 1, chunk: 230, window, path, dtype, scaling, heads };
+            let (layout, page_size, threads, len) = (Layout::LayerFirst, 256, 1, 230);
+            let chunk = len;
+            let plain =
+                Setup { layout, page_size, threads, len, unread: 0, chunk, window, path, dtype, scaling, heads };
             let contiguous = computed(plain);
             for layout in [Layout::LayerFirst, Layout::PageFirst] {
                 for (page_size, threads, chunk) in
@@ -276,54 +282,18 @@ fn results_depend_only_on_the_row_and_its_context() {
 /// Computes the last tokens of a sequence of several segments in chunks of several sizes, by several threads.
 #[test]
 fn segments_of_a_long_row_join_to_the_same_bits_for_any_threads_and_steps() {
-    const LEN: u32 = 2_080;
-    const LAST: u32 = 20;
-    let last = |path, dtype, threads, chunk: u32, window| {
-        let config = PoolConfig {
-            shape: KvShape::heads(2, 64),
-            dtype,
-            page_size: 16,
-            capacity: Capacity::Pages(LEN.div_ceil(16)),
-            ..Default::default()
-        };
-        let pool = config.layout().expect("a valid pool");
-        let table = TableShape::new(16, 1, LEN, LEN.into()).expect("a small table");
-        let options = CpuOptions { path: Some(path), ..CpuOptions::with_threads(threads) };
-        let mut cpu = options.open(&pool, &table, 2).expect("a small pool");
-        let mut planner = Planner::new(&pool, &table, 1);
-        let sequence = planner.admit().expect("a row");
-        let mut rng = Rng::new(1);
-        let [k, v] = [(); 2].map(|()| numbers(&mut rng, LEN as usize * 128));
-        let q = numbers(&mut rng, LAST as usize * 256);
-        let attend = Attend { window, ..Attend::new(4, 64) };
-        let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; LAST as usize * 4]);
-        let mut start = 0;
-        while start < LEN {
-            let len = if start == 0 { LEN - LAST } else { chunk };
-            let plan = planner.plan(&[Item::Extend { sequence, len }]);
-            let (plan, layer) = (plan.plan(), LayerId::new(0));
-            let rows = start as usize * 128..(start + len) as usize * 128;
-            cpu.begin(&plan).expect("a valid plan");
-            cpu.store_cache(&plan, layer, k[rows.clone()].into(), v[rows].into()).expect("it fits");
-            if start > 0 {
-                let first = (start - (LEN - LAST)) as usize;
-                let rows = first * 256..(first + len as usize) * 256;
-                let lse = &mut lse[first * 4..(first + len as usize) * 4];
-                let out = CpuRowsMut::from(&mut out[rows.clone()]);
-                cpu.attend(&plan, layer, &attend, q[rows].into(), out, Some(lse)).expect("it fits");
-            }
-            cpu.end(StepEnd::Complete(plan.step()));
-            start += len;
-        }
-        out.into_iter().chain(lse).map(f32::to_bits).collect::<Vec<_>>()
-    };
+    let (len, unread) = (2_080, 2_060);
     for path in CpuPath::available() {
         for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3] {
             for window in [None, Some(1_060)] {
-                let whole = last(path, dtype, 1, LAST, window);
-                for (threads, chunk) in [(1, 1), (3, 5), (2, 10), (2, LAST)] {
-                    let same = last(path, dtype, threads, chunk, window) == whole;
-                    assert!(same, "{path:?}, {dtype:?}, {threads} threads, chunks of {chunk}");
+                let (layout, page_size, scaling, heads) = (Layout::PageFirst, 16, Scaling::Static, [2, 4, 64]);
+                let (threads, chunk) = (1, len - unread);
+                let plain =
+                    Setup { layout, page_size, threads, len, unread, chunk, window, path, dtype, scaling, heads };
+                let whole = computed(plain);
+                for (threads, chunk) in [(1, 1), (3, 5), (2, 10), (2, 20)] {
+                    let setup = Setup { threads, chunk, ..plain };
+                    assert!(computed(setup) == whole, "{setup:?}");
                 }
             }
         }

@@ -46,19 +46,3 @@ fn orders_are_the_originals() {
     assert_eq!(free[..3], [664_994, 748_281, 272_767]);
     assert_eq!(check(free), 288_207_187_300_234_073);
 }
-
-#[test]
-fn chats_are_the_originals() {
-    let words = |chats: &Chats| -> Vec<u32> {
-        let row = |r: &ChatRequest| [r.start, r.prompt_len, r.full_len, r.user];
-        chats.requests.iter().flat_map(row).collect()
-    };
-    let small = Chats::small();
-    assert_eq!((small.tokens.len(), small.requests.len()), (734_980, 1600));
-    assert_eq!(check_tokens(&small.tokens), 17_343_132_922_580_396);
-    assert_eq!(check(words(&small)), 2_232_905_590_987);
-    let large = Chats::large();
-    assert_eq!((large.tokens.len(), large.requests.len()), (7_804_290, 16_000));
-    assert_eq!(check_tokens(&large.tokens), 1_957_522_309_145_240_633);
-    assert_eq!(check(words(&large)), 2_550_023_870_414_368);
-}

@@ -149,7 +149,7 @@ impl Backend for Defective {
     forward_backend!(cpu: Cpu, identity; types, swap_pages, synchronize);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
-        let writes = self.without_last(|of| matches!(of, Defect::Begin), plan.table_writes);
+        let writes = self.without_last(|defect| matches!(defect, Defect::Begin), plan.table_writes);
         self.cpu.begin(&BatchPlan { table_writes: writes, ..*plan })
     }
 
@@ -236,17 +236,17 @@ impl Backend for Defective {
     }
 
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CpuError> {
-        let compactions = self.without_last(|of| matches!(of, Defect::Compact), compactions);
+        let compactions = self.without_last(|defect| matches!(defect, Defect::Compact), compactions);
         self.cpu.compact(compactions)
     }
 
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
-        let moves = self.without_last(|of| matches!(of, Defect::Save), moves);
+        let moves = self.without_last(|defect| matches!(defect, Defect::Save), moves);
         self.cpu.save_pages(id, moves)
     }
 
     fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CpuError> {
-        let moves = self.without_last(|of| matches!(of, Defect::Load), moves);
+        let moves = self.without_last(|defect| matches!(defect, Defect::Load), moves);
         self.cpu.load_pages(id, moves)
     }
 

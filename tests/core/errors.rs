@@ -46,37 +46,6 @@ fn an_engines_error_contains_its_cause() {
 }
 
 #[test]
-fn pending_tokens_are_refused() {
-    let mut engine = engine();
-    let namespace = Namespace::default();
-    let good: Vec<TokenId> = (0..9).map(TokenId::new).collect();
-    for position in 0..9 {
-        let mut prompt = good.clone();
-        prompt[position] = TokenId::PENDING;
-        let refused = Error::PendingToken { position: position as u32 };
-        assert_eq!(engine.admit(namespace, &prompt, 0), Err(refused));
-    }
-    // Two pending tokens must not cancel each other out.
-    let mut prompt = good.clone();
-    (prompt[3], prompt[7]) = (TokenId::PENDING, TokenId::PENDING);
-    assert_eq!(engine.admit(namespace, &prompt, 0), Err(Error::PendingToken { position: 3 }));
-    assert_eq!(engine.stats().sequences, 0);
-    let seq = engine.admit(namespace, &good, 0).expect("there is room");
-    let mut more = [TokenId::new(1); 50];
-    for at in [0, 1, 31, 32, 49] {
-        more[at] = TokenId::PENDING;
-        let refused = Error::PendingToken { position: 9 + at as u32 };
-        let len = at + 1;
-        // The limit of the pool is reported first.
-        let want = if 9 + len > 32 { Error::TooLong { len: 9 + len as u64, max: 32 } } else { refused };
-        assert_eq!(engine.append(seq, &more[..len]), Err(want));
-        more[at] = TokenId::new(1);
-    }
-    assert_eq!(engine.token_count(seq), Ok(9), "no token was appended");
-    engine.verify().expect("all invariants hold");
-}
-
-#[test]
 fn errors_are_in_plain_words() {
     let mut engine = engine();
     let mut scratch = StepScratch::new();
@@ -143,6 +112,33 @@ fn errors_are_in_plain_words() {
     }
 }
 
+#[test]
+fn errors_of_drafts_are_in_plain_words() {
+    let (seq, step) = (SeqKey::default(), StepId::new(7));
+    for (error, words) in [
+        (Error::DraftLen { len: 65, max: 64 }, "a draft of 65 tokens is larger than 64"),
+        (Error::DraftParent { token: 1, parent: 2 }, "draft 1 cannot follow draft 2, which is later"),
+        (Error::DraftOrder { seq }, "of a draft is not in the batch, or out of order"),
+        (Error::DraftArrays { seq, masks: 1, positions: 0, len: 1 }, "1 masks and 0 positions for 1 draft of"),
+        (
+            Error::DraftMask { seq, token: 1, mask: 4, own: 2, most: 62 },
+            "mask 0x4 of draft 1 of sequence SeqKey(null) lacks bit 0x2 or has bits outside 0x3e",
+        ),
+        (
+            Error::DraftPosition { seq, token: 1, position: 9, min: 5, max: 6 },
+            "position 9 of draft 1 of sequence SeqKey(null) is outside 5 to 6",
+        ),
+        (Error::NotAccepted { seq, step }, "in step 7 is accepted yet"),
+        (Error::NotDrafted { seq, step }, "step 7 has no waiting drafts of"),
+        (Error::NotABranch { seq, place: 0, token: 3 }, "accepted at place 0, is not a root"),
+        (Error::NotABranch { seq, place: 1, token: 3 }, "does not follow the one before it"),
+        (Error::RepeatedSequence { seq }, "is repeated in a batch, or out of order"),
+    ] {
+        assert!(error.to_string().contains(words), "{error}");
+        assert!(!error.is_shortage(), "{error}: waiting does not help");
+    }
+}
+
 /// Every call takes any count: it is refused with a typed error that changes nothing, or means "all".
 #[test]
 fn counts_at_their_limits_are_refused_by_name() {
@@ -176,7 +172,7 @@ fn counts_at_their_limits_are_refused_by_name() {
 
         assert_eq!(engine.admission(all, &prompt, MAX).err(), Some(too_long));
         assert_eq!(engine.admit(all, &prompt, MAX), Err(too_long));
-        let batch = [Prompt { namespace: all, tokens: &prompt, promise: MAX }];
+        let batch = [Prompt { namespace: all, tokens: &prompt, admit: MAX.into() }];
         assert_eq!(engine.admit_batch(&batch).err(), Some(too_long));
         assert_eq!(engine.resume(waits, MAX), Err(too_long));
         assert_eq!(engine.promise(seq, MAX), Err(too_long));

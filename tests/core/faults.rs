@@ -1,53 +1,36 @@
 //! A failed call of the backend leaves the engine consistent: it verifies, agrees with the model, and continues to
 //! serve.
 
+use std::collections::BTreeMap;
+
 use kvarena::testkit::faults::{Failing, Fault};
-use kvarena::testkit::{Op, SmallConfig, Summary, Workload, replay_on};
-use kvarena::{CpuOptions, Null};
+use kvarena::testkit::{Family, Workload, replay_on};
+use kvarena::{CpuOptions, Null, OpenBackend};
 
-fn workload(seed: u64) -> (SmallConfig, Vec<Op>) {
-    let mut workload = match seed % 4 {
-        0 | 2 => Workload::new(seed),
-        1 => Workload::with_swap(seed),
-        _ => Workload::with_stores(seed),
-    };
-    (workload.config(), workload.take_ops(200))
-}
-
-/// A workload whose cells move to swap memory and back.
-fn groups(seed: u64) -> (SmallConfig, Vec<Op>) {
-    let mut workload = Workload::with_swap_groups(seed);
-    (workload.config(), workload.take_ops(200))
-}
-
-/// A workload whose forks evict pages.
-fn forks(seed: u64) -> (SmallConfig, Vec<Op>) {
-    let mut workload = Workload::with_forks(seed);
-    (workload.config(), workload.take_ops(200))
-}
-
-fn failures(summary: &Summary) -> u64 {
-    let of = |answer| summary.answers.get(answer).copied().unwrap_or(0);
-    of("backend failures")
+/// Replays the workload of a seed. Adds its counts to `counts`, and returns the number of failed calls.
+fn check<O>(family: Family, seed: u64, backend: Failing<O>, counts: &mut BTreeMap<String, u64>) -> u64
+where
+    Failing<O>: OpenBackend<Backend: kvarena::testkit::replay::Inspect>,
+{
+    let mut workload = Workload::new(family, seed);
+    let summary = replay_on(&workload.config(), backend, &workload.take_ops(200))
+        .unwrap_or_else(|mismatch| panic!("{family:?}, seed {seed}: {mismatch}"));
+    summary.answers.iter().for_each(|(answer, count)| *counts.entry(answer.clone()).or_default() += count);
+    summary.answers["backend failures"]
 }
 
 /// Each backend call of a workload that can fail fails once before its effect and once after it.
 #[test]
 fn any_one_call_fails() {
     let mut failed = 0;
-    for seed in 0..60 {
-        let (config, ops) = match seed {
-            0..40 => workload(seed),
-            40..50 => groups(seed),
-            _ => forks(seed),
-        };
-        for fault in [Fault::Before, Fault::After] {
+    let families =
+        [(Family::Any, 20), (Family::Swap, 10), (Family::Stores, 10), (Family::SwapGroups, 10), (Family::Forks, 10)];
+    for (family, seeds) in families {
+        for (seed, fault) in (0..seeds).flat_map(|seed| [(seed, Fault::Before), (seed, Fault::After)]) {
             for n in 0.. {
-                let backend = Failing::at(Null, fault, n);
-                let summary = replay_on(&config, backend, &ops)
-                    .unwrap_or_else(|mismatch| panic!("seed {seed}, call {n} {fault:?}: {mismatch}"));
-                failed += failures(&summary);
-                if failures(&summary) == 0 {
+                let failures = check(family, seed, Failing::at(Null, fault, n), &mut BTreeMap::new());
+                failed += failures;
+                if failures == 0 {
                     break; // The workload makes no call n.
                 }
             }
@@ -56,43 +39,25 @@ fn any_one_call_fails() {
     assert!(failed > 500, "only {failed} calls failed");
 }
 
-/// Many calls fail, and each page still contains the bytes of its owner.
+/// Many calls fail, also saves and loads of pages and cells, and each page still contains the bytes of its owner.
 #[test]
 fn every_third_call_fails() {
-    let (mut plans, mut forks, mut loads, mut saves) = (0, 0, 0, 0);
-    for seed in 0..400 {
-        let (config, ops) = workload(seed);
-        for fault in [Fault::Before, Fault::After] {
-            let backend = Failing::every(CpuOptions::with_threads(1), fault, seed % 3, 3);
-            let summary = replay_on(&config, backend, &ops)
-                .unwrap_or_else(|mismatch| panic!("seed {seed}, {fault:?}: {mismatch}"));
-            plans += summary.answers.get("plan_batch Backend").copied().unwrap_or(0);
-            for load in ["load Backend", "load of a plan Backend"] {
-                loads += summary.answers.get(load).copied().unwrap_or(0);
+    for (families, least) in [
+        (
+            &[Family::Any, Family::Swap, Family::Forks, Family::Stores][..],
+            &[("plan_batch Backend", 100), ("fork Backend", 10)][..],
+        ),
+        (&[Family::SwapGroups], &[]),
+    ] {
+        let mut counts = BTreeMap::new();
+        for (seed, &family) in (0..400).zip(families.iter().cycle()) {
+            for fault in [Fault::Before, Fault::After] {
+                check(family, seed, Failing::every(CpuOptions::with_threads(1), fault, seed % 3, 3), &mut counts);
             }
-            saves += summary.answers.get("failed saves").copied().unwrap_or(0);
-            forks += summary.answers.get("fork Backend").copied().unwrap_or(0);
         }
+        let count = |answer: &str| counts.get(answer).copied().unwrap_or(0);
+        let loads = count("load Backend") + count("load of a plan Backend");
+        assert!(loads > 5 && count("failed saves") > 100, "{counts:?}");
+        assert!(least.iter().all(|&(answer, least)| count(answer) > least), "{counts:?}");
     }
-    assert!(loads > 5 && saves > 100, "only {loads} loads failed, and saves of {saves} pages");
-    assert!(plans > 100 && forks > 10, "only {plans} plans and {forks} forks failed");
-}
-
-/// Many saves and loads of pages and cells fail, before and after they have an effect.
-#[test]
-fn every_third_call_fails_with_groups() {
-    let (mut loads, mut saves) = (0, 0);
-    for seed in 0..400 {
-        let (config, ops) = groups(seed);
-        for fault in [Fault::Before, Fault::After] {
-            let backend = Failing::every(CpuOptions::with_threads(1), fault, seed % 3, 3);
-            let summary = replay_on(&config, backend, &ops)
-                .unwrap_or_else(|mismatch| panic!("seed {seed}, {fault:?}: {mismatch}"));
-            for load in ["load Backend", "load of a plan Backend"] {
-                loads += summary.answers.get(load).copied().unwrap_or(0);
-            }
-            saves += summary.answers.get("failed saves").copied().unwrap_or(0);
-        }
-    }
-    assert!(loads > 5 && saves > 100, "only {loads} loads failed, and saves of {saves} pages");
 }

@@ -71,10 +71,10 @@ fn latent_rows_are_one_plane_that_every_rank_holds() {
         assert_eq!((pool.strides(PlaneName::K), pool.strides(PlaneName::V)), (None, None));
     }
     // The fingerprint covers which elements form V.
-    let of = |shape| PoolConfig { shape, ..config }.layout().expect("a valid pool");
-    let fingerprint = |shape| of(shape).page_fingerprint(None, None);
+    let pool = |shape| PoolConfig { shape, ..config }.layout().expect("a valid pool");
+    let fingerprint = |shape| pool(shape).page_fingerprint(None, None);
     assert_ne!(fingerprint(latent(512, 64)), fingerprint(latent(448, 128)));
-    assert_eq!(of(KvShape::heads(128, 64)).value_dim(), 64);
+    assert_eq!(pool(KvShape::heads(128, 64)).value_dim(), 64);
 }
 
 #[test]

@@ -3,64 +3,51 @@
 use kvarena::testkit::late::{Late, LateOptions};
 use kvarena::*;
 
+use super::host::{ALL, Host, pool};
+
 fn text(own: u32) -> Vec<TokenId> {
-    (0..13).map(|i| TokenId::new(own * 100 + i)).collect()
+    super::host::text(own * 100..own * 100 + 13)
 }
 
-/// Computes all tokens of a sequence that are not cached, in one step.
-fn compute(engine: &mut Engine<impl Backend>, scratch: &mut StepScratch, seq: SeqKey) {
-    let len = engine.extend_max(seq).expect("it is live");
-    let plan = engine.plan_batch(scratch, &[Extend { seq, len }]);
-    let step = plan.expect("there is room").step();
-    engine.commit(step).expect("it is open");
-    engine.complete(step).expect("it is committed");
-    engine.verify().expect("all invariants hold");
+fn late(pool: PoolConfig) -> Host<Late> {
+    Host::new(EngineConfig { max_tokens: 256, ..pool.into() }, LateOptions(CpuOptions::with_threads(1)))
 }
 
 #[test]
 fn stores_do_not_support_groups() {
     let groups = Groups::new(&[Reach::All, Reach::Window(4)], &[0, 1]).expect("two groups");
-    let capacity = Capacity::Pages(8);
-    let pool = PoolConfig { layers: 2, groups, capacity, swap_pages: 8, ..PoolConfig::default() };
-    let config = EngineConfig { hashing: Hashing::ALL.first().copied(), ..pool.into() };
     for swap_pages in [0, 8] {
-        let pool = PoolConfig { swap_pages, ..pool };
-        let mut engine = Engine::new(EngineConfig { pool, ..config }, Null).expect("a valid config");
+        let pool = PoolConfig { swap_pages, ..pool(16, 8, groups) };
+        let mut engine = Host::null(EngineConfig { hashing: Hashing::ALL.first().copied(), ..pool.into() });
         let refused = || EngineError::Core(Error::StoreGroups { groups: 2 });
         let before = engine.stats();
         assert_eq!(engine.puts(1, |_| panic!("there is no put")), Err(refused()));
-        assert_eq!(engine.fetch(Namespace::default(), &text(0), 1), Err(refused()));
+        assert_eq!(engine.fetch(ALL, &text(0), 1), Err(refused()));
         assert_eq!(engine.stats(), before);
-        engine.verify().expect("all invariants hold");
+        engine.check();
     }
 }
 
 #[test]
 fn others_are_planned_while_a_sequence_loads() {
-    let (capacity, swap_pages) = (Capacity::Pages(8), 8);
-    let pool = PoolConfig { page_size: 4, capacity, swap_pages, ..PoolConfig::default() };
-    let config = EngineConfig { max_tokens: 256, ..pool.into() };
-    let options = LateOptions(CpuOptions::with_threads(1));
-    let mut engine = Engine::new(config, options).expect("a valid config");
-    let mut scratch = StepScratch::new();
+    let mut engine = late(PoolConfig { swap_pages: 8, ..pool(4, 8, Groups::ONE) });
     for own in 0..3 {
-        let seq = engine.admit(Namespace::default(), &text(own), 0).expect("there is room");
-        compute(&mut engine, &mut scratch, seq);
+        let seq = engine.prefill(&text(own));
         assert_eq!(engine.is_loading(seq), Ok(false), "it waits for no load");
         engine.finish(seq).expect("it is live");
     }
-    let loads = engine.admit(Namespace::default(), &text(0), 0).expect("there is room");
+    let loads = engine.begin(&text(0));
     assert_eq!(engine.cached_len(loads), Ok(12));
     assert_eq!(engine.is_loading(loads), Ok(false), "the load has not begun");
-    let complete = engine.admit(Namespace::default(), &text(5)[..3], 0).expect("there is room");
+    let complete = engine.begin(&text(5)[..3]);
     engine.load(&[loads, complete]).expect("there is room");
     assert_eq!(engine.is_loading(complete), Ok(false), "it waits for no load");
     assert_eq!(engine.is_loading(loads), Ok(true));
-    let other = engine.admit(Namespace::default(), &text(7)[..3], 0).expect("there is room");
-    compute(&mut engine, &mut scratch, other);
+    let other = engine.begin(&text(7)[..3]);
+    engine.compute_rest(other);
     // Each query of finished moves lets the backend finish one batch more.
     assert!((0..9).any(|_| engine.is_loading(loads) == Ok(false)), "the load ends");
-    compute(&mut engine, &mut scratch, loads);
+    engine.compute_rest(loads);
     assert_eq!(engine.is_loading(other), Ok(false), "it waits for no load");
     engine.finish(loads).expect("it is live");
     let gone = EngineError::Core(Error::UnknownSequence { seq: loads });
@@ -70,10 +57,10 @@ fn others_are_planned_while_a_sequence_loads() {
 /// Sequences that use pages of an unfinished load are loading, whichever sequence the load is for.
 #[test]
 fn pages_of_another_sequences_load_are_loading() {
-    type Other = fn(&mut Engine<Late>, SeqKey, bool) -> SeqKey;
-    let admitted: Other = |engine, _, _| engine.admit(Namespace::default(), &text(0), 0).expect("there is room");
+    type Other = fn(&mut Host<Late>, SeqKey, bool) -> SeqKey;
+    let admitted: Other = |engine, _, _| engine.begin(&text(0));
     let before: Other = |engine, loads, is_begun| match is_begun {
-        false => engine.admit(Namespace::default(), &text(0), 0).expect("there is room"),
+        false => engine.begin(&text(0)),
         true => loads,
     };
     let resumed: Other = |engine, loads, is_begun| {
@@ -90,29 +77,20 @@ fn pages_of_another_sequences_load_are_loading() {
     let groups = Groups::new(&[Reach::All, Reach::Window(6)], &[0, 1]).expect("two groups");
     for groups in [Groups::ONE, groups] {
         for (case, other) in [admitted, before, resumed, forked].into_iter().enumerate() {
-            let layers = groups.layers().max(1);
-            let (capacity, swap_pages) = (Capacity::Pages(16 * layers), 40);
-            let pool = PoolConfig { layers, groups, page_size: 4, capacity, swap_pages, ..PoolConfig::default() };
-            let config = EngineConfig { max_tokens: 256, ..pool.into() };
-            let options = LateOptions(CpuOptions::with_threads(1));
-            let mut engine = Engine::new(config, options).expect("a valid config");
-            let mut scratch = StepScratch::new();
-            for own in 0..9 {
-                let seq = engine.admit(Namespace::default(), &text(own), 0).expect("room");
-                compute(&mut engine, &mut scratch, seq);
-                engine.finish(seq).expect("it is live");
-            }
-            let loads = engine.admit(Namespace::default(), &text(0), 0).expect("room");
+            let pages = 16 * groups.layers().max(1);
+            let mut engine = late(PoolConfig { swap_pages: 40, ..pool(4, pages, groups) });
+            (0..9).for_each(|own| engine.cache(&text(own)));
+            let loads = engine.begin(&text(0));
             assert_eq!(engine.cached_len(loads), Ok(12));
             // The case `before` admits its sequence before the load begins.
             let waits = (case == 1).then(|| other(&mut engine, loads, false));
             engine.load(&[loads]).expect("there is room");
             let other = waits.unwrap_or_else(|| other(&mut engine, loads, true));
-            let unlike = engine.admit(Namespace::default(), &text(99), 0).expect("room");
+            let unlike = engine.begin(&text(99));
             assert_eq!(engine.is_loading(other), Ok(true), "case {case} of {groups:?}");
             assert_eq!(engine.is_loading(unlike), Ok(false));
             assert!((0..99).any(|_| engine.is_loading(other) == Ok(false)), "the load ends");
-            engine.verify().expect("all invariants hold");
+            engine.check();
         }
     }
 }

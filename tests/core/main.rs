@@ -4,7 +4,6 @@
 use std::env;
 use std::ops::Range;
 
-mod after;
 mod attention;
 mod bench_work;
 mod config;
@@ -20,16 +19,15 @@ mod faults;
 mod fork;
 mod fork_saves;
 mod groups;
+mod host;
 mod layout;
 mod leaders;
 mod loads;
-mod marks;
 mod packed;
 mod page_table;
 mod plan_bytes;
 mod plan_padded;
 mod plan_scratch;
-mod promise;
 mod read_plan;
 mod record_bytes;
 mod refusals;

@@ -3,14 +3,12 @@
 
 use kvarena::backend::{Backend, CpuRows, CpuRowsMut};
 use kvarena::plan::PlanBytesError;
-use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::testkit::spans::Spans;
 use kvarena::{
-    Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvShape, LayerId, OpenBackend, OwnedPlan, PageId, PlanSize,
-    PlaneName, PoolConfig, RowId, SharedSpan, SharedSpans, SlotMapping, StepId, StepScratch, TableShape, TableWrite,
-    TokenId,
+    Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvShape, LayerId, OpenBackend, OwnedPlan, PageId,
+    PlaneName, PoolConfig, RowId, SharedSpan, SharedSpans, SlotMapping, StepId, TableShape, TableWrite, TokenId,
 };
 
 use crate::small_cpu::all_bytes;
@@ -198,9 +196,9 @@ fn wrong_masks_are_refused() {
     // A row with 2 new of 3 tokens, a row with 66 new of 70, and a padding row.
     let rows = [row(0, 2, 3), row(2, 66, 70), row(68, 1, 0)];
     let with_masks = |masks: &[u64]| read(&rows, 69, SharedSpans::default(), masks);
-    let masks = |of: &[(usize, u64)]| {
+    let masks = |set: &[(usize, u64)]| {
         let mut masks = [0; 69];
-        of.iter().for_each(|&(token, mask)| masks[token] = mask);
+        set.iter().for_each(|&(token, mask)| masks[token] = mask);
         with_masks(&masks)
     };
     let off = |token| Err(PlanBytesError::Mask { token });
@@ -242,74 +240,6 @@ fn wrong_headers_are_refused() {
     for error in [PlanBytesError::Magic, PlanBytesError::Length { actual: 3 }] {
         assert!(!error.to_string().is_empty());
     }
-}
-
-#[test]
-fn padding_rows_read_nothing_and_padding_tokens_store_nothing() {
-    let mut rng = Rng::new(4);
-    let mut scratch = StepScratch::new();
-    for step in 0..200 {
-        let arrays = Arrays::random(&mut rng);
-        let plan = arrays.plan(step, rng.one_in(2));
-        let (rows, tokens) = (plan.rows.len(), plan.token_count());
-        assert_eq!(padded(&plan, &mut scratch, PlanSize { rows, tokens }), plan);
-        let more_rows = rng.within(1, 5) as usize;
-        let more_tokens = more_rows + rng.below(6) as usize;
-        let size = PlanSize { rows: rows + more_rows, tokens: tokens + more_tokens };
-        let padded = padded(&plan, &mut scratch, size);
-        assert_eq!(padded.step(), plan.step());
-        assert_eq!(padded.rows[..rows], *plan.rows);
-        assert_eq!(padded.tokens[..tokens], *plan.tokens);
-        assert_eq!(padded.positions[..tokens], *plan.positions);
-        assert_eq!(padded.table_writes, plan.table_writes);
-        assert_eq!(padded.shared, plan.shared);
-        assert!(padded.masks.is_empty() || padded.masks.len() == tokens + more_tokens);
-        assert_eq!(padded.masks.iter().take(tokens).copied().collect::<Vec<_>>(), plan.masks);
-        assert!(padded.masks.iter().skip(tokens).all(|&mask| mask == 0));
-        assert_eq!(padded.slot_mapping.len(), tokens + more_tokens);
-        for i in 0..tokens + more_tokens {
-            let wanted = if i < tokens { plan.slot_mapping.get(i) } else { None };
-            assert_eq!(padded.slot_mapping.get(i), wanted);
-        }
-        assert!(padded.rows[rows..].iter().all(|row| row.kv_len == 0 && row.extend_len > 0));
-        // The rows still cover all tokens in order.
-        assert!(OwnedPlan::from_bytes(OwnedPlan::from(&padded).as_bytes()).is_ok());
-    }
-}
-
-/// Pads a plan of some rows and tokens by `rows` and `tokens`.
-fn pad_by(rows: isize, tokens: isize) {
-    let mut rng = Rng::new(4);
-    let mut any = std::iter::repeat_with(|| Arrays::random(&mut rng));
-    let arrays = any.find(|arrays| !arrays.tokens.is_empty()).expect("some have tokens");
-    let plan = arrays.plan(1, false);
-    let rows = plan.rows.len().saturating_add_signed(rows);
-    let tokens = plan.token_count().saturating_add_signed(tokens);
-    padded(&plan, &mut StepScratch::new(), PlanSize { rows, tokens });
-}
-
-#[test]
-#[should_panic(expected = "each padding row takes at least one padding token")]
-fn padding_rows_need_a_token_each() {
-    pad_by(3, 2);
-}
-
-#[test]
-#[should_panic(expected = "padding tokens need a padding row")]
-fn padding_tokens_need_a_row() {
-    pad_by(0, 1);
-}
-
-#[test]
-#[should_panic(expected = "padding only adds rows")]
-fn padding_takes_no_row_away() {
-    pad_by(-1, 0);
-}
-
-#[test]
-#[should_panic(expected = "padding only adds tokens")]
-fn padding_takes_no_token_away() {
-    pad_by(1, -1);
 }
 
 /// Creates a small pool with two sequences, and the plan of their next step.

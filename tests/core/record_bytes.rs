@@ -24,6 +24,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         _ => Some(all[rng.below(all.len() as u64) as usize]),
     };
     let layers = rng.within(1, 80) as u32;
+    let pages = rng.within(1, 100_000) as u32;
     let pool = PoolConfig {
         layers,
         groups: if rng.one_in(2) { Groups::ONE } else { random_groups(rng, layers) },
@@ -32,7 +33,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         scaling: if by_token { Scaling::ByToken } else { Scaling::Static },
         label_channels: if rng.one_in(3) { 1 } else { 0 },
         page_size: rng.within(1, 1024) as u32,
-        capacity: Capacity::Pages(rng.within(1, 100_000) as u32),
+        capacity: Capacity::Pages(pages),
         swap_pages: rng.below(1 << 20) as u32,
         stage_pages: rng.below(100) as u32,
         layout: if rng.one_in(2) { Layout::LayerFirst } else { Layout::PageFirst },
@@ -50,6 +51,8 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         max_steps: rng.within(1, 10) as u32,
         max_step_tokens: rng.within(1, u32::MAX.into()) as u32,
         promise_ahead: rng.bits() as u32,
+        reserved_pages: if rng.one_in(2) { 0 } else { rng.below(pages.into()) as u32 },
+        wide_slots: rng.one_in(2),
         prefault: rng.one_in(2),
     }
 }
@@ -59,8 +62,8 @@ fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
     let size = rng.within(1, 5000) as u32;
     let reaches = [Reach::All, Reach::Window(size), Reach::Chunk(1 << rng.below(14)), Reach::Window(1)];
     let count = rng.within(2, 4);
-    let of: Vec<u8> = (0..layers).map(|_| rng.below(count) as u8).collect();
-    let mut groups = Groups::new(&reaches[..count as usize], &of).unwrap_or_default();
+    let of_layers: Vec<u8> = (0..layers).map(|_| rng.below(count) as u8).collect();
+    let mut groups = Groups::new(&reaches[..count as usize], &of_layers).unwrap_or_default();
     for group in 1..groups.count() {
         let shape = match rng.below(4) {
             0 => KvShape::heads(rng.within(1, 9) as u32, rng.within(1, 600) as u32),
@@ -84,10 +87,15 @@ fn shapes_survive_the_way_through_bytes() {
         shifted.extend_from_slice(&shape.to_bytes());
         assert_eq!(EngineShape::from_bytes(&shifted[1..]), Ok(shape));
     }
-    // Extreme values of `max_tokens`, for one sequence.
-    let pool = PoolConfig { capacity: Capacity::Pages(u32::MAX - 1), ..Default::default() };
-    for (max_tokens, max_sequences) in [(1, 1), (u64::from(u32::MAX) / 2, 1)] {
-        let config = EngineConfig { max_tokens, max_sequences, max_sequence_len: u32::MAX, ..pool.into() };
+    // Extreme values of `max_tokens`, for one sequence, and the most layers that several groups can have.
+    let one = |max_tokens| {
+        let pool = PoolConfig { capacity: Capacity::Pages(u32::MAX - 1), ..Default::default() };
+        EngineConfig { max_tokens, max_sequences: 1, max_sequence_len: u32::MAX, ..pool.into() }
+    };
+    let of: Vec<u8> = (0..=255).map(|layer| layer % 2).collect();
+    let groups = Groups::new(&[Reach::All, Reach::Window(7)], &of).expect("256 layers are not too many");
+    let layered = PoolConfig { layers: 256, groups, ..Default::default() };
+    for config in [one(1), one(u64::from(u32::MAX) / 2), layered.into()] {
         let shape = config.shape().expect("it is a shape");
         assert_eq!(EngineShape::from_bytes(&shape.to_bytes()), Ok(shape));
     }
@@ -96,11 +104,11 @@ fn shapes_survive_the_way_through_bytes() {
 /// Each rank of a model opens its pool with the same bytes.
 #[test]
 fn ranks_have_one_shape() {
-    let of = |tp_rank| {
+    let bytes = |tp_rank| {
         let pool = PoolConfig { shape: KvShape::heads(8, 64), tp_size: 4, tp_rank, ..Default::default() };
         EngineConfig::from(pool).shape().expect("it is a shape").to_bytes()
     };
-    assert!((1..4).all(|rank| of(rank) == of(0)));
+    assert!((1..4).all(|rank| bytes(rank) == bytes(0)));
 }
 
 #[test]
@@ -125,11 +133,13 @@ fn the_byte_forms_are_as_documented() {
         max_steps: 2,
         max_step_tokens: 48,
         promise_ahead: 100,
+        reserved_pages: 5,
+        wide_slots: true,
         ..pool.into()
     };
     let text = u64::from_le_bytes([2, b'4', b'2', 0, 0, 0, 0, 0]);
     let words = [
-        u64::from_le_bytes(*b"kvshap01"),
+        u64::from_le_bytes(*b"kvshap02"),
         36,
         0,
         4,
@@ -157,8 +167,8 @@ fn the_byte_forms_are_as_documented() {
         100, // tokens ahead
         1,   // one group of layers
     ];
-    // Swap pages, staged pages, the most tokens of a step.
-    let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]);
+    // Swap pages, staged pages, the most tokens of a step; after the groups' own shapes, reserved pages and wide slots.
+    let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]).chain([5, 1]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);
 

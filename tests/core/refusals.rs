@@ -72,6 +72,7 @@ fn rows_that_do_not_fit_the_plan_are_refused() {
     let layer = LayerId::new(1);
     let all = vec![1.0_f32; 1000];
     let rows = |len: usize| CpuRows::from(&all[..len]);
+    assert_eq!([0, 1].map(|len| rows(len).elements.is_empty()), [true, false]);
     let length = |operand, actual, wanted| refused(PlanError::Length { operand, actual, wanted });
 
     let mut store = |layer, k, v| cpu.store_cache(&plan, LayerId::new(layer), k, v);

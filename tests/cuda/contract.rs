@@ -20,6 +20,39 @@ fn cuda_keeps_the_contract() {
     println!("{}", check_backend(|case| OnGpuOptions::new(&gpu).for_case(case), seeds(200)));
 }
 
+/// Declares tests of the cases of a filter: options of the backend, filter, and number of seeds.
+macro_rules! check_filters {
+    ($($(#[$about:meta])* $test:ident: $options:ident, $filter:expr, $count:literal;)*) => {$(
+        $(#[$about])*
+        #[test]
+        fn $test() {
+            let Some(gpu) = gpu() else { return };
+            let options = |case: &Case| OnGpuOptions::$options(&gpu).for_case(case);
+            println!("{}", check_cases(&$filter, options, seeds($count)));
+        }
+    )*};
+}
+
+check_filters! {
+    /// All pools are quantised. Without a filter, one drawn pool in four is.
+    cuda_keeps_the_contract_over_fp8: new, Filter::FP8, 200;
+    /// Quantised pools have static scales or scales by token. Suffixes have few or many query rows.
+    cuda_keeps_the_contract_where_spans_of_fp8_are_read_once: with_all_spans, Filter::FP8_SPANS, 100;
+    /// A kv head has 9 to 16 query heads, so the suffixes use the kernel for 16 query rows.
+    cuda_keeps_the_contract_where_wide_groups_read_spans_once: with_all_spans, Filter::WIDE_SPANS, 50;
+    /// Most rows that share spans have a few new tokens each, as in the verification of drafts.
+    cuda_keeps_the_contract_where_short_queries_read_spans_once: with_all_spans, Filter::SHORT_SPANS, 50;
+    /// All pools are 16-bit with a `head_dim` of 128. For them, Hopper has a decode kernel for 17 to 64 query rows.
+    cuda_keeps_the_contract_of_short_queries: new, Filter::SHORT, 100;
+    /// All pools have latent rows that kernels support. Without a filter, one drawn pool in twelve has them.
+    cuda_keeps_the_contract_over_latent_rows: new, Filter::LATENT, 100;
+    /// All pools have quantised latent rows, and q has 16-bit rows. Special kernels serve this combination.
+    cuda_keeps_the_contract_over_latent_rows_of_fp8: new, Filter::LATENT_FP8, 100;
+    /// Two CTAs of a cluster share their reads of latent rows. Without a filter, few pools have enough query heads for
+    /// it.
+    cuda_keeps_the_contract_over_latent_rows_of_pairs: new, Filter::LATENT_PAIRS, 60;
+}
+
 /// The backend is chosen at run time: every second case uses the GPU, the others the CPU.
 #[test]
 fn either_backend_keeps_the_contract() {
@@ -64,14 +97,6 @@ fn cuda_keeps_the_contract_over_two_lengths_of_heads() {
     }
 }
 
-/// All pools are quantised. Without a filter, one drawn pool in four is.
-#[test]
-fn cuda_keeps_the_contract_over_fp8() {
-    let Some(gpu) = gpu() else { return };
-    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
-    println!("{}", check_cases(&Filter::FP8, options, seeds(200)));
-}
-
 /// One call norms, rotates and stores. Cases have rows of every type, quantised pools and labels.
 #[test]
 fn cuda_keeps_the_contract_of_rotated_rows() {
@@ -110,62 +135,6 @@ fn an_engine_serves_texts_that_share_spans() {
     });
     println!("{report}; {once} calls of attention read a span once");
     assert!(once > 0 || seeds.count() < 5, "no span is read once");
-}
-
-/// Quantised pools have static scales or scales by token. Suffixes have few or many query rows.
-#[test]
-fn cuda_keeps_the_contract_where_spans_of_fp8_are_read_once() {
-    let Some(gpu) = gpu() else { return };
-    let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
-    println!("{}", check_cases(&Filter::FP8_SPANS, options, seeds(100)));
-}
-
-/// A kv head has 9 to 16 query heads, so the suffixes use the kernel for 16 query rows.
-#[test]
-fn cuda_keeps_the_contract_where_wide_groups_read_spans_once() {
-    let Some(gpu) = gpu() else { return };
-    let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
-    println!("{}", check_cases(&Filter::WIDE_SPANS, options, seeds(50)));
-}
-
-/// Most rows that share spans have a few new tokens each, as in the verification of drafts.
-#[test]
-fn cuda_keeps_the_contract_where_short_queries_read_spans_once() {
-    let Some(gpu) = gpu() else { return };
-    let options = |case: &Case| OnGpuOptions::with_all_spans(&gpu).for_case(case);
-    println!("{}", check_cases(&Filter::SHORT_SPANS, options, seeds(50)));
-}
-
-/// All pools are 16-bit with a `head_dim` of 128. For them, Hopper has a decode kernel for 17 to 64 query rows.
-#[test]
-fn cuda_keeps_the_contract_of_short_queries() {
-    let Some(gpu) = gpu() else { return };
-    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
-    println!("{}", check_cases(&Filter::SHORT, options, seeds(100)));
-}
-
-/// All pools have latent rows that kernels support. Without a filter, one drawn pool in twelve has them.
-#[test]
-fn cuda_keeps_the_contract_over_latent_rows() {
-    let Some(gpu) = gpu() else { return };
-    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
-    println!("{}", check_cases(&Filter::LATENT, options, seeds(100)));
-}
-
-/// All pools have quantised latent rows, and q has 16-bit rows. Special kernels serve this combination.
-#[test]
-fn cuda_keeps_the_contract_over_latent_rows_of_fp8() {
-    let Some(gpu) = gpu() else { return };
-    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
-    println!("{}", check_cases(&Filter::LATENT_FP8, options, seeds(100)));
-}
-
-/// Two CTAs of a cluster share their reads of latent rows. Without a filter, few pools have enough query heads for it.
-#[test]
-fn cuda_keeps_the_contract_over_latent_rows_of_pairs() {
-    let Some(gpu) = gpu() else { return };
-    let options = |case: &Case| OnGpuOptions::new(&gpu).for_case(case);
-    println!("{}", check_cases(&Filter::LATENT_PAIRS, options, seeds(60)));
 }
 
 /// Any device can run the kernels that other devices select, except Hopper's.

@@ -130,9 +130,7 @@ fn pages_are_equal_after_a_copy_to_the_host_and_back() {
                     let lease = backend.lease(SwapPageId::new(i));
                     match wanted {
                         Some(wanted) => assert!(lease.as_ref() == wanted, "{layout:?} {i}"),
-                        None => {
-                            assert!(lease.as_ref().iter().all(|&x| x == 0xee), "{layout:?} {i}")
-                        }
+                        None => assert!(lease.as_ref().iter().all(|&x| x == 0xee), "{layout:?} {i}"),
                     }
                 }
                 // Each swap page is loaded to the device page of the next copy.

@@ -1,13 +1,17 @@
 //! Creates batches for tests that call the backend without an engine, and compares its attention with float64.
 
-use kvarena::testkit::contract::{HostRows, attention_to, round};
+use kvarena::backend::cuda::Gpu;
+use kvarena::testkit::contract::{HostRows, TestBackend, attention_to, round};
 use kvarena::testkit::parallel;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::quantised::{quantise, value};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, Layout, PoolConfig, PoolLayout, Scaling, TableShape,
+    Attend, Backend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, LayerId, Layout, OpenBackend, PoolConfig,
+    PoolLayout, Scaling, TableShape,
 };
+
+use crate::on_gpu::{OnGpu, OnGpuOptions};
 
 /// Shape of a model, and layout of its pool.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +31,30 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// A pool of one layer.
+    pub const SMALL: Self = Self {
+        layers: 1,
+        kv_heads: 2,
+        group: 4,
+        head_dim: 128,
+        dtype: Dtype::Bf16,
+        fp8: None,
+        page_size: 16,
+        layout: Layout::LayerFirst,
+        capacity: Capacity::Pages(64),
+        sequences: 2,
+        max_len: 512,
+    };
+
+    /// Opens a backend on a new stream for up to `steps` open steps.
+    pub fn open(&self, gpu: &Gpu, steps: u32) -> OnGpu {
+        self.open_with(OnGpuOptions::of_rows(gpu, self.dtype), steps)
+    }
+
+    pub fn open_with(&self, options: OnGpuOptions, steps: u32) -> OnGpu {
+        options.open(&self.pool(), &self.table(), steps).expect("a valid pool")
+    }
+
     pub fn config(&self) -> PoolConfig {
         PoolConfig {
             layers: self.layers,
@@ -68,6 +96,34 @@ pub struct LayerInputs {
     pub q: HostRows,
     pub k: HostRows,
     pub v: HostRows,
+}
+
+impl LayerInputs {
+    /// Stores k and v in a layer, without waiting.
+    pub fn store(&self, backend: &mut OnGpu, plan: &BatchPlan<'_>, layer: usize) {
+        let [k, v] = [&self.k, &self.v].map(|rows| backend.input(rows));
+        let layer = LayerId::new(layer as u32);
+        backend.store_cache(plan, layer, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+    }
+
+    /// Stores k and v in a layer, and attends. Returns the output and its log-sum-exp.
+    pub fn run(&self, backend: &mut OnGpu, plan: &BatchPlan<'_>, layer: usize, attend: &Attend) -> Results {
+        self.store(backend, plan, layer);
+        attend_layer(backend, plan, layer, attend, &self.q)
+    }
+}
+
+/// Output and log-sum-exp of a layer.
+pub type Results = (Vec<f32>, Vec<f32>);
+
+/// Attends in a layer, and waits for the results.
+pub fn attend_layer(backend: &mut OnGpu, plan: &BatchPlan<'_>, layer: usize, attend: &Attend, q: &HostRows) -> Results {
+    let (rows, mut out) = (backend.input(q), backend.output(q));
+    let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
+    let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
+    backend.attend(plan, LayerId::new(layer as u32), attend, OnGpu::rows(&rows), to, Some(sums)).expect("attention");
+    backend.synchronize().expect("nothing failed");
+    (backend.read_output(&out), backend.read_sums(&lse))
 }
 
 /// K and V of one sequence in one layer, `[positions, kv_heads, head_dim]`.

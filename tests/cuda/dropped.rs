@@ -11,10 +11,10 @@ use cust::sys;
 use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
 use kvarena::{
     Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove, PoolConfig,
-    PoolLayout, StepBounds, SwapPageId, TableShape,
+    PoolLayout, StepBounds, SwapPageId,
 };
 
-use crate::plans::first_token;
+use crate::plans::{first_token, small_table};
 use crate::{device, gpu};
 
 fn pool(layers: u32, layout: Layout) -> PoolLayout {
@@ -35,7 +35,7 @@ fn at_work(gpu: &Gpu, layers: u32, layout: Layout) -> Vec<Box<dyn Any>> {
     let stream = CudaStream::new(gpu).expect("a stream");
     let options = CudaOptions { stream: Some(stream.clone()), ..CudaOptions::new(gpu) };
     let pool = pool(layers, layout);
-    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    let table = small_table();
     let mut cuda = options.open(&pool, &table, StepBounds { steps: 2, tokens: 4 }).expect("a small pool");
     let rows = DeviceBuffer::of(gpu, &[0_u16; 8 * 128]).expect("memory");
     let mut out = DeviceBuffer::new(gpu, rows.bytes()).expect("memory");

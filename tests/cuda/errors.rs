@@ -5,10 +5,10 @@ use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuf
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, KvDtype, KvScales, KvShape, LayerId,
     OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, ScaleError, Scaling, SlotId, SlotMapping, StepBounds,
-    StepEnd, StepId, TableShape, TableWrite,
+    StepEnd, StepId, TableWrite,
 };
 
-use crate::plans::{FIRST, plan_of};
+use crate::plans::{self, FIRST, plan_of, small_table};
 use crate::{device, gpu};
 
 /// Returns a plan of one token of one sequence.
@@ -19,9 +19,8 @@ fn plan<'a>(step: u64, rows: &'a [BatchRow], slots: &'a [i32]) -> BatchPlan<'a> 
 fn open(gpu: &Gpu, dtype: KvDtype, head_dim: u32) -> Cuda {
     let capacity = Capacity::Pages(8);
     let config = PoolConfig { dtype, shape: KvShape::heads(1, head_dim), capacity, ..PoolConfig::default() };
-    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
     let bounds = StepBounds { steps: 2, tokens: 4 };
-    CudaOptions::new(gpu).open(&config.layout().expect("a small pool"), &table, bounds).expect("a small pool")
+    plans::open(CudaOptions::new(gpu), config, &small_table(), bounds)
 }
 
 #[test]
@@ -60,7 +59,7 @@ fn free_memory_less_a_reserve_is_a_pool() {
     let layout = pool(free - (64 << 20)).expect("64 MiB");
     let rest = (64 << 20) - layout.total_bytes();
     assert!(rest < layout.page_bytes(), "{rest} bytes are left");
-    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    let table = small_table();
     let cuda = CudaOptions::new(&gpu).open(&layout, &table, 2).expect("a small pool");
     assert_eq!(cuda.pool().bytes(), layout.total_bytes());
     assert!(matches!(pool(free + 1), Err(ConfigError::Budget { bytes: 0, .. })));
@@ -69,7 +68,7 @@ fn free_memory_less_a_reserve_is_a_pool() {
 #[test]
 fn scales_and_rows_that_are_not_the_pools_are_refused() {
     let Some(gpu) = gpu() else { return };
-    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    let table = small_table();
     let open = |dtype, scaling, heads, rows| {
         let capacity = Capacity::Pages(4);
         let shape = KvShape::heads(2, 64);
@@ -97,7 +96,7 @@ fn scales_and_rows_that_are_not_the_pools_are_refused() {
 #[test]
 fn latent_rows_and_heads_that_no_kernel_serves_are_refused() {
     let Some(gpu) = gpu() else { return };
-    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    let table = small_table();
     let open = |rank, rope, dtype: KvDtype| {
         let (shape, capacity) = (KvShape::Latent { rank, rope }, Capacity::Pages(8));
         let made = dtype.is_quantised();
@@ -131,7 +130,7 @@ fn latent_rows_and_heads_that_no_kernel_serves_are_refused() {
 #[test]
 fn trees_are_refused_where_a_window_is_prepared() {
     let Some(gpu) = gpu() else { return };
-    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    let table = small_table();
     for dtype in [KvDtype::Bf16, KvDtype::F32] {
         let (shape, capacity) = (KvShape::heads(1, 64), Capacity::Pages(8));
         let config = PoolConfig { shape, dtype, capacity, ..PoolConfig::default() };
@@ -202,7 +201,7 @@ fn plans_outside_the_pool_are_refused() {
     let error = cuda.begin(&plan(1, &[FIRST], &[128]));
     let refused = |error| Err(CudaError::Plan(error));
     assert_eq!(error, refused(PlanError::Slot { slot: SlotId::new(128), slot_count: 128 }));
-    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    let table = small_table();
     let max = u64::from(16 * table.chunk_pages * table.chunks_per_row);
     let row = FIRST.row;
     let past = RowId::new(2);
@@ -296,7 +295,7 @@ fn memory_of_another_device_is_refused() {
 
     let options = CudaOptions { stream: Some(stream), ..CudaOptions::new(&gpu) };
     let layout = PoolConfig { capacity: Capacity::Pages(8), ..PoolConfig::default() }.layout();
-    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    let table = small_table();
     let error = options.open(&layout.expect("a small pool"), &table, 2).err();
     assert_eq!(error, refused.err());
 }

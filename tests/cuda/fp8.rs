@@ -14,7 +14,7 @@ use kvarena::{
     OpenBackend, OwnedPlan, PageCopy, PageId, PlaneName, PoolConfig, PoolLayout, Scaling, StepEnd, TableShape,
 };
 
-use crate::drive::{Drive, LayerInputs, Shape};
+use crate::drive::{Drive, LayerInputs, Shape, attend_layer};
 use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 
@@ -139,6 +139,8 @@ fn stores_are_the_cpus_bit_by_bit() {
             (Dtype::F16, 128),
             (Dtype::F32, 128),
             (Dtype::F32, 32),
+            (Dtype::F16, 32),
+            (Dtype::Bf16, 16),
             (Dtype::Bf16, 20),
         ] {
             let by_token = scaling == Scaling::ByToken;
@@ -187,19 +189,7 @@ fn stores_of_latent_rows_are_the_cpus_bit_by_bit() {
 }
 
 fn shape(scaling: Scaling, dtype: Dtype, head_dim: u32, group: u32) -> Shape {
-    Shape {
-        layers: 1,
-        kv_heads: 2,
-        group,
-        head_dim,
-        dtype,
-        fp8: Some(scaling),
-        page_size: 16,
-        layout: Layout::LayerFirst,
-        capacity: Capacity::Pages(64),
-        sequences: 2,
-        max_len: 512,
-    }
+    Shape { group, head_dim, dtype, fp8: Some(scaling), ..Shape::SMALL }
 }
 
 /// Attends again for the last tokens of a sequence, with new queries. Returns the plan, q, the output and its
@@ -215,12 +205,7 @@ fn requery(drive: &mut Drive, backend: &mut OnGpu, items: &[Item]) -> (OwnedPlan
         heads.iter_mut().for_each(|x| *x = round(dtype, *x * factor));
     }
     backend.begin(&plan).expect("a valid plan");
-    let mut out = backend.output(&q);
-    let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
-    let (rows, to, sums) = (backend.input(&q), OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
-    backend.attend(&plan, LayerId::new(0), &attend, OnGpu::rows(&rows), to, Some(sums)).expect("attention");
-    backend.synchronize().expect("nothing failed");
-    let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+    let (out, lse) = attend_layer(backend, &plan, 0, &attend, &q);
     backend.end(StepEnd::Complete(plan.step()));
     (owned, q, out, lse)
 }
@@ -242,8 +227,7 @@ fn every_byte_is_read_as_it_is() {
             // Large numbers would hide errors of small ones, so each kv head has the bytes of four exponents.
             let shape = Shape { kv_heads: 4, ..shape(Scaling::Static, dtype, head_dim, group) };
             let mut drive = Drive::new(shape, 9);
-            let mut backend =
-                OnGpuOptions::of_rows(&gpu, dtype).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
+            let mut backend = shape.open(&gpu, 2);
             let sequence = drive.admit();
             // The scales are 1, because small scales of V would hide small errors.
             let items = [Item::Extend { sequence, len: 300 }];
@@ -302,8 +286,7 @@ fn scales_by_token_may_differ_widely() {
         for (head_dim, group, new) in [(128, 4, 1), (128, 4, 60), (64, 12, 1), (256, 1, 1), (64, 2, 90)] {
             let shape = shape(Scaling::ByToken, dtype, head_dim, group);
             let mut drive = Drive::new(shape, 10);
-            let mut backend =
-                OnGpuOptions::of_rows(&gpu, dtype).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
+            let mut backend = shape.open(&gpu, 2);
             let sequence = drive.admit();
             let width = 2 * head_dim as usize;
             for step in 0..2 {
@@ -354,10 +337,8 @@ fn scales_may_be_at_both_ends_of_f32() {
                 println!("{dtype:?} {end:?} {head_dim} {group} {new} {tree}");
                 let shape = shape(Scaling::Static, dtype, head_dim, group);
                 let mut drive = Drive::new(shape, 13);
-                let mut backend = OnGpuOptions::of_rows(&gpu, dtype)
-                    .with_scales(Some(given.clone()))
-                    .open(&shape.pool(), &shape.table(), 2)
-                    .expect("a small pool");
+                let options = OnGpuOptions::of_rows(&gpu, dtype).with_scales(Some(given.clone()));
+                let mut backend = shape.open_with(options, 2);
                 let sequence = drive.admit();
                 for (len, tree) in [(100, false), (new, tree)] {
                     let items = [Item::Extend { sequence, len }];
@@ -395,15 +376,7 @@ fn run_scaled(drive: &mut Drive, backend: &mut OnGpu, items: &[Item], plan: &Bat
         attend.scale *= 2_f32.powi(-27);
     }
     backend.begin(plan).expect("a valid plan");
-    let [q, k, v] = [&q, &k, &v].map(|rows| backend.input(rows));
-    let id = LayerId::new(0);
-    backend.store_cache(plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
-    let mut out = backend.output(&exact_q);
-    let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
-    let (to, sums) = (OnGpu::rows_mut(&mut out), Some(OnGpu::lse(&mut lse)));
-    backend.attend(plan, id, &attend, OnGpu::rows(&q), to, sums).expect("attention");
-    backend.synchronize().expect("nothing failed");
-    let (mut out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+    let (mut out, lse) = LayerInputs { q, k, v }.run(backend, plan, 0, &attend);
     if !is_small {
         out.iter_mut().for_each(|x| *x *= 2_f32.powi(-LARGE));
     }
@@ -421,16 +394,9 @@ fn run_step(
     attend: Option<&Attend>,
 ) {
     backend.begin(plan).expect("a valid plan");
-    let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|rows| backend.input(rows));
-    let id = LayerId::new(0);
-    backend.store_cache(plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
+    rows.store(backend, plan, 0);
     if let Some(attend) = attend {
-        let mut out = backend.output(&rows.q);
-        let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
-        let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
-        backend.attend(plan, id, attend, OnGpu::rows(&q), to, Some(sums)).expect("attention");
-        backend.synchronize().expect("nothing failed");
-        let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+        let (out, lse) = attend_layer(backend, plan, 0, attend, &rows.q);
         drive.check(items, plan, (0, &rows.q), attend, (&out, &lse), 60);
     }
     backend.synchronize().expect("nothing failed");
@@ -459,8 +425,7 @@ fn queries_may_differ_widely_in_magnitude() {
             let scale = scale * 2_f32.powi(up);
             let attend = Attend { scale, soft_cap, ..shape.attend() };
             let mut drive = Drive::new(shape, 12);
-            let mut backend =
-                OnGpuOptions::of_rows(&gpu, dtype).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
+            let mut backend = shape.open(&gpu, 2);
             let sequence = drive.admit();
             for len in [200, new] {
                 let items = [Item::Extend { sequence, len }];

@@ -18,7 +18,7 @@ use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 use crate::drive::{Drive, LayerInputs, Shape};
 use crate::gpu;
-use crate::on_gpu::{OnGpu, OnGpuOptions};
+use crate::on_gpu::OnGpu;
 use crate::plans::{first_token, plan_of};
 
 /// Buffers of q, k, v, out and lse for each layer, at fixed addresses, for steps of up to `tokens` tokens.
@@ -90,19 +90,8 @@ impl Buffers {
 }
 
 fn shape(layout: Layout, page_size: u32) -> Shape {
-    Shape {
-        layers: 2,
-        kv_heads: 2,
-        group: 4,
-        head_dim: 128,
-        dtype: Dtype::Bf16,
-        fp8: None,
-        page_size,
-        layout,
-        capacity: Capacity::Pages(12_000 / page_size),
-        sequences: 12,
-        max_len: 900,
-    }
+    let capacity = Capacity::Pages(12_000 / page_size);
+    Shape { layers: 2, page_size, layout, capacity, sequences: 12, max_len: 900, ..Shape::SMALL }
 }
 
 /// Replays steps of `rows` rows and `tokens` tokens, each row extending by up to `len`.
@@ -113,7 +102,7 @@ fn replay(gpu: &Gpu, shape: Shape, rows: usize, tokens: usize, len: u64) {
 /// Like [`replay`], but with `trees`, about every other step has rows that are trees or have random masks.
 fn replay_trees(gpu: &Gpu, shape: Shape, (rows, tokens, len): (usize, usize, u64), trees: bool) {
     let mut drive = Drive::new(shape, 11);
-    let mut backend = OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = shape.open(gpu, 4);
     let attend = shape.attend();
     let mut buffers = Buffers::new(gpu, &shape, tokens.max(700));
     let mut scratch = StepScratch::new();
@@ -228,7 +217,7 @@ fn a_capture_refuses_an_unstaged_plan() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
     let mut drive = Drive::new(shape, 3);
-    let mut backend = OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = shape.open(&gpu, 4);
     let mut buffers = Buffers::new(&gpu, &shape, 4);
     let items = [Item::Extend { sequence: drive.admit(), len: 1 }];
     let first = drive.planner.plan(&items);
@@ -314,7 +303,7 @@ fn a_capture_ends_where_its_body_panics() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
     let mut drive = Drive::new(shape, 3);
-    let mut backend = OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = shape.open(&gpu, 4);
     let stream = backend.stream.clone();
     let panics = || -> Result<(), CudaError> { panic!("on purpose") };
     assert!(catch_unwind(AssertUnwindSafe(|| stream.capture(panics))).is_err());
@@ -355,7 +344,7 @@ fn a_hosts_kernel_that_waits_is_captured_by_every_driver() {
 fn steps_of_other_kernels_have_other_keys() {
     let Some(gpu) = gpu() else { return };
     let shape = shape(Layout::PageFirst, 16);
-    let mut backend = OnGpuOptions::new(&gpu).open(&shape.pool(), &shape.table(), 4).expect("a small pool");
+    let mut backend = shape.open(&gpu, 4);
     backend.cuda.prepare(&Prepare::new(&[shape.attend()])).expect("a served shape");
     let mut keys = Vec::new();
     for (step, lens) in [[1, 1, 1, 1], [4, 0, 0, 0], [1, 1, 1, 1]].into_iter().enumerate() {

@@ -1,13 +1,11 @@
 //! Pools past 4 GiB and past 100 GB: slots and pages are spread over the whole pool.
 
 use kvarena::backend::cuda::Gpu;
-use kvarena::testkit::contract::TestBackend;
 use kvarena::testkit::planner::Item;
-use kvarena::{Backend, Capacity, Dtype, LayerId, Layout, OpenBackend, StepEnd};
+use kvarena::{Backend, Capacity, Layout, StepEnd};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
-use crate::on_gpu::{OnGpu, OnGpuOptions};
 
 fn run(gpu: &Gpu, layout: Layout, page_size: u32, bytes: u64, layers: u32) {
     let reserve = 4 << 30;
@@ -16,21 +14,11 @@ fn run(gpu: &Gpu, layout: Layout, page_size: u32, bytes: u64, layers: u32) {
         println!("skipped: {free} bytes are free, {bytes} wanted");
         return;
     }
-    let shape = Shape {
-        layers,
-        kv_heads: 8,
-        group: 4,
-        head_dim: 128,
-        dtype: Dtype::Bf16,
-        fp8: None,
-        page_size,
-        layout,
-        capacity: Capacity::Bytes(bytes),
-        sequences: 6,
-        max_len: 5_000,
-    };
+    let capacity = Capacity::Bytes(bytes);
+    let shape =
+        Shape { layers, kv_heads: 8, page_size, layout, capacity, sequences: 6, max_len: 5_000, ..Shape::SMALL };
     let mut drive = Drive::new(shape, u64::from(page_size));
-    let mut backend = OnGpuOptions::new(gpu).open(&shape.pool(), &shape.table(), 2).expect("a large pool");
+    let mut backend = shape.open(gpu, 2);
     let mut highest = 0;
     for len in [700, 1, 300, 64] {
         let mut items = Vec::new();
@@ -49,14 +37,7 @@ fn run(gpu: &Gpu, layout: Layout, page_size: u32, bytes: u64, layers: u32) {
         }
         let attend = shape.attend();
         for (layer, rows) in inputs.iter().enumerate() {
-            let id = LayerId::new(layer as u32);
-            let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|rows| backend.input(rows));
-            let mut out = backend.output(&rows.q);
-            let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
-            backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
-            let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
-            backend.attend(&plan, id, &attend, OnGpu::rows(&q), to, Some(sums)).expect("attention");
-            let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+            let (out, lse) = rows.run(&mut backend, &plan, layer, &attend);
             drive.check(&items, &plan, (layer, &rows.q), &attend, (&out, &lse), 200);
         }
         backend.end(StepEnd::Complete(plan.step()));

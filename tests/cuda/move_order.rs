@@ -29,7 +29,7 @@ struct World {
     moves: u64,
 }
 
-fn of(device: u32, swap: u32) -> [PageMove; 1] {
+fn page_move(device: u32, swap: u32) -> [PageMove; 1] {
     [PageMove { device: PageId::new(device), swap: SwapPageId::new(swap) }]
 }
 
@@ -75,12 +75,12 @@ impl World {
 
     fn save(&mut self, device: u32, swap: u32) {
         let id = self.next();
-        self.cuda.save_pages(id, &of(device, swap)).expect("pages of the pool");
+        self.cuda.save_pages(id, &page_move(device, swap)).expect("pages of the pool");
     }
 
     fn load(&mut self, device: u32, swap: u32) {
         let id = self.next();
-        self.cuda.load_pages(id, &of(device, swap)).expect("pages of the pool");
+        self.cuda.load_pages(id, &page_move(device, swap)).expect("pages of the pool");
     }
 
     /// Calls `call` with a plan whose only token is the first of `page`. The plan writes `page` into the page tables.
@@ -112,7 +112,7 @@ impl World {
     /// Loads all pages of the pool from a swap page; with 32 layers they are 8 MiB, which come in parts.
     fn load_all(&mut self, swap: u32) {
         let id = self.next();
-        let moves: Vec<_> = (0..4).flat_map(|page| of(page, swap)).collect();
+        let moves: Vec<_> = (0..4).flat_map(|page| page_move(page, swap)).collect();
         self.cuda.load_pages(id, &moves).expect("pages of the pool");
     }
 

@@ -1,33 +1,19 @@
 //! Padding rows of any length, without a row of the page tables, together with rows and trees of drafts.
 
 use kvarena::backend::cuda::Gpu;
-use kvarena::testkit::contract::TestBackend;
 use kvarena::testkit::planner::Item;
-use kvarena::{Backend, Capacity, Dtype, LayerId, Layout, OpenBackend, Scaling, StepEnd};
+use kvarena::{Backend, Dtype, Scaling, StepEnd};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
-use crate::on_gpu::{OnGpu, OnGpuOptions};
 
 /// Lengths around the 64 masks of a tree, a query tile, and several tiles.
 const PADDING: [u32; 11] = [1, 2, 63, 64, 65, 100, 127, 128, 129, 256, 300];
 
 fn run(gpu: &Gpu, dtype: Dtype, head_dim: u32, fp8: Option<Scaling>, group: u32) {
-    let shape = Shape {
-        layers: 1,
-        kv_heads: 2,
-        group,
-        head_dim,
-        dtype,
-        fp8,
-        page_size: 16,
-        layout: Layout::LayerFirst,
-        capacity: Capacity::Pages(64),
-        sequences: 2,
-        max_len: 500,
-    };
+    let shape = Shape { group, head_dim, dtype, fp8, max_len: 500, ..Shape::SMALL };
     let mut drive = Drive::new(shape, 12);
-    let mut backend = OnGpuOptions::of_rows(gpu, dtype).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
+    let mut backend = shape.open(gpu, 2);
     let (tree, row) = (drive.admit(), drive.admit());
     for (turn, &len) in PADDING.iter().enumerate() {
         let padding = Item::Padding { len };
@@ -44,18 +30,9 @@ fn run(gpu: &Gpu, dtype: Dtype, head_dim: u32, fp8: Option<Scaling>, group: u32)
         let plan = plan.plan();
         let inputs = drive.inputs(&items, &plan).remove(0);
         backend.begin(&plan).expect("a valid plan");
-        let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|rows| backend.input(rows));
-        let mut out = backend.output(&inputs.q);
-        let attend = shape.attend();
-        let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
-        let layer = LayerId::new(0);
-        backend.store_cache(&plan, layer, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
-        let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
-        backend.attend(&plan, layer, &attend, OnGpu::rows(&q), to, Some(sums)).expect("attention");
-        backend.synchronize().expect("nothing failed");
+        let (out, lse) = inputs.run(&mut backend, &plan, 0, &shape.attend());
         println!("{dtype:?}, {fp8:?}, head_dim {head_dim}: {len} tokens of padding");
-        let results = (&backend.read_output(&out)[..], &backend.read_sums(&lse)[..]);
-        drive.check(&items, &plan, (0, &inputs.q), &attend, results, 20);
+        drive.check(&items, &plan, (0, &inputs.q), &shape.attend(), (&out, &lse), 20);
         backend.end(StepEnd::Complete(plan.step()));
     }
 }

@@ -1,20 +1,17 @@
 //! Large pages: the store, and attention of one and of several new tokens, find slots beyond the first 256 of a page.
 
 use kvarena::backend::cuda::Gpu;
-use kvarena::testkit::contract::TestBackend;
 use kvarena::testkit::planner::Item;
-use kvarena::{Attend, Backend, Capacity, Dtype, LayerId, Layout, OpenBackend, Scaling, StepEnd};
+use kvarena::{Attend, Backend, Capacity, Dtype, Layout, Scaling, StepEnd};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
-use crate::on_gpu::{OnGpu, OnGpuOptions};
 
 /// Stores sequences that end near a page's end, extends them, and decodes two tokens of each. Checks some outputs
 /// of each step after the first.
 fn run(gpu: &Gpu, shape: Shape, window: Option<u32>) {
     let mut drive = Drive::new(shape, u64::from(shape.page_size));
-    let mut backend =
-        OnGpuOptions::of_rows(gpu, shape.dtype).open(&shape.pool(), &shape.table(), 2).expect("a small pool");
+    let mut backend = shape.open(gpu, 2);
     let attend = Attend { window, ..shape.attend() };
     let ends = [2 * shape.page_size - 20, shape.page_size - 20, shape.page_size + 1];
     let ends = ends.map(|len| (drive.admit(), len));
@@ -26,18 +23,12 @@ fn run(gpu: &Gpu, shape: Shape, window: Option<u32>) {
         let inputs = drive.inputs(&items, &plan);
         backend.begin(&plan).expect("a valid plan");
         for (layer, rows) in inputs.iter().enumerate() {
-            let id = LayerId::new(layer as u32);
-            let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|rows| backend.input(rows));
-            backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
             if step == 0 {
+                rows.store(&mut backend, &plan, layer);
                 backend.synchronize().expect("nothing failed");
                 continue;
             }
-            let mut out = backend.output(&rows.q);
-            let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
-            let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
-            backend.attend(&plan, id, &attend, OnGpu::rows(&q), to, Some(sums)).expect("attention");
-            let (out, lse) = (backend.read_output(&out), backend.read_sums(&lse));
+            let (out, lse) = rows.run(&mut backend, &plan, layer, &attend);
             drive.check(&items, &plan, (layer, &rows.q), &attend, (&out, &lse), 20);
         }
         backend.end(StepEnd::Complete(plan.step()));
@@ -71,21 +62,9 @@ fn find_slots(gpu: &Gpu, kinds: [Option<Scaling>; 2]) {
     for (round, page_size) in [255, 256, 257, 341, 512, 1024].into_iter().enumerate() {
         for (i, (dtype, head_dim, group)) in shapes.into_iter().enumerate() {
             let (layout, fp8) = ([Layout::PageFirst, Layout::LayerFirst][i % 2], kinds[(i / 2 + round) % 2]);
-            let (capacity, max_len) = (Capacity::Pages(9), 3 * page_size);
-            let (layers, kv_heads, sequences) = (1, 2, 3);
-            let shape = Shape {
-                layers,
-                kv_heads,
-                group,
-                head_dim,
-                dtype,
-                fp8,
-                page_size,
-                layout,
-                capacity,
-                sequences,
-                max_len,
-            };
+            let (capacity, max_len, sequences) = (Capacity::Pages(9), 3 * page_size, 3);
+            let pages = Shape { page_size, layout, capacity, sequences, max_len, ..Shape::SMALL };
+            let shape = Shape { group, head_dim, dtype, fp8, ..pages };
             run(gpu, shape, (i % 3 == 1).then_some(page_size + 3));
         }
     }

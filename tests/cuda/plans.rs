@@ -1,6 +1,20 @@
 //! Hand-written plans, for tests of a single step.
 
-use kvarena::{BatchPlan, BatchRow, RowId, SharedSpans, SlotMapping, StepId, TokenId};
+use kvarena::backend::cuda::{Cuda, CudaOptions};
+use kvarena::{
+    BatchPlan, BatchRow, OpenBackend, PoolConfig, RowId, SharedSpans, SlotMapping, StepBounds, StepId, TableShape,
+    TokenId,
+};
+
+/// Returns page tables of 2 rows of 128 tokens.
+pub fn small_table() -> TableShape {
+    TableShape::new(16, 2, 128, 256).expect("a small table")
+}
+
+/// Opens a backend over a small pool.
+pub fn open(options: CudaOptions, config: PoolConfig, table: &TableShape, bounds: impl Into<StepBounds>) -> Cuda {
+    options.open(&config.layout().expect("a small pool"), table, bounds).expect("a small pool")
+}
 
 /// Row of a sequence's first token.
 pub const FIRST: BatchRow = BatchRow { row: RowId::new(0), qo_start: 0, extend_len: 1, kv_len: 1 };

@@ -5,15 +5,15 @@ use std::sync::mpsc;
 use std::thread;
 
 use kvarena::backend::cuda::Gpu;
-use kvarena::testkit::contract::{HostRows, TestBackend};
+use kvarena::testkit::contract::HostRows;
 use kvarena::testkit::planner::Item;
 use kvarena::{
-    Attend, Backend, Capacity, Dtype, Engine, Extend, LayerId, Layout, Namespace, Null, OpenBackend, OwnedPlan,
-    PoolLayout, StepEnd, StepScratch, TableShape, TokenId,
+    Attend, Backend, Capacity, Engine, Extend, Layout, Namespace, Null, OpenBackend, OwnedPlan, PoolLayout, StepEnd,
+    StepScratch, TableShape, TokenId,
 };
 
-use crate::drive::{Drive, LayerInputs, Shape};
-use crate::on_gpu::{OnGpu, OnGpuOptions};
+use crate::drive::{Drive, LayerInputs, Results, Shape};
+use crate::on_gpu::OnGpuOptions;
 use crate::{device, gpu};
 
 const LAYERS: u32 = 2;
@@ -21,8 +21,7 @@ const LAYERS: u32 = 2;
 /// A step as a rank receives it: the bytes of its plan and of its end, and the rank's heads of q, k and v.
 type Step = (Vec<u8>, [u8; StepEnd::BYTES], Vec<LayerInputs>);
 
-/// Output and log-sum-exp of each layer.
-type Outputs = Vec<(Vec<f32>, Vec<f32>)>;
+type Outputs = Vec<Results>;
 
 fn serve(
     gpu: &Gpu,
@@ -37,16 +36,7 @@ fn serve(
         let plan = OwnedPlan::from_bytes(&bytes).expect("the bytes of a plan");
         let plan = plan.plan();
         backend.begin(&plan).expect("a valid plan");
-        let layers = inputs.iter().enumerate().map(|(layer, rows)| {
-            let id = LayerId::new(layer as u32);
-            let [q, k, v] = [&rows.q, &rows.k, &rows.v].map(|rows| backend.input(rows));
-            let mut out = backend.output(&rows.q);
-            let mut lse = backend.sums(plan.token_count() * attend.q_heads as usize);
-            backend.store_cache(&plan, id, OnGpu::rows(&k), OnGpu::rows(&v)).expect("a store");
-            let (to, sums) = (OnGpu::rows_mut(&mut out), OnGpu::lse(&mut lse));
-            backend.attend(&plan, id, attend, OnGpu::rows(&q), to, Some(sums)).expect("attention");
-            (backend.read_output(&out), backend.read_sums(&lse))
-        });
+        let layers = inputs.iter().enumerate().map(|(layer, rows)| rows.run(&mut backend, &plan, layer, attend));
         done(layers.collect());
         backend.end(StepEnd::from_bytes(&end).expect("the bytes of an end"));
     }
@@ -109,19 +99,8 @@ fn two_ranks_are_one_gpu() {
     let first = &*first;
     let second = device(1).unwrap_or_else(|| first.clone());
     println!("ranks on devices {} and {}", first.ordinal(), second.ordinal());
-    let shape = Shape {
-        layers: LAYERS,
-        kv_heads: 8,
-        group: 4,
-        head_dim: 128,
-        dtype: Dtype::Bf16,
-        fp8: None,
-        page_size: 16,
-        layout: Layout::PageFirst,
-        capacity: Capacity::Pages(600),
-        sequences: 8,
-        max_len: 1_500,
-    };
+    let (layout, capacity) = (Layout::PageFirst, Capacity::Pages(600));
+    let shape = Shape { layers: LAYERS, kv_heads: 8, layout, capacity, sequences: 8, max_len: 1_500, ..Shape::SMALL };
     let mut drive = Drive::new(shape, 5);
     let attend = shape.attend();
     let rank_attend = Attend { q_heads: attend.q_heads / 2, ..attend };

@@ -9,7 +9,7 @@ use kvarena::testkit::contract::bytes;
 use kvarena::testkit::op::SmallConfig;
 use kvarena::testkit::quantised::value;
 use kvarena::testkit::replay::{Inspect, Summary, replay_on};
-use kvarena::testkit::workload::Workload;
+use kvarena::testkit::workload::{Family, Workload};
 use kvarena::{
     Backend, BatchPlan, Compaction, EngineShape, KvDtype, LayerId, MoveId, Moved, OpenBackend, PageCopy, PageMove,
     PlaneName, PoolLayout, Reach, Rope, Scaling, SlotId, StepBounds, SwapMemory, SwapPageId, TableShape,
@@ -199,7 +199,7 @@ fn the_engine_over_the_gpu_is_the_model() {
     let Some(gpu) = gpu() else { return };
     let mut summary = Summary::default();
     for seed in seeds(300) {
-        let mut workload = Workload::new(seed);
+        let mut workload = Workload::new(Family::Any, seed);
         // `kv_heads` 0 stands for latent rows of 3 and 2 numbers; no kernel serves such short rows. The backend rejects
         // groups whose chunks do not begin at page table chunks.
         let drawn = workload.config();

@@ -8,10 +8,10 @@ use std::thread;
 
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
-use kvarena::{Backend, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PoolConfig, StepBounds, StepEnd, TableShape};
+use kvarena::{Backend, Capacity, KvDtype, KvShape, LayerId, PoolConfig, StepBounds, StepEnd};
 
 use crate::gpu;
-use crate::plans::first_token;
+use crate::plans::{self, first_token, small_table};
 
 fn ok(result: sys::CUresult) {
     assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
@@ -71,10 +71,8 @@ fn open(gpu: &Gpu, other: &Other) -> Cuda {
     let options = CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) };
     let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
     let config = PoolConfig { capacity, dtype, shape: KvShape::heads(1, 64), ..PoolConfig::default() };
-    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
-    options
-        .open(&config.layout().expect("a small pool"), &table, StepBounds { steps: 2, tokens: 4 })
-        .expect("a small pool")
+    let table = small_table();
+    plans::open(options, config, &table, StepBounds { steps: 2, tokens: 4 })
 }
 
 /// Runs a step of one token into the first slot, and checks it.

@@ -7,7 +7,7 @@ use kvarena::backend::cuda::{CudaGraph, CudaOptions, Gpu, GraphKey};
 use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::Item;
 use kvarena::testkit::rng::Rng;
-use kvarena::{Backend, Capacity, Dtype, Layout, OpenBackend, PlanSize, Scaling, StepEnd, StepScratch};
+use kvarena::{Backend, Capacity, Dtype, PlanSize, Scaling, StepEnd, StepScratch};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;
@@ -18,19 +18,8 @@ use crate::on_gpu::{OnGpu, OnGpuOptions};
 const ROWS: usize = 13;
 
 fn shape(kv_heads: u32, group: u32, head_dim: u32, dtype: Dtype) -> Shape {
-    Shape {
-        layers: 1,
-        kv_heads,
-        group,
-        head_dim,
-        dtype,
-        fp8: None,
-        page_size: 16,
-        layout: Layout::LayerFirst,
-        capacity: Capacity::Pages(400),
-        sequences: ROWS as u32,
-        max_len: 900,
-    }
+    let pages = Shape { capacity: Capacity::Pages(400), sequences: ROWS as u32, max_len: 900, ..Shape::SMALL };
+    Shape { kv_heads, group, head_dim, dtype, ..pages }
 }
 
 /// Computes and checks the new tokens of these items without a graph.
@@ -76,8 +65,7 @@ fn decode(
     let mut drive = Drive::new(shape, 21);
     let rows = Some(shape.dtype);
     let options = CudaOptions { all_spans: true, rows, ..CudaOptions::new(gpu) };
-    let opened = OnGpuOptions::of(gpu, options).open(&shape.pool(), &shape.table(), 4);
-    let mut backend = opened.expect("a small pool");
+    let mut backend = shape.open_with(OnGpuOptions::of(gpu, options), 4);
     let attend = shape.attend();
     let mut buffers = Buffers::new(gpu, &shape, 400);
     let all = grow(&mut backend, &mut drive, &mut buffers);
@@ -122,6 +110,11 @@ fn decode(
     assert!(once > 1 && (row_tokens > 1 || graphs.len() <= 1), "{once} steps, {} graphs", graphs.len());
 }
 
+/// Returns items of one token for each sequence, none of which is a tree.
+fn one_token(sequences: &[usize]) -> (Vec<Item>, Vec<bool>) {
+    (sequences.iter().map(|&sequence| Item::Extend { sequence, len: 1 }).collect(), Vec::new())
+}
+
 #[test]
 fn families_decode() {
     let Some(gpu) = gpu() else { return };
@@ -136,10 +129,7 @@ fn families_decode() {
         (1, 16, 256, Dtype::Bf16),
     ] {
         for graph in [false, true] {
-            decode(&gpu, shape(kv_heads, group, head_dim, dtype), graph, 1, |some| {
-                let one = |&sequence: &usize| Item::Extend { sequence, len: 1 };
-                (some.iter().map(one).collect(), Vec::new())
-            });
+            decode(&gpu, shape(kv_heads, group, head_dim, dtype), graph, 1, one_token);
         }
     }
 }
@@ -165,10 +155,7 @@ fn families_decode_over_fp8() {
         ((1, 16, 256, Dtype::Bf16), Scaling::Static, 4),
     ] {
         for graph in [false, true] {
-            decode(&gpu, over_fp8(of, scaling, page_size), graph, 1, |some| {
-                let one = |&sequence: &usize| Item::Extend { sequence, len: 1 };
-                (some.iter().map(one).collect(), Vec::new())
-            });
+            decode(&gpu, over_fp8(of, scaling, page_size), graph, 1, one_token);
         }
     }
 }

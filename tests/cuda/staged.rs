@@ -3,12 +3,12 @@
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Limit, Prepare};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PlanError, PlaneName,
-    PoolConfig, RowId, SlotId, SlotMapping, StepBounds, TableShape,
+    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, PlanError, PlaneName, PoolConfig, RowId,
+    SlotId, SlotMapping, StepBounds, TableShape,
 };
 
 use crate::gpu;
-use crate::plans::plan_of;
+use crate::plans::{self, plan_of, small_table};
 
 const WIDTH: usize = 64;
 
@@ -16,9 +16,7 @@ fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
     let (capacity, dtype) = (Capacity::Pages(8), KvDtype::Bf16);
     let shape = KvShape::heads(1, WIDTH as u32);
     let config = PoolConfig { capacity, dtype, shape, ..PoolConfig::default() };
-    CudaOptions::new(gpu)
-        .open(&config.layout().expect("a small pool"), table, StepBounds { steps: 2, tokens: 64 })
-        .expect("a small pool")
+    plans::open(CudaOptions::new(gpu), config, table, StepBounds { steps: 2, tokens: 64 })
 }
 
 /// Returns batch rows of one token each. All are the same sequence of `kv_len` tokens, in row 0 of the page tables.
@@ -35,7 +33,7 @@ fn plan<'a>(rows: &'a [BatchRow], slots: SlotMapping<'a>) -> BatchPlan<'a> {
 #[test]
 fn slots_are_read_with_the_width_of_the_staged_plan() {
     let Some(gpu) = gpu() else { return };
-    let table = TableShape::new(16, 2, 128, 256).expect("a small table");
+    let table = small_table();
     let rows = rows(4, 1);
     let (narrow, wide) = ([3, 17, 40, -1], [3, 17, 40, -1]);
     let plans = [SlotMapping::I32(&narrow), SlotMapping::I64(&wide)].map(|s| plan(&rows, s));
@@ -67,7 +65,7 @@ fn slots_are_read_with_the_width_of_the_staged_plan() {
 #[test]
 fn an_altered_plan_uses_the_staged_values() {
     let Some(gpu) = gpu() else { return };
-    let mut cuda = open(&gpu, &TableShape::new(16, 2, 128, 256).expect("a small table"));
+    let mut cuda = open(&gpu, &small_table());
     let (valid, far) = (rows(2, 1), rows(2, u32::MAX));
     let first = plan(&valid, SlotMapping::I32(&[0, 1]));
     cuda.begin(&first).expect("a valid plan");

@@ -41,7 +41,7 @@ fn opened(gpu: &Gpu, swap_pages: u32) -> Cuda {
     cuda
 }
 
-fn of(device: u32, swap: u32) -> PageMove {
+fn page_move(device: u32, swap: u32) -> PageMove {
     PageMove { device: PageId::new(device), swap: SwapPageId::new(swap) }
 }
 
@@ -57,12 +57,12 @@ fn leased_pages_are_not_moved() {
     cuda.lease_mut(first).as_mut().fill(7);
     let readers = [cuda.lease(first), cuda.lease(first)];
     let leased = |page| Err(CudaError::Plan(PlanError::Leased { page }));
-    assert_eq!(cuda.save_pages(MoveId::new(1), &[of(1, 1), of(0, 0)]), leased(first));
+    assert_eq!(cuda.save_pages(MoveId::new(1), &[page_move(1, 1), page_move(0, 0)]), leased(first));
     assert!(panics(|| drop(cuda.lease_mut(first))));
-    cuda.load_pages(MoveId::new(1), &[of(0, 0)]).expect("readers may share a page");
+    cuda.load_pages(MoveId::new(1), &[page_move(0, 0)]).expect("readers may share a page");
     let mut writer = cuda.lease_mut(second);
-    assert_eq!(cuda.load_pages(MoveId::new(2), &[of(0, 0), of(1, 1)]), leased(second));
-    assert_eq!(cuda.save_pages(MoveId::new(2), &[of(1, 1)]), leased(second));
+    assert_eq!(cuda.load_pages(MoveId::new(2), &[page_move(0, 0), page_move(1, 1)]), leased(second));
+    assert_eq!(cuda.save_pages(MoveId::new(2), &[page_move(1, 1)]), leased(second));
     assert!(panics(|| drop(cuda.lease(second))));
     writer.as_mut().fill(9);
     drop(writer);
@@ -79,12 +79,12 @@ fn moving_pages_are_not_leased() {
     let Some(gpu) = gpu() else { return };
     let mut cuda = opened(&gpu, 4);
     cuda.lease_mut(SwapPageId::new(0)).as_mut().fill(7);
-    let moves: Vec<_> = (0..8).map(|page| of(page, 0)).collect();
+    let moves: Vec<_> = (0..8).map(|page| page_move(page, 0)).collect();
     cuda.load_pages(MoveId::new(1), &moves).expect("pages of the pool");
     let refused = panics(|| drop(cuda.lease_mut(SwapPageId::new(0))));
     assert!(refused || cuda.moved().expect("nothing failed").loaded == MoveId::new(1));
     drop(cuda.lease(SwapPageId::new(0)));
-    cuda.save_pages(MoveId::new(2), &[of(0, 1)]).expect("pages of the pool");
+    cuda.save_pages(MoveId::new(2), &[page_move(0, 1)]).expect("pages of the pool");
     let refused = panics(|| drop(cuda.lease(SwapPageId::new(1))));
     assert!(refused || cuda.moved().expect("nothing failed").saved == MoveId::new(2));
     cuda.synchronize().expect("nothing failed");
@@ -100,7 +100,7 @@ fn many_batches_are_in_flight() {
     let mut cuda = opened(&gpu, 4);
     cuda.lease_mut(SwapPageId::new(3)).as_mut().fill(5);
     for id in 0..200 {
-        let (id, moves) = (MoveId::new(id + 1), [of(id as u32 % 8, 3 - id as u32 % 2)]);
+        let (id, moves) = (MoveId::new(id + 1), [page_move(id as u32 % 8, 3 - id as u32 % 2)]);
         match id.raw() % 2 {
             0 => cuda.save_pages(id, &moves).expect("pages of the pool"),
             _ => cuda.load_pages(id, &moves).expect("pages of the pool"),
@@ -120,9 +120,9 @@ fn captures_take_no_moves() {
     let stream = cuda.stream().clone();
     let copy = [PageCopy { source: PageId::new(1), target: PageId::new(2) }];
     cuda.copy_pages(&copy).expect("the kernel is compiled");
-    let captured = stream.capture(|| cuda.save_pages(MoveId::new(1), &[of(0, 0)]));
+    let captured = stream.capture(|| cuda.save_pages(MoveId::new(1), &[page_move(0, 0)]));
     assert_eq!(captured.err(), Some(CudaError::NotPrepared));
-    cuda.save_pages(MoveId::new(1), &[of(1, 0)]).expect("pages of the pool");
+    cuda.save_pages(MoveId::new(1), &[page_move(1, 0)]).expect("pages of the pool");
     let captured = stream.capture(|| cuda.copy_pages(&copy));
     assert_eq!(captured.err(), Some(CudaError::PageInUse { page: 1 }));
     cuda.synchronize().expect("nothing failed");
@@ -136,7 +136,7 @@ fn captures_take_steps_without_loads() {
     let mut cuda = opened(&gpu, 4);
     let stream = cuda.stream().clone();
     cuda.prepare(&Prepare::new(&[])).expect("the kernels are compiled");
-    cuda.load_pages(MoveId::new(1), &[of(7, 0)]).expect("pages of the pool");
+    cuda.load_pages(MoveId::new(1), &[page_move(7, 0)]).expect("pages of the pool");
     let plan = first_token(1);
     cuda.begin(&plan).expect("a valid plan");
     let row = DeviceBuffer::new(&gpu, 2 * 8 * 128).expect("memory");
@@ -150,7 +150,7 @@ fn moves_of_no_pages_and_without_swap_pages() {
     let mut cuda = opened(&gpu, 0);
     cuda.save_pages(MoveId::new(1), &[]).expect("no page");
     let error = PlanError::SwapPage { page: SwapPageId::new(0), pages: 0 };
-    assert_eq!(cuda.load_pages(MoveId::new(2), &[of(0, 0)]), Err(CudaError::Plan(error)));
+    assert_eq!(cuda.load_pages(MoveId::new(2), &[page_move(0, 0)]), Err(CudaError::Plan(error)));
     assert_eq!((cuda.swap_pages(), cuda.moved()), (0, Ok(Moved::default())));
 }
 
@@ -176,7 +176,7 @@ fn opening_waits_for_no_pinning() {
     let mut cuda = open(&gpu, 768, false).expect("3 GiB of swap memory");
     assert!(start.elapsed() < Duration::from_secs(1), "opened after {:?}", start.elapsed());
     let ready = cuda.swap_pages();
-    let error = cuda.save_pages(MoveId::new(1), &[of(0, 767)]);
+    let error = cuda.save_pages(MoveId::new(1), &[page_move(0, 767)]);
     let refused = Err(CudaError::NotPinned { page: SwapPageId::new(767), ready });
     assert!(error == refused || cuda.swap_pages() > ready, "{error:?}");
     let start = Instant::now();
@@ -203,7 +203,7 @@ fn memory_that_is_not_pinned_is_an_error_or_fewer_pages() {
             ref error => panic!("{error}"),
         }
         assert_eq!(cuda.swap_pages(), 0);
-        assert_eq!(cuda.save_pages(MoveId::new(1), &[of(0, 0)]), Err(failure.clone()));
+        assert_eq!(cuda.save_pages(MoveId::new(1), &[page_move(0, 0)]), Err(failure.clone()));
         assert_eq!(cuda.moved(), if fewer { Ok(Moved::default()) } else { Err(failure) });
     }
 }

@@ -3,12 +3,12 @@
 use kvarena::backend::cuda::{Cuda, CudaEvent, CudaOptions, CudaStream, DeviceBuffer, Gpu};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, OpenBackend, PageCopy, PageId, PlaneName, PoolConfig,
-    SlotId, SlotMapping, StepBounds, StepEnd, StepId, TableShape, TableWrite,
+    Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, PageCopy, PageId, PlaneName, PoolConfig, SlotId,
+    SlotMapping, StepBounds, StepEnd, StepId, TableShape, TableWrite,
 };
 
 use crate::gpu;
-use crate::plans::{FIRST, plan_of};
+use crate::plans::{self, FIRST, plan_of, small_table};
 
 /// Returns a plan of one token.
 fn plan<'a>(step: u64, slots: &'a [i32], table_writes: &'a [TableWrite]) -> BatchPlan<'a> {
@@ -23,15 +23,13 @@ fn open(gpu: &Gpu, table: &TableShape) -> Cuda {
         capacity: Capacity::Pages(64),
         ..PoolConfig::default()
     };
-    CudaOptions::new(gpu)
-        .open(&config.layout().expect("a small pool"), table, StepBounds { steps: 1, tokens: 4 })
-        .expect("a small pool")
+    plans::open(CudaOptions::new(gpu), config, table, StepBounds { steps: 1, tokens: 4 })
 }
 
 #[test]
 fn a_slot_of_the_ring_is_not_written_before_it_was_read() {
     let Some(gpu) = gpu() else { return };
-    let mut cuda = open(&gpu, &TableShape::new(16, 2, 128, 256).expect("a small table"));
+    let mut cuda = open(&gpu, &small_table());
     let layout = *cuda.layout();
     const STEPS: usize = 40;
     const WIDTH: usize = 8 * 128;
@@ -92,7 +90,7 @@ fn table_writes_of_any_number_arrive() {
 #[test]
 fn streams_are_kept_until_their_uploads_are_read() {
     let Some(gpu) = gpu() else { return };
-    let mut cuda = open(&gpu, &TableShape::new(16, 2, 128, 256).expect("a small table"));
+    let mut cuda = open(&gpu, &small_table());
     // The backend uses each stream for one step.
     for step in 1..=20 {
         let stream = CudaStream::new(&gpu).expect("a stream");

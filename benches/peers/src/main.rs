@@ -26,7 +26,7 @@ mod router;
 use std::hint::black_box;
 
 use cases::sample::median_ns;
-use cases::work;
+use cases::{chats, work};
 use kvarena::TokenId;
 use serde::Serialize;
 
@@ -88,18 +88,15 @@ fn caches(page_size: u32, tokens: usize) -> impl Iterator<Item = Box<dyn Cache>>
     all.into_iter().map(move |new| new(tokens / page_size as usize, page_size))
 }
 
-/// Measures chats in a cache of 200,000 tokens, one request at a time. Prompts and answers are cached.
+/// Measures the chats of `cases/chats.rs`, one request at a time. Prompts and answers are cached.
 fn replay(page_size: u32) -> Vec<Row> {
-    const REQUESTS: usize = 2000;
-    let chats = work::Chats::large();
-    let requests = &chats.requests[..REQUESTS];
-    let total_tokens: u64 = requests.iter().map(|request| u64::from(request.full_len)).sum();
+    let texts = chats::texts(2000);
+    let total_tokens: usize = texts.iter().map(Vec::len).sum();
     let mut first = None;
     let serve = |mut cache: Box<dyn Cache>| {
         let mut hit = 0;
         let ns = median_ns(1, 1, || {
-            for request in requests {
-                let tokens = &chats.tokens[request.start as usize..][..request.full_len as usize];
+            for tokens in &texts {
                 hit += cache.cycle(black_box(tokens)) * page_size as usize;
             }
         });
@@ -107,9 +104,9 @@ fn replay(page_size: u32) -> Vec<Row> {
         let (name, rate) = (cache.name(), hit as f64 / total_tokens as f64);
         let ours = *first.get_or_insert(rate);
         assert!((rate - ours).abs() < 0.02, "{name}: hit rate {rate}, kvarena's is {ours}");
-        Row { case: "replay", page_size, name, ns: ns / REQUESTS as f64 }
+        Row { case: "replay", page_size, name, ns: ns / texts.len() as f64 }
     };
-    caches(page_size, 200_000).filter(|cache| cache.owns_pages()).map(serve).collect()
+    caches(page_size, chats::CACHE_TOKENS).filter(|cache| cache.owns_pages()).map(serve).collect()
 }
 
 fn measure(mut cache: Box<dyn Cache>, page_size: u32, sequences: usize) -> Vec<Row> {

@@ -36,10 +36,10 @@ impl Inputs {
         let last_rows = plan.rows.iter().map(|row| row.qo_start + row.extend_len - 1);
         let (rows, items) = (plan.tokens.len(), plan.rows.len());
         let all: Vec<u32> = tokens.chain(plan.positions.iter().copied()).chain(last_rows).collect();
-        Self::of(Tensor::from_vec(all, 2 * rows + items, device)?, rows)
+        Self::split(Tensor::from_vec(all, 2 * rows + items, device)?, rows)
     }
 
-    fn of(all: Tensor, rows: usize) -> candle_core::Result<Self> {
+    fn split(all: Tensor, rows: usize) -> candle_core::Result<Self> {
         Ok(Self {
             tokens: all.narrow(0, 0, rows)?,
             positions: all.narrow(0, rows, rows)?,
@@ -51,7 +51,7 @@ impl Inputs {
     /// Copies the inputs into new memory.
     #[cfg(feature = "cuda")]
     pub(crate) fn copy(&self) -> candle_core::Result<Self> {
-        Self::of(self.all.copy()?, self.tokens.elem_count())
+        Self::split(self.all.copy()?, self.tokens.elem_count())
     }
 
     /// Overwrites these inputs with others of the same size.

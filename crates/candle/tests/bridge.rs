@@ -83,12 +83,12 @@ fn sinks_take_their_part_of_the_softmax() {
         let [q, k] = [head, kv_head].map(|head| &numbers[head * DIM..][..DIM]);
         q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>() / (DIM as f32).sqrt()
     };
-    let of = |sinks: Vec<f32>| {
+    let attended = |sinks: Vec<f32>| {
         let sinks = Tensor::from_vec(sinks, Q_HEADS, &Device::Cpu).expect("numbers");
         step.attend_with_sinks(0, &attend, [&q, &k, &v], Some(&sinks)).expect("valid attention")
     };
     // A sink as large as the only logit takes half of the weight; minus infinity takes none.
-    let (half, none) = (of((0..Q_HEADS).map(logit).collect()), of(vec![f32::NEG_INFINITY; Q_HEADS]));
+    let (half, none) = (attended((0..Q_HEADS).map(logit).collect()), attended(vec![f32::NEG_INFINITY; Q_HEADS]));
     let [plain, half, none] =
         [plain, half, none].map(|x| x.flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("numbers"));
     assert_eq!(plain, none);

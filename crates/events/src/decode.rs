@@ -10,35 +10,22 @@ use crate::msgpack::{Malformed, Reader, Value};
 /// Pages that became matchable.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StoredPages {
-    /// Hash of each page.
     pub hashes: Vec<u64>,
     /// Hash of the preceding page.
     pub parent: Option<u64>,
-    /// Tokens of all pages.
     pub tokens: Vec<u32>,
-    /// Tokens per page.
     pub page_size: u32,
-    /// Name of the LoRA adapter.
     pub lora: Option<String>,
     /// Cache salt, which separates tenants.
     pub salt: Option<String>,
-    /// Memory that contains the pages.
     pub medium: Option<String>,
 }
 
 /// Event of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WireEvent {
-    /// `BlockStored`
     Stored(StoredPages),
-    /// `BlockRemoved`
-    Removed {
-        /// Hash of each page.
-        hashes: Vec<u64>,
-        /// Memory that contained the pages.
-        medium: Option<String>,
-    },
-    /// `AllBlocksCleared`
+    Removed { hashes: Vec<u64>, medium: Option<String> },
     Cleared,
 }
 
@@ -47,7 +34,6 @@ pub enum WireEvent {
 pub struct Message {
     /// Time of creation, in seconds since 1970.
     pub seconds: f64,
-    /// Events, in order.
     pub events: Vec<WireEvent>,
     /// Data-parallel rank of the engine, among the engines of one endpoint.
     pub rank: Option<u32>,
@@ -58,7 +44,6 @@ pub struct Message {
 pub struct WireError {
     /// Offset of the invalid value, of the event that lacks a field, or of the first trailing byte.
     pub at: usize,
-    /// Kind of error.
     pub kind: ErrorKind,
 }
 
@@ -70,50 +55,37 @@ pub enum ErrorKind {
     Malformed(Malformed),
     /// The payload is an array, but not of three items: time, events, rank.
     Envelope {
-        /// Items of the array.
         len: usize,
     },
     /// The value has a wrong type.
     Type {
-        /// Expected type.
         expected: &'static str,
-        /// Type of the value.
         found: &'static str,
     },
-    /// The event's type is unknown.
     EventType {
-        /// Name of the type.
         name: String,
     },
     /// The event lacks a required field.
     Missing {
-        /// Name of the field.
         field: &'static str,
     },
     /// The hash is a byte string, but not of 32 bytes.
     HashWidth {
-        /// Bytes of the hash.
         bytes: usize,
     },
     /// The number is too large for its field.
     Range {
-        /// Name of the field.
         field: &'static str,
-        /// The number.
         value: u64,
     },
     /// The tokens do not exactly fill the pages, or the page size is 0.
     TokenCount {
-        /// Number of tokens.
         tokens: usize,
-        /// Number of pages.
         pages: usize,
-        /// Tokens per page.
         page_size: u32,
     },
     /// Bytes follow the payload.
     Trailing {
-        /// Number of bytes.
         bytes: usize,
     },
 }

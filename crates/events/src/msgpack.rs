@@ -6,25 +6,17 @@ use std::fmt;
 /// MessagePack value. Arrays and maps contain their length; their items follow as values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Value<'a> {
-    /// Nil.
     Nil,
-    /// Boolean.
     Bool(bool),
-    /// Integer >= 0.
     Unsigned(u64),
-    /// Negative integer.
     Negative(i64),
-    /// Floating-point number.
     Float(f64),
-    /// UTF-8 text.
     Text(&'a str),
-    /// Bytes.
     Bytes(&'a [u8]),
     /// Array of this many values.
     Array(usize),
     /// Map of this many pairs of values.
     Map(usize),
-    /// Extension type.
     Extension,
 }
 
@@ -110,9 +102,6 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the next value. An error leaves the position unchanged.
-    ///
-    /// # Errors
-    /// [`Malformed`].
     pub fn value(&mut self) -> Result<Value<'a>, Malformed> {
         let start = self.at;
         let value = self.any();
@@ -162,9 +151,6 @@ impl<'a> Reader<'a> {
     }
 
     /// Skips a value and the values that it contains.
-    ///
-    /// # Errors
-    /// [`Malformed`].
     pub fn skip(&mut self) -> Result<(), Malformed> {
         // If a length is too large, `value` fails at the end of the bytes, which ends the loop.
         let mut left: u64 = 1;

@@ -49,7 +49,8 @@ pub struct PublisherConfig {
     pub topic: String,
     /// Maximum number of kept messages.
     pub keep: usize,
-    /// Maximum number of bytes of kept payloads. The last message is always kept.
+    /// Maximum number of bytes of kept payloads. A long payload, such as a dump of a large cache, is kept beyond it
+    /// until as many bytes follow, so that peers can read it.
     pub keep_bytes: usize,
     /// Minimum time between two dumps, so that peers that request them in a loop do not slow the engine.
     pub dump_pause: Duration,
@@ -149,6 +150,13 @@ struct History {
     bytes: usize,
 }
 
+impl History {
+    /// Returns whether the first payload is beyond the limit of bytes.
+    fn exceeds(&self, limit: usize) -> bool {
+        self.bytes > limit && self.kept.front().is_some_and(|(first, _)| self.bytes - first.len() >= first.len())
+    }
+}
+
 /// State that the tasks share with the host.
 struct Shared {
     config: PublisherConfig,
@@ -176,9 +184,7 @@ impl Shared {
         let mut history = self.history();
         history.bytes += payload.len();
         history.kept.push_back((payload, is_withheld));
-        while history.kept.len() > self.config.keep.max(1)
-            || (history.bytes > self.config.keep_bytes && history.kept.len() > 1)
-        {
+        while history.kept.len() > self.config.keep.max(1) || history.exceeds(self.config.keep_bytes) {
             let (dropped, _) = history.kept.pop_front().expect("the history is not empty");
             history.bytes -= dropped.len();
             history.first += 1;

@@ -15,7 +15,6 @@ use crate::publisher::{DUMP, END};
 /// Received item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Received {
-    /// The next payload.
     Payload(Bytes),
     /// Messages are lost for good, so the known contents are unreliable. The engine will publish its whole cache.
     Lost {
@@ -31,7 +30,6 @@ pub enum Received {
 /// Error of a subscriber.
 #[derive(Debug)]
 pub enum ReceiveError {
-    /// Error of the socket.
     Socket(ZmqError),
     /// The message's frames are not a topic, a number and a payload.
     Frames {
@@ -93,9 +91,6 @@ impl Subscriber {
 
     /// Waits for the next item. If a call is cancelled while it handles a gap or a restart, the next message is a gap
     /// again.
-    ///
-    /// # Errors
-    /// [`ReceiveError`].
     pub async fn receive(&mut self) -> Result<Received, ReceiveError> {
         while self.ready.is_empty() {
             let message = self.socket.recv().await?.into_vec();
@@ -144,9 +139,6 @@ impl Subscriber {
     }
 
     /// Requests the whole cache. After the reply, the host of the engine publishes it.
-    ///
-    /// # Errors
-    /// [`ReceiveError`].
     pub async fn request_dump(&mut self) -> Result<(), ReceiveError> {
         let mut replay = self.request(DUMP).await?;
         while reply(&mut replay).await?.is_some() {}

@@ -19,7 +19,6 @@ pub struct Frame {
     pub is_command: bool,
     /// Whether more frames of the same message follow.
     pub has_more: bool,
-    /// The contents.
     pub body: Vec<u8>,
 }
 
@@ -126,9 +125,6 @@ pub async fn read_frame(reader: &mut (impl AsyncRead + Unpin)) -> io::Result<Fra
 }
 
 /// Writes a message of these frames.
-///
-/// # Errors
-/// Errors of the connection.
 pub async fn write_message(writer: &mut (impl AsyncWrite + Unpin), frames: &[&[u8]]) -> io::Result<()> {
     for (at, frame) in frames.iter().enumerate() {
         let flags = if at + 1 < frames.len() { HAS_MORE } else { 0 };
@@ -138,9 +134,6 @@ pub async fn write_message(writer: &mut (impl AsyncWrite + Unpin), frames: &[&[u
 }
 
 /// Writes a command.
-///
-/// # Errors
-/// Errors of the connection.
 pub async fn write_command(writer: &mut (impl AsyncWrite + Unpin), command: &[u8]) -> io::Result<()> {
     write_frame(writer, IS_COMMAND, command).await
 }

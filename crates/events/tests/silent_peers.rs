@@ -159,6 +159,11 @@ async fn the_history_has_a_limit_of_bytes() {
     // A payload above the limit is kept alone.
     publisher.send(vec![0; 11 * PAYLOAD]);
     assert_eq!(replayed(0).await, [100]);
+    // It stays until as many bytes follow.
+    (0..10).for_each(|_| publisher.send(vec![0; PAYLOAD]));
+    assert_eq!(replayed(0).await, (100..111).collect::<Vec<_>>());
+    publisher.send(vec![0; PAYLOAD]);
+    assert_eq!(replayed(0).await, (102..112).collect::<Vec<_>>());
 }
 
 /// A peer that requests the whole cache again and again receives it no more often than the pause allows.

@@ -1,16 +1,21 @@
 //! Engines, subscribers and a router over real sockets. The router finds a cached prompt, also after a lost message,
 //! after a gap too large to replay, and after a restart.
 
+#[path = "../examples/fleet/host.rs"]
+mod host;
+#[path = "../examples/fleet/router.rs"]
+mod router;
+
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
+use host::{Host, HostConfig};
 use kvarena::{Hashing, Namespace, NamespaceNames, TokenId};
 use kvarena_events::encode::Batch;
-use kvarena_events::host::{Host, HostConfig};
 use kvarena_events::publisher::{Publisher, PublisherConfig};
-use kvarena_events::router::Router;
 use kvarena_events::subscriber::{Received, Subscriber};
+use router::Router;
 use tokio::task::JoinHandle;
 
 const CONFIG: HostConfig = HostConfig { page_size: 4, pages: 64, hashing: Some(Hashing::Dynamo), event_pages: 64 };
@@ -107,6 +112,16 @@ async fn until(
     odd
 }
 
+/// Returns an engine of which the router knows the pages of `text(0)`.
+async fn known_engine(config: PublisherConfig) -> (Router, Engine, Subscriber) {
+    let (mut router, mut engine) = (Router::new(4), Engine::new(config).await);
+    let mut subscriber = engine.subscriber().await;
+    let first = engine.serve(&text(0));
+    engine.publisher.send(first);
+    until(&mut router, (0, &mut engine, &mut subscriber), &[&text(0)], 5).await;
+    (router, engine, subscriber)
+}
+
 #[tokio::test]
 async fn the_router_finds_the_engine_that_caches_a_prompt() {
     let mut router = Router::new(4);
@@ -117,8 +132,8 @@ async fn the_router_finds_the_engine_that_caches_a_prompt() {
         let payload = engine.serve(&text(1000 * number));
         engine.publisher.send(payload);
         let mut subscriber = engine.subscriber().await;
-        let of = (u64::from(number), &mut engine, &mut subscriber);
-        until(&mut router, of, &[&text(1000 * number)], 5).await;
+        let peer = (u64::from(number), &mut engine, &mut subscriber);
+        until(&mut router, peer, &[&text(1000 * number)], 5).await;
         engines.push((engine, subscriber));
     }
     // Both engines publish the same prompt while the subscribers are connected.
@@ -137,12 +152,7 @@ async fn the_router_finds_the_engine_that_caches_a_prompt() {
 
 #[tokio::test]
 async fn lost_messages_are_replayed() {
-    let mut router = Router::new(4);
-    let mut engine = Engine::new(PublisherConfig::default()).await;
-    let mut subscriber = engine.subscriber().await;
-    let first = engine.serve(&text(0));
-    engine.publisher.send(first);
-    until(&mut router, (0, &mut engine, &mut subscriber), &[&text(0)], 5).await;
+    let (mut router, mut engine, mut subscriber) = known_engine(PublisherConfig::default()).await;
     // Without the lost message, the next one would have no parent.
     let long: Vec<TokenId> = (0..60).map(TokenId::new).collect();
     let lost = engine.serve(&long[..40]);
@@ -155,13 +165,8 @@ async fn lost_messages_are_replayed() {
 
 #[tokio::test]
 async fn a_gap_too_large_to_replay_causes_a_dump() {
-    let mut router = Router::new(4);
     let config = PublisherConfig { keep: 1, ..PublisherConfig::default() };
-    let mut engine = Engine::new(config).await;
-    let mut subscriber = engine.subscriber().await;
-    let first = engine.serve(&text(0));
-    engine.publisher.send(first);
-    until(&mut router, (0, &mut engine, &mut subscriber), &[&text(0)], 5).await;
+    let (mut router, mut engine, mut subscriber) = known_engine(config).await;
     for from in [1000, 2000] {
         let lost = engine.serve(&text(from));
         engine.publisher.lose(lost);
@@ -177,11 +182,7 @@ async fn a_gap_too_large_to_replay_causes_a_dump() {
 
 #[tokio::test]
 async fn a_restarted_engine_replaces_its_old_contents() {
-    let mut router = Router::new(4);
-    let mut engine = Engine::new(PublisherConfig::default()).await;
-    let mut subscriber = engine.subscriber().await;
-    let first = engine.serve(&text(0));
-    engine.publisher.send(first);
+    let (mut router, mut engine, mut subscriber) = known_engine(PublisherConfig::default()).await;
     // More messages than the next engine will send, so its numbers go back.
     (0..5000).for_each(|_| engine.publisher.send(nothing()));
     let last = engine.serve(&text(500));

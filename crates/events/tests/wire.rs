@@ -1,15 +1,20 @@
 //! Payloads: `decode` reads those of vLLM and SGLang, `dynamo-kv-router` reads ours, and `decode` rejects invalid ones.
 
+#[path = "../examples/fleet/host.rs"]
+mod host;
+#[path = "../examples/fleet/router.rs"]
+mod router;
+
 use dynamo_kv_router::zmq_wire::{RawKvEvent, decode_event_batch};
+use host::{Host, HostConfig};
 use kvarena::{
     Capacity, Engine, EngineConfig, Extend, Hashing, Namespace, NamespaceNames, Null, PoolConfig, StepScratch, TokenId,
 };
-use kvarena_events::decode::{ErrorKind, Message, StoredPages, WireEvent, decode};
+use kvarena_events::decode::{ErrorKind, Message, StoredPages, WireError, WireEvent, decode};
 use kvarena_events::encode::Batch;
-use kvarena_events::host::{Host, HostConfig};
 use kvarena_events::msgpack::Malformed;
-use kvarena_events::router::{Router, RouterError};
-use rmp::encode as mp;
+use router::Router;
+use serde::Serialize;
 
 /// `VLLM`, `SGLANG` and `REMOVED` are payloads that msgspec encoded with the event types of vLLM 0.33.0 and SGLang
 /// 0.5.23. dynamo-kv-router 1.6.1 decodes them.
@@ -47,42 +52,21 @@ fn four_tokens(hash: u64) -> StoredPages {
 #[test]
 fn payloads_of_other_engines_are_read() {
     let read = |text: &str| decode(&bytes(text)).expect("the payload is valid");
-    let of = |events| Message { seconds: 1.5, events, rank: Some(0) };
-    assert_eq!(read(VLLM), of(vec![WireEvent::Stored(four_tokens(0xdabc_1234_5678_90ab))]));
-    assert_eq!(read(SGLANG), of(vec![WireEvent::Stored(four_tokens((-7_i64).cast_unsigned()))]));
+    let message = |events| Message { seconds: 1.5, events, rank: Some(0) };
+    assert_eq!(read(VLLM), message(vec![WireEvent::Stored(four_tokens(0xdabc_1234_5678_90ab))]));
+    assert_eq!(read(SGLANG), message(vec![WireEvent::Stored(four_tokens((-7_i64).cast_unsigned()))]));
     let removed = WireEvent::Removed { hashes: vec![5, 6], medium: Some("GPU".to_owned()) };
-    assert_eq!(read(REMOVED), of(vec![removed, WireEvent::Cleared]));
+    assert_eq!(read(REMOVED), message(vec![removed, WireEvent::Cleared]));
 }
 
-/// Returns one event in array form, in an envelope without a rank.
-fn array(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let mut out = Vec::new();
-    mp::write_array_len(&mut out, 3).expect("memory");
-    mp::write_f64(&mut out, 1.5).expect("memory");
-    mp::write_array_len(&mut out, 1).expect("memory");
-    write(&mut out);
-    mp::write_nil(&mut out).expect("memory");
-    out
-}
-
-fn numbers(out: &mut Vec<u8>, numbers: &[u64]) {
-    mp::write_array_len(out, numbers.len() as u32).expect("memory");
-    numbers.iter().for_each(|&number| mp::write_uint(out, number).map(|_| ()).expect("memory"));
+/// Returns the payload of one event in array form, in an envelope without a rank.
+fn array(event: impl Serialize) -> Vec<u8> {
+    rmp_serde::to_vec(&(1.5, [event], ())).expect("a write to memory succeeds")
 }
 
 #[test]
 fn events_of_older_engines_are_read() {
-    let stored = array(|out| {
-        mp::write_array_len(out, 8).expect("memory");
-        mp::write_str(out, "BlockStored").expect("memory");
-        numbers(out, &[7, 8]);
-        mp::write_uint(out, 6).expect("memory");
-        numbers(out, &[1, 2, 3, 4]);
-        mp::write_uint(out, 2).expect("memory");
-        mp::write_nil(out).expect("memory");
-        mp::write_str(out, "CPU").expect("memory");
-        mp::write_str(out, "adapter").expect("memory");
-    });
+    let stored = array(("BlockStored", [7, 8], 6, [1, 2, 3, 4], 2, (), "CPU", "adapter"));
     let want = StoredPages {
         hashes: vec![7, 8],
         parent: Some(6),
@@ -94,19 +78,12 @@ fn events_of_older_engines_are_read() {
     };
     let message = decode(&stored).expect("the payload is valid");
     assert_eq!(message, Message { seconds: 1.5, events: vec![WireEvent::Stored(want)], rank: None });
-    let cleared = array(|out| {
-        mp::write_array_len(out, 1).expect("memory");
-        mp::write_str(out, "AllBlocksCleared").expect("memory");
-    });
-    assert_eq!(decode(&cleared).expect("the payload is valid").events, [WireEvent::Cleared]);
-    let removed = array(|out| {
-        mp::write_array_len(out, 3).expect("memory");
-        mp::write_str(out, "BlockRemoved").expect("memory");
-        numbers(out, &[7]);
-        mp::write_str(out, "GPU").expect("memory");
-    });
-    let want = WireEvent::Removed { hashes: vec![7], medium: Some("GPU".to_owned()) };
-    assert_eq!(decode(&removed).expect("the payload is valid").events, [want]);
+    let removed = WireEvent::Removed { hashes: vec![7], medium: Some("GPU".to_owned()) };
+    for (payload, want) in
+        [(array(("AllBlocksCleared",)), WireEvent::Cleared), (array(("BlockRemoved", [7], "GPU")), removed)]
+    {
+        assert_eq!(decode(&payload).expect("the payload is valid").events, [want]);
+    }
 }
 
 /// Returns the payload of a reset and of one prompt, with the given hashing. The prompt's namespace has names if the
@@ -239,7 +216,7 @@ fn errors_contain_the_offset() {
     let at = good.iter().position(|&byte| byte == 0xcf).expect("the hash");
     let hash = |digest: &[u8]| {
         let mut payload = good[..at].to_vec();
-        mp::write_bin(&mut payload, digest).expect("memory");
+        rmp::encode::write_bin(&mut payload, digest).expect("a write to memory succeeds");
         payload.extend_from_slice(&good[at + 9..]);
         payload
     };
@@ -301,7 +278,7 @@ fn a_wrong_payload_changes_nothing() {
     let mut router = Router::new(4);
     // A valid event precedes the truncation.
     let refused = router.check_and_apply(1, &payload[..payload.len() - 1]);
-    assert!(matches!(refused, Err(RouterError::Wire(_))), "{refused:?}");
+    assert!(refused.is_err_and(|error| error.is::<WireError>()));
     assert_eq!((router.pages(), router.overlap(&names, &prompt)), (0, vec![]));
     router.check_and_apply(1, &payload).expect("it is right");
     assert_eq!((router.pages(), router.overlap(&names, &prompt)), (6, vec![(1, 6)]));

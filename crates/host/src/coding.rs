@@ -32,11 +32,11 @@ pub enum Contents {
 
 impl Coding {
     /// Returns the coding of a tokenizer.
-    pub fn of(tokenizer: &Tokenizer) -> Self {
-        tokenizer.get_decoder().map_or(Self::Texts, Self::of_decoder)
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        tokenizer.get_decoder().map_or(Self::Texts, Self::from_decoder)
     }
 
-    fn of_decoder(decoder: &DecoderWrapper) -> Self {
+    fn from_decoder(decoder: &DecoderWrapper) -> Self {
         let DecoderWrapper::Sequence(parts) = decoder else {
             return match decoder {
                 DecoderWrapper::ByteLevel(_) => Self::Bytes,
@@ -46,7 +46,7 @@ impl Coding {
         };
         let parts = parts.get_decoders();
         let mut others = parts.iter().filter(|part| !matches!(part, DecoderWrapper::Fuse(_)));
-        let mut kinds = parts.iter().map(Self::of_decoder);
+        let mut kinds = parts.iter().map(Self::from_decoder);
         match kinds.find(|kind| *kind != Self::Texts) {
             Some(Self::Bytes) if others.nth(1).is_some() => Self::Changed,
             kind => kind.unwrap_or_default(),

@@ -140,13 +140,12 @@ impl ModelConfig {
         }
         let layers = fields.size("num_hidden_layers")?;
         let (rope, window_rope) = ropes(fields, family, rotated, window_heads)?;
-        let scale = match &latent {
-            Some(latent) => rope.logit_factor / ((latent.nope + latent.rope) as f32).sqrt(),
-            None if family == Family::Gemma4 => 1.0,
-            None if gemma => 1.0 / (fields.size_or("query_pre_attn_scalar", 256)? as f32).sqrt(),
-            None => 1.0 / (head_dim as f32).sqrt(),
+        let scale = match family {
+            Family::DeepseekV3 => latent.map_or(1.0, |latent| rope.logit_factor / sqrt(latent.nope + latent.rope)),
+            Family::Gemma4 => 1.0,
+            Family::Gemma3 => 1.0 / sqrt(fields.size_or("query_pre_attn_scalar", 256)?),
+            _ => 1.0 / sqrt(head_dim),
         };
-        let attention_bias = attention_bias(fields, family)?;
         let config = Self {
             family,
             vocab: match family {
@@ -172,11 +171,11 @@ impl ModelConfig {
             max_len: fields.size_or("max_position_embeddings", default_len(family))?,
             rope,
             window_rope,
-            embedding_scale: if gemma { (hidden as f32).sqrt() } else { 1.0 },
+            embedding_scale: if gemma { sqrt(hidden) } else { 1.0 },
             logit_cap: gemma::logit_cap(fields, family)?,
             activation,
             tied: fields.flag_or("tie_word_embeddings", whole.flag_or("tie_word_embeddings", gemma)?)?,
-            attention_bias,
+            attention_bias: attention_bias(fields, family)?,
             mlp_bias: fields.flag("mlp_bias")?,
             windows: windows(fields, family, layers)?,
             chunks: nope.as_ref().map_or(vec![None; layers], NopeConfig::chunks),
@@ -241,6 +240,10 @@ impl ModelConfig {
         let shape = KvShape::heads(kv_heads as u32, head_dim as u32);
         (1..groups.count()).try_fold(groups, |all, group| all.with_shape(group, shape, None))
     }
+}
+
+fn sqrt(size: usize) -> f32 {
+    (size as f32).sqrt()
 }
 
 /// Returns the default of a model's maximum length.

@@ -7,7 +7,6 @@ use crate::calibrate::Largest;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::experts::Routed;
 use crate::model::{Attention, AttentionInputs, Model, Pass, Workspace};
 use crate::runner::{Runner, Work};
 use crate::shaping::{self, Edits};
@@ -77,17 +76,6 @@ impl<'m> CpuRunner<'m> {
     /// Returns the reader of selected positions, if there is one.
     pub fn reader(&self) -> Option<&Reader> {
         self.reader.as_ref()
-    }
-
-    /// Records the experts of each token from now on.
-    pub fn keep_routes(mut self) -> Self {
-        self.work.routes = Some(Vec::new());
-        self
-    }
-
-    /// Returns the recorded experts of the tokens; empty if recording was not requested.
-    pub fn routes(&self) -> &[Routed] {
-        self.work.routes.as_deref().unwrap_or_default()
     }
 }
 

@@ -46,10 +46,7 @@ impl Decoder {
 
     /// Returns the text that is complete with this token. Special tokens have no text.
     pub fn push(&mut self, text: &Text, token: u32) -> String {
-        match text.is_special(token) {
-            true => String::new(),
-            false => self.push_shown(text, token),
-        }
+        if text.is_special(token) { String::new() } else { self.push_shown(text, token) }
     }
 
     /// Returns the text that is complete with this token, which may be special.

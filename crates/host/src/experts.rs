@@ -170,17 +170,6 @@ impl ExpertsConfig {
     }
 }
 
-/// The experts of a token in a layer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Routed {
-    /// Index of the layer.
-    pub layer: usize,
-    /// Position of the token.
-    pub position: u32,
-    /// The token's experts, ascending.
-    pub experts: Vec<usize>,
-}
-
 /// One layer's experts.
 pub struct Experts {
     config: ExpertsConfig,
@@ -205,38 +194,21 @@ pub struct ExpertsWork {
 
 impl Experts {
     /// Builds a layer's experts. `name` is the name of the layer's `mlp` in the checkpoint.
-    ///
-    /// # Errors
-    /// The errors of [`Source`].
     pub fn build(source: &mut dyn Source, name: &str, hidden: usize, config: ExpertsConfig) -> Result<Self> {
         let ExpertsConfig { count, intermediate, .. } = config;
         if !matches!(config.routing, Routing::Grouped { .. }) {
             let bias = config.routing == Routing::Softmax;
             let router = Linear::build(source, &format!("{name}.router"), count, hidden, bias)?;
             let list = packed_experts(source, &format!("{name}.experts"), hidden, config)?;
-            let shared = format!("{name}.shared_expert");
-            let shared = match config.shared {
-                0 => None,
-                width => Some(Mlp::build(source, &shared, (hidden, width), false)?),
-            };
+            let shared = shared(source, &format!("{name}.shared_expert"), hidden, config)?;
             return Ok(Self { config, router, correction: None, list, shared });
         }
         let router = Linear::build(source, &format!("{name}.gate"), count, hidden, false)?;
         let correction = source.vector(&format!("{name}.gate.e_score_correction_bias"), count)?;
-        let mut mlp = |part: String, width| Mlp::build(source, &format!("{name}.{part}"), (hidden, width), false);
-        let list = (0..count).map(|i| mlp(format!("experts.{i}"), intermediate));
-        let list = list.collect::<Result<_>>()?;
-        let shared = match config.shared {
-            0 => None,
-            width => Some(mlp("shared_experts".into(), width)?),
-        };
+        let mlp = |i| Mlp::build(source, &format!("{name}.experts.{i}"), (hidden, intermediate), false);
+        let list = (0..count).map(mlp).collect::<Result<_>>()?;
+        let shared = shared(source, &format!("{name}.shared_experts"), hidden, config)?;
         Ok(Self { config, router, correction: Some(correction), list, shared })
-    }
-
-    /// Returns the projections of all experts and of the router.
-    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let mlps = self.list.iter().chain(&self.shared);
-        mlps.flat_map(Mlp::linears).chain([&self.router])
     }
 
     /// Computes `out[t]`, the weighted sum of the outputs of `x[t]`'s experts and of the shared one.
@@ -278,15 +250,6 @@ impl Experts {
         }
     }
 
-    /// Returns the experts of each token of the last [`Experts::apply`] with `work`, ascending.
-    pub fn routes<'a>(&self, work: &'a ExpertsWork) -> impl Iterator<Item = Vec<usize>> + 'a {
-        work.chosen.chunks_exact(self.config.per_token).map(|chosen| {
-            let mut experts: Vec<_> = chosen.iter().map(|one| one.0).collect();
-            experts.sort_unstable();
-            experts
-        })
-    }
-
     /// Appends one token's experts and their weights to `chosen`.
     fn choose(&self, logits: &[f32], chosen: &mut Vec<(usize, f32)>) {
         let first = chosen.len();
@@ -307,9 +270,9 @@ impl Experts {
         let correction = self.correction.as_ref().expect("grouped routing has a correction");
         let mut ranked: Vec<f32> = scores.iter().zip(correction).map(|(x, y)| x + y).collect();
         let size = ranked.len() / groups;
-        let of_group = |group: &[f32]| best(group, 2).into_iter().map(|i| group[i]).sum::<f32>();
-        let of_groups: Vec<f32> = ranked.chunks_exact(size).map(of_group).collect();
-        let kept = best(&of_groups, kept);
+        let score = |group: &[f32]| best(group, 2).into_iter().map(|i| group[i]).sum::<f32>();
+        let group_scores: Vec<f32> = ranked.chunks_exact(size).map(score).collect();
+        let kept = best(&group_scores, kept);
         for (group, ranked) in ranked.chunks_exact_mut(size).enumerate() {
             if !kept.contains(&group) {
                 // The group's experts are never chosen, even if all other scores are negative. Transformers 5.17.0,
@@ -323,6 +286,12 @@ impl Experts {
         let divisor = if normalised { sum + 1e-20 } else { 1.0 };
         chosen[first..].iter_mut().for_each(|one| one.1 = one.1 / divisor * scaling);
     }
+}
+
+/// Builds the shared expert, if there is one.
+fn shared(source: &mut dyn Source, name: &str, hidden: usize, config: ExpertsConfig) -> Result<Option<Mlp>> {
+    let has_one = config.shared > 0;
+    has_one.then(|| Mlp::build(source, name, (hidden, config.shared), false)).transpose()
 }
 
 fn sigmoid(x: f32) -> f32 {
@@ -343,10 +312,8 @@ fn best(numbers: &[f32], count: usize) -> Vec<usize> {
 fn packed_experts(source: &mut dyn Source, name: &str, hidden: usize, config: ExpertsConfig) -> Result<Vec<Mlp>> {
     let ExpertsConfig { count, intermediate, .. } = config;
     let (both, alternate) = (2 * intermediate, config.routing == Routing::Softmax);
-    let mut bias = |part: &str, cols| match alternate {
-        true => source.matrix(&format!("{name}.{part}_bias"), count, cols).map(Some),
-        false => Ok(None),
-    };
+    let mut bias =
+        |part: &str, cols| alternate.then(|| source.matrix(&format!("{name}.{part}_bias"), count, cols)).transpose();
     let (gate_up_bias, down_bias) = (bias("gate_up_proj", both)?, bias("down_proj", hidden)?);
     let bias_of = |biases: &Option<Matrix>, i: usize| {
         biases.as_ref().map(|biases| {
@@ -360,9 +327,10 @@ fn packed_experts(source: &mut dyn Source, name: &str, hidden: usize, config: Ex
         let transposed = gate_up.part(i * hidden..(i + 1) * hidden).transpose();
         let bias = bias_of(&gate_up_bias, i);
         [0, 1].map(|side| Linear {
-            weight: match alternate {
-                true => transposed.every_other(side),
-                false => transposed.part(side * intermediate..(side + 1) * intermediate),
+            weight: if alternate {
+                transposed.every_other(side)
+            } else {
+                transposed.part(side * intermediate..(side + 1) * intermediate)
             },
             bias: bias.as_ref().map(|bias| bias.iter().skip(side).step_by(2).copied().collect()),
         })

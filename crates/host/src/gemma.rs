@@ -62,10 +62,7 @@ pub fn check(fields: &Fields<'_>, family: Family) -> Result<()> {
 /// A field is not valid.
 pub fn full_heads(fields: &Fields<'_>, windows: (usize, usize)) -> Result<(usize, usize, bool)> {
     let k_is_v = fields.flag("attention_k_eq_v")?;
-    let kv_heads = match k_is_v {
-        true => fields.size_or("num_global_key_value_heads", windows.0)?,
-        false => windows.0,
-    };
+    let kv_heads = if k_is_v { fields.size_or("num_global_key_value_heads", windows.0)? } else { windows.0 };
     Ok((kv_heads, fields.size_or("global_head_dim", 512)?, k_is_v))
 }
 

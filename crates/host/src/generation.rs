@@ -39,12 +39,8 @@ impl Generation {
                 return Ok(None);
             }
             let number = fields.number(name)? as f32;
-            match is_valid(number) {
-                true => Ok(Some(number)),
-                false => {
-                    Err(fields.wrong(&format!("{name} {number} is not {range}; --generation-config none ignores it")))
-                }
-            }
+            let wrong = format!("{name} {number} is not {range}; --generation-config none ignores it");
+            if is_valid(number) { Ok(Some(number)) } else { Err(fields.wrong(&wrong)) }
         };
         // As in vLLM, -1 also stands for all tokens.
         let is_count = |k: f32| k >= -1.0 && k.fract() == 0.0;

@@ -91,9 +91,6 @@ pub struct LatentWork {
 
 impl Latent {
     /// Builds a layer's projections. `name` is the name of the layer's `self_attn` in the checkpoint.
-    ///
-    /// # Errors
-    /// The errors of [`Source`].
     pub fn build(
         source: &mut dyn Source,
         name: &str,
@@ -119,16 +116,6 @@ impl Latent {
         let into_q = (0..heads).map(|h| both.part(first(h)..first(h) + nope).transpose()).collect();
         let out_of = (0..heads).map(|h| both.part(first(h) + nope..first(h + 1))).collect();
         Ok(Self { config, heads, query, rows, norm, into_q, out_of })
-    }
-
-    /// Returns all matrices.
-    pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
-        let query = match &self.query {
-            Query::Whole(q) => [Some(q), None],
-            Query::Narrow { down, up, .. } => [Some(down), Some(up)],
-        };
-        let linears = query.into_iter().flatten().chain([&self.rows]);
-        linears.map(|linear| &linear.weight).chain(&self.into_q).chain(&self.out_of)
     }
 
     /// Computes rows of q, `[tokens, heads, rank + rope]`, and rows to store, `[tokens, rank + rope]`. The input is the

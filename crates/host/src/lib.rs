@@ -10,7 +10,6 @@
 //! quantised                         published formats of 8 and 4 bits in safetensors
 //! matrix, ops, linear               matrix products, element-wise operations, projections
 //! latent, nope, experts, model      the forward pass; the caller stores K and V and computes attention
-//! contiguous                        the forward pass with contiguous K and V, for checks
 //! sample, shaping                   from logits to tokens
 //! template, coding, text, decoder   from messages to tokens, from tokens to text
 //! request, stream, draft            requests; the growing answers; drafts of their next tokens
@@ -29,7 +28,6 @@ pub mod checkpoint;
 pub mod clock;
 pub mod coding;
 pub mod config;
-pub mod contiguous;
 pub mod cpu;
 pub mod decoder;
 pub mod draft;

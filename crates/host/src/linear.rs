@@ -15,15 +15,9 @@ pub struct Linear {
 
 impl Linear {
     /// Builds a projection from `NAME.weight`, `[rows, cols]`, and `NAME.bias` if `bias` is set.
-    ///
-    /// # Errors
-    /// The errors of [`Source`].
     pub fn build(source: &mut dyn Source, name: &str, rows: usize, cols: usize, bias: bool) -> Result<Self> {
         let weight = source.matrix(&format!("{name}.weight"), rows, cols)?;
-        let bias = match bias {
-            true => Some(source.vector(&format!("{name}.bias"), rows)?),
-            false => None,
-        };
+        let bias = bias.then(|| source.vector(&format!("{name}.bias"), rows)).transpose()?;
         Ok(Self { weight, bias })
     }
 
@@ -69,9 +63,6 @@ pub struct MlpWork {
 
 impl Mlp {
     /// Builds an MLP with SiLU from `NAME.gate_proj`, `NAME.up_proj` and `NAME.down_proj`.
-    ///
-    /// # Errors
-    /// The errors of [`Source`].
     pub fn build(
         source: &mut dyn Source,
         name: &str,
@@ -104,11 +95,6 @@ impl Mlp {
         self.up.apply(x, &mut work.up, transposed);
         self.activate(work);
         self.down.apply(&work.gate, out, transposed);
-    }
-
-    /// Returns the three projections.
-    pub fn linears(&self) -> [&Linear; 3] {
-        [&self.gate, &self.up, &self.down]
     }
 }
 

@@ -54,11 +54,6 @@ impl Numbers {
         self.len() == 0
     }
 
-    /// Returns the bytes of one element.
-    pub fn size(&self) -> usize {
-        if matches!(self, Self::F32(_)) { 4 } else { 2 }
-    }
-
     /// Returns the elements at the given indices.
     fn pick(&self, places: impl Iterator<Item = usize>) -> Self {
         match self {
@@ -133,11 +128,6 @@ impl Matrix {
     /// Returns the number of columns.
     pub fn cols(&self) -> usize {
         self.cols
-    }
-
-    /// Returns the bytes of all elements.
-    pub fn bytes(&self) -> usize {
-        self.numbers.len() * self.numbers.size()
     }
 
     /// Writes row `row` in f32.
@@ -401,30 +391,6 @@ fn dot_bf16(w: &[bf16], x: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// This is a measurement, not a test: `cargo test --release speed -- --ignored --nocapture`
-    #[test]
-    #[ignore = "prints speeds"]
-    fn speed() {
-        let (rows, cols) = (3072, 1024);
-        let wide: Vec<f32> = (0..rows * cols).map(|i| (i % 97) as f32).collect();
-        let numbers = Numbers::Bf16(wide.iter().map(|&x| bf16::from_f32(x)).collect());
-        let matrix = Matrix::new(rows, cols, numbers);
-        for tokens in [1, 2, 4, 8, 16, 17, 32, 64, 128, 512] {
-            let x = vec![1.0; tokens * cols];
-            let mut out = vec![0.0; tokens * rows];
-            let mut transposed = Vec::new();
-            let mut best = f64::MAX;
-            for _ in 0..20 {
-                let begun = std::time::Instant::now();
-                matrix.multiply(&x, &mut out, &mut transposed);
-                best = best.min(begun.elapsed().as_secs_f64());
-            }
-            let flops = 2.0 * (rows * cols * tokens) as f64 / best / 1e9;
-            let bytes = (rows * cols * 2) as f64 / best / 1e9;
-            println!("{tokens:4} tokens: {:8.1} us, {flops:6.1} GFLOP/s, {bytes:5.1} GB/s", best * 1e6);
-        }
-    }
 
     /// Compares every path with f64, with sizes that leave remainders in every loop.
     #[test]

@@ -13,9 +13,9 @@ pub fn report(layout: &PoolLayout) -> Option<String> {
     if groups.count() == 1 {
         return None;
     }
-    let of = |group| layout.sequence_bytes(group, TOKENS);
-    let all: u64 = (0..groups.count()).map(of).sum();
-    let places = of(0) / layout.page_bytes();
+    let bytes = |group| layout.sequence_bytes(group, TOKENS);
+    let all: u64 = (0..groups.count()).map(bytes).sum();
+    let places = bytes(0) / layout.page_bytes();
     let kept = |group| {
         let lanes = layout.page_bytes() - layout.unused_bytes(group);
         places * lanes / u64::from(layout.lanes_of(group)) * u64::from(groups.layers_of(group))
@@ -25,7 +25,7 @@ pub fn report(layout: &PoolLayout) -> Option<String> {
     let mut line = format!("{TOKENS} tokens of a sequence take {all} MB, {one} without groups of layers");
     for group in 0..groups.count() {
         let (layers, reach) = (groups.layers_of(group), groups.reach(group));
-        _ = write!(line, "; {layers} layers that read {reach}: {}", megabytes(of(group)));
+        _ = write!(line, "; {layers} layers that read {reach}: {}", megabytes(bytes(group)));
     }
     Some(line + "\n")
 }

@@ -11,7 +11,7 @@ use crate::checkpoint;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::Result;
-use crate::experts::{Experts, ExpertsWork, Routed};
+use crate::experts::{Experts, ExpertsWork};
 use crate::family::Family;
 use crate::latent::{Latent, LatentWork};
 use crate::linear::{Linear, Mlp, MlpWork, resize};
@@ -131,8 +131,6 @@ pub struct Workspace {
     latent: LatentWork,
     experts: ExpertsWork,
     transposed: Vec<f32>,
-    /// The recorded experts of tokens, if requested, in the order of passes, layers and tokens.
-    pub routes: Option<Vec<Routed>>,
     /// `[requested rows, vocab]`, of the last pass.
     pub logits: Vec<f32>,
 }
@@ -156,18 +154,8 @@ impl Model {
         let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
         let embedding = source.matrix("model.embed_tokens.weight", vocab, hidden)?;
         let norm = norm(&config, source, "model.norm.weight", hidden)?;
-        let output = match config.tied {
-            true => None,
-            false => Some(source.matrix("lm_head.weight", vocab, hidden)?),
-        };
+        let output = (!config.tied).then(|| source.matrix("lm_head.weight", vocab, hidden)).transpose()?;
         Ok(Self { embedding, layers, norm, output, config })
-    }
-
-    /// Returns the bytes of all matrices.
-    pub fn bytes(&self) -> usize {
-        self.layers.iter().map(Layer::bytes).sum::<usize>()
-            + self.embedding.bytes()
-            + self.output.as_ref().map_or(0, Matrix::bytes)
     }
 
     /// Runs the new tokens of a step through the model; the workspace then contains the requested logits.
@@ -199,7 +187,7 @@ impl Model {
         resize(&mut work.normed, work.x.len());
         for (i, layer) in self.layers.iter().enumerate() {
             self.attend((i, layer), pass.positions, attention, work, clock)?;
-            self.rest((i, layer), pass.positions, work, clock);
+            self.rest(layer, work, clock);
             if layer.factor != 1.0 {
                 work.x.iter_mut().for_each(|x| *x *= layer.factor);
             }
@@ -313,7 +301,7 @@ impl Model {
     }
 
     /// Adds the output of the MLP or the experts to `x`. Their input is the normed x.
-    fn rest(&self, (index, layer): (usize, &Layer), positions: &[u32], work: &mut Workspace, clock: &mut Clock) {
+    fn rest(&self, layer: &Layer, work: &mut Workspace, clock: &mut Clock) {
         resize(&mut work.normed, work.x.len());
         ops::rms_norm(&work.x, &layer.mlp_norm, self.config.norm_eps, &mut work.normed);
         clock.lap(Part::Elementwise);
@@ -333,11 +321,6 @@ impl Model {
                 experts.apply(&work.normed, routed, &mut work.experts, transposed);
                 clock.lap(Part::Products);
                 ops::add(&mut work.x, routed);
-                if let Some(routes) = &mut work.routes {
-                    let chosen = positions.iter().zip(experts.routes(&work.experts));
-                    let routed = |(&position, experts)| Routed { layer: index, position, experts };
-                    routes.extend(chosen.map(routed));
-                }
             }
         }
     }
@@ -374,31 +357,15 @@ impl Layer {
         let mut norm = |part: &str| norm(config, source, &name(part), hidden);
         let attention_norm = norm("input_layernorm.weight")?;
         let mlp_norm = norm(&format!("{}.weight", config.family.mlp_norm()))?;
-        let output_norms = match config.family.norms_outputs() {
-            true => Some([norm("post_attention_layernorm.weight")?, norm("post_feedforward_layernorm.weight")?]),
-            false => None,
-        };
+        let mut output_norms = None;
+        if config.family.norms_outputs() {
+            output_norms = Some([norm("post_attention_layernorm.weight")?, norm("post_feedforward_layernorm.weight")?]);
+        }
         let factor = match config.family {
             Family::Gemma4 => source.vector(&name("layer_scalar"), 1)?[0],
             _ => 1.0,
         };
         Ok(Self { attention_norm, projections, sinks, o, mlp_norm, rest, output_norms, factor })
-    }
-
-    /// Returns the bytes of the layer's matrices.
-    fn bytes(&self) -> usize {
-        let projections: usize = match &self.projections {
-            Projections::Heads { q, k, v, .. } => {
-                let v = v.as_ref().map_or(0, |v| v.weight.bytes());
-                q.weight.bytes() + k.weight.bytes() + v
-            }
-            Projections::Latent(latent) => latent.matrices().map(Matrix::bytes).sum(),
-        };
-        let rest: usize = match &self.rest {
-            Rest::Mlp(mlp) => mlp.linears().map(|linear| linear.weight.bytes()).iter().sum(),
-            Rest::Experts(experts) => experts.linears().map(|linear| linear.weight.bytes()).sum(),
-        };
-        projections + self.o.weight.bytes() + rest
     }
 }
 
@@ -423,14 +390,10 @@ fn heads(
     let (q_width, kv_width) = (q_heads * head_dim, kv_heads * head_dim);
     let q = Linear::build(source, &name("self_attn.q_proj"), q_width, hidden, bias)?;
     let k = Linear::build(source, &name("self_attn.k_proj"), kv_width, hidden, bias)?;
-    let v = match config.k_is_v && config.windows[index].is_none() {
-        true => None,
-        false => Some(Linear::build(source, &name("self_attn.v_proj"), kv_width, hidden, bias)?),
-    };
-    let mut head_norm = |part: &str| match config.family.norms_heads() {
-        true => norm(config, source, &name(part), head_dim).map(Some),
-        false => Ok(None),
-    };
+    let has_v = !config.k_is_v || config.windows[index].is_some();
+    let v = has_v.then(|| Linear::build(source, &name("self_attn.v_proj"), kv_width, hidden, bias)).transpose()?;
+    let norms = config.family.norms_heads();
+    let mut head_norm = |part: &str| norms.then(|| norm(config, source, &name(part), head_dim)).transpose();
     let q_norm = head_norm("self_attn.q_norm.weight")?;
     let k_norm = head_norm("self_attn.k_norm.weight")?;
     Ok(Projections::Heads { q, k, v, q_norm, k_norm })

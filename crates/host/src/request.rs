@@ -1,13 +1,14 @@
 //! Requests, and a reader of requests from a file of JSON lines.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvarena::{Namespace, TokenId};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::fields::token_ids;
+use crate::fields::Fields;
+use crate::files::parse_json;
 use crate::sample::Sampling;
 use crate::shaping::PreparedShaping;
 use crate::text::Text;
@@ -92,70 +93,53 @@ pub fn read_requests(path: &Path, defaults: &Defaults, text: &Text) -> Result<Ve
     let lines = bytes.map_err(|e| Error::request(format!("cannot read {}: {e}", path.display())))?;
     let lines = lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parse = |(i, line): (usize, &str)| {
-        parse_line(line, i as u64, defaults, text)
-            .map_err(|what| Error::request(format!("{}:{}: {what}", path.display(), i + 1)))
+        let place = PathBuf::from(format!("{}:{}", path.display(), i + 1));
+        parse_line(&place, line, i as u64, defaults, text).map_err(|error| Error::request(error.message))
     };
     lines.map(parse).collect()
 }
 
-fn parse_line(line: &str, number: u64, defaults: &Defaults, text: &Text) -> std::result::Result<Request, String> {
-    let value: Value = serde_json::from_str(line).map_err(|e| format!("not valid JSON: {e}"))?;
-    let fields = Line { value: &value };
-    let prompt = fields.tokens("prompt", text)?.ok_or("prompt is missing")?;
+/// Reads a line; `place` is for messages.
+fn parse_line(place: &Path, line: &str, number: u64, defaults: &Defaults, text: &Text) -> Result<Request> {
+    let value = parse_json(place, line.as_bytes())?;
+    let fields = Fields::new(place, &value)?;
+    let prompt = words(&fields, "prompt", text)?.ok_or_else(|| fields.wrong("prompt is missing"))?;
     let mut request = defaults.request(prompt);
-    request.prediction = fields.tokens("prediction", text)?.unwrap_or_default();
-    request.max_new_tokens = fields.whole("max_new_tokens")?.or(defaults.max_new_tokens);
-    request.samples = fields.whole("n")?.unwrap_or(defaults.samples);
-    request.cancel_after = fields.whole("cancel_after")?;
-    if let Some(namespace) = fields.whole::<u64>("namespace")? {
+    request.prediction = words(&fields, "prediction", text)?.unwrap_or_default();
+    request.max_new_tokens = whole(&fields, "max_new_tokens")?.or(defaults.max_new_tokens);
+    request.samples = whole(&fields, "n")?.unwrap_or(defaults.samples);
+    request.cancel_after = whole(&fields, "cancel_after")?;
+    if let Some(namespace) = whole::<u64>(&fields, "namespace")? {
         request.namespace = Namespace::new(namespace);
         request.salt = (namespace != 0).then(|| namespace.to_string().into());
     }
     let sampling = &mut request.sampling;
-    sampling.temperature = fields.number("temperature")?.unwrap_or(sampling.temperature);
-    sampling.top_p = fields.number("top_p")?.unwrap_or(sampling.top_p);
-    sampling.top_k = fields.whole("top_k")?.unwrap_or(sampling.top_k);
-    sampling.seed = fields.whole("seed")?.unwrap_or(sampling.seed.wrapping_add(number));
-    if let Some(stop) = fields.get("stop_token_ids") {
-        let wrong = || format!("stop_token_ids: {stop} is not a token id or a list of them");
-        request.stop = token_ids(stop).ok_or_else(wrong)?;
+    sampling.temperature = fields.number_or("temperature", sampling.temperature.into())? as f32;
+    sampling.top_p = fields.number_or("top_p", sampling.top_p.into())? as f32;
+    sampling.top_k = whole(&fields, "top_k")?.unwrap_or(sampling.top_k);
+    sampling.seed = whole(&fields, "seed")?.unwrap_or(sampling.seed.wrapping_add(number));
+    if fields.get("stop_token_ids").is_some() {
+        request.stop = fields.tokens("stop_token_ids")?;
     }
     Ok(request)
 }
 
-/// Typed look-ups in a line.
-struct Line<'a> {
-    value: &'a Value,
+/// Returns the tokens of a field that contains a text or a list of token ids.
+fn words(fields: &Fields<'_>, name: &str, text: &Text) -> Result<Option<Vec<u32>>> {
+    match fields.get(name) {
+        Some(Value::String(words)) => text.encode(words).map(Some).map_err(|error| fields.wrong(&error.message)),
+        Some(Value::Array(ids)) => {
+            let token = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
+            let wrong = |id: &Value| fields.wrong(&format!("{name}: {id} is not a token id"));
+            ids.iter().map(|id| token(id).ok_or_else(|| wrong(id))).collect::<Result<_>>().map(Some)
+        }
+        Some(_) => Err(fields.wrong(&format!("{name}: neither a text nor a list of token ids"))),
+        None => Ok(None),
+    }
 }
 
-impl Line<'_> {
-    fn get(&self, name: &str) -> Option<&Value> {
-        self.value.get(name).filter(|value| !value.is_null())
-    }
-
-    fn tokens(&self, name: &str, text: &Text) -> std::result::Result<Option<Vec<u32>>, String> {
-        let tokens = match self.get(name) {
-            Some(Value::String(words)) => text.encode(words).map_err(|e| e.message),
-            Some(Value::Array(ids)) => {
-                let token = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
-                let wrong = |id: &Value| format!("{name}: {id} is not a token id");
-                ids.iter().map(|id| token(id).ok_or_else(|| wrong(id))).collect()
-            }
-            Some(_) => Err(format!("{name}: neither a text nor a list of token ids")),
-            None => return Ok(None),
-        };
-        tokens.map(Some)
-    }
-
-    fn whole<T: TryFrom<u64>>(&self, name: &str) -> std::result::Result<Option<T>, String> {
-        let Some(value) = self.get(name) else { return Ok(None) };
-        let number = value.as_u64().and_then(|n| T::try_from(n).ok());
-        number.map(Some).ok_or_else(|| format!("{name}: {value} is not a whole number in range"))
-    }
-
-    fn number(&self, name: &str) -> std::result::Result<Option<f32>, String> {
-        let Some(value) = self.get(name) else { return Ok(None) };
-        let number = value.as_f64().map(|x| x as f32);
-        number.map(Some).ok_or_else(|| format!("{name}: {value} is not a number"))
-    }
+fn whole<T: TryFrom<u64>>(fields: &Fields<'_>, name: &str) -> Result<Option<T>> {
+    let Some(value) = fields.get(name) else { return Ok(None) };
+    let number = value.as_u64().and_then(|n| T::try_from(n).ok());
+    number.map(Some).ok_or_else(|| fields.wrong(&format!("{name}: {value} is not a whole number in range")))
 }

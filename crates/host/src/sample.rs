@@ -50,10 +50,8 @@ impl Sampling {
             if !(logit >= least && logit > f32::NEG_INFINITY) {
                 continue;
             }
-            let score = match self.temperature > 0.0 {
-                true => logit * (1.0 / self.temperature) + gumbel(key, id),
-                false => logit,
-            };
+            let warm = self.temperature > 0.0;
+            let score = if warm { logit * (1.0 / self.temperature) + gumbel(key, id) } else { logit };
             if best.is_none_or(|(most, _)| score > most) {
                 best = Some((score, id));
             }
@@ -63,10 +61,7 @@ impl Sampling {
 
     /// Returns the maximum distance from the greatest logit that `min_p` allows.
     pub fn depth(&self) -> f32 {
-        match self.min_p > 0.0 {
-            true => -self.temperature * self.min_p.ln(),
-            false => f32::INFINITY,
-        }
+        if self.min_p > 0.0 { -self.temperature * self.min_p.ln() } else { f32::INFINITY }
     }
 
     /// Returns the least logit that min-p, then top-k and then top-p keep. Probabilities are integer multiples of the

@@ -321,9 +321,10 @@ pub fn forbids(edits: &[Edit], only: bool, token: u32) -> bool {
 /// Writes a draw's edited logits to `out`. O(vocabulary).
 pub fn apply(edits: &[Edit], only: bool, logits: &[f32], out: &mut Vec<f32>) {
     out.clear();
-    match only {
-        true => out.resize(logits.len(), f32::NEG_INFINITY),
-        false => out.extend_from_slice(logits),
+    if only {
+        out.resize(logits.len(), f32::NEG_INFINITY)
+    } else {
+        out.extend_from_slice(logits)
     }
     for edit in edits {
         out[edit.token as usize] = edit.apply(logits[edit.token as usize]);
@@ -390,11 +391,11 @@ mod tests {
             let (prompt, answer) = (words(1, 9, &mut below).concat(), words(1, 12, &mut below).concat());
             let mut bias: Vec<(u32, f32)> = (0..vocab as u32).map(|t| (t, t as f32 - 7.5)).collect();
             bias.retain(|_| below(4) == 0);
-            let of = |n: u64, values: [f32; 3]| values[n as usize];
+            let pick = |n: u64, values: [f32; 3]| values[n as usize];
             let shaping = Shaping {
-                repetition: of(below(3), [1.0, 1.3, 0.8]),
-                frequency: of(below(3), [0.0, 0.7, -0.4]),
-                presence: of(below(3), [0.0, 1.1, -0.9]),
+                repetition: pick(below(3), [1.0, 1.3, 0.8]),
+                frequency: pick(below(3), [0.0, 0.7, -0.4]),
+                presence: pick(below(3), [0.0, 1.1, -0.9]),
                 bias,
                 allowed,
                 bad_words,

@@ -7,7 +7,8 @@ use crate::matrix::{Matrix, Numbers};
 use crate::sample::splitmix;
 
 /// Provides the tensors of a model by name, in F32, F16 or BF16. A model requests each tensor once, so a source reads
-/// and dequantises a tensor at the request and does not keep it.
+/// and dequantises a tensor at the request and does not keep it. Functions that build parts of a model return the
+/// errors of [`Source::numbers`].
 pub trait Source {
     /// Returns the elements of a tensor, row-major.
     ///
@@ -16,25 +17,16 @@ pub trait Source {
     fn numbers(&mut self, name: &str, shape: &[usize]) -> Result<Numbers>;
 
     /// Returns a matrix `[rows, cols]`.
-    ///
-    /// # Errors
-    /// See [`Source::numbers`].
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         Ok(Matrix::new(rows, cols, self.numbers(name, &[rows, cols])?))
     }
 
     /// Returns a vector `[len]`, such as the weight of a norm or a bias.
-    ///
-    /// # Errors
-    /// See [`Source::numbers`].
     fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         Ok(self.numbers(name, &[len])?.to_f32())
     }
 
     /// Returns `count` matrices `[rows, cols]` of one tensor, stacked by rows.
-    ///
-    /// # Errors
-    /// See [`Source::numbers`].
     fn stack(&mut self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Matrix> {
         Ok(Matrix::new(count * rows, cols, self.numbers(name, &[count, rows, cols])?))
     }

@@ -1,7 +1,5 @@
 //! The counters of a run, and its report.
 
-use std::fmt::Write;
-
 use kvarena::Stats;
 
 use crate::clock::{Clock, Part};
@@ -51,39 +49,34 @@ pub struct Tally {
 impl Tally {
     /// Returns the report at the end of a run: a few lines for a person.
     pub fn report(&self, stats: &Stats, clock: &Clock) -> String {
-        // Writing to a String cannot fail.
-        let mut text = String::new();
         let seconds = self.seconds.max(1e-9);
         let ms = |seconds: f64| seconds * 1e3;
-        let _ = writeln!(
-            text,
-            "{} new tokens in {seconds:.2} s: {:.1} tokens/s, {} steps of {:.1} computed tokens",
-            self.new_tokens,
-            self.new_tokens as f64 / seconds,
-            self.steps,
-            stats.computed_tokens as f64 / self.steps.max(1) as f64,
-        );
-        let _ = writeln!(
-            text,
-            "time to first token: median {:.1} ms, worst {:.1} ms",
-            ms(self.first_token.quantile(0.5)),
-            ms(self.first_token.greatest()),
-        );
-        let _ = writeln!(
-            text,
-            "reuse: {} of {} prompt tokens needed no computing; {} pages evicted",
-            self.cached_tokens, self.prompt_tokens, stats.evicted_pages,
-        );
-        let _ = writeln!(
-            text,
-            "forks {}, preemptions {}, aborted steps {}, cancelled {}",
-            self.forks, self.preemptions, self.aborted_steps, self.cancelled
-        );
+        let mut lines = vec![
+            format!(
+                "{} new tokens in {seconds:.2} s: {:.1} tokens/s, {} steps of {:.1} computed tokens",
+                self.new_tokens,
+                self.new_tokens as f64 / seconds,
+                self.steps,
+                stats.computed_tokens as f64 / self.steps.max(1) as f64,
+            ),
+            format!(
+                "time to first token: median {:.1} ms, worst {:.1} ms",
+                ms(self.first_token.quantile(0.5)),
+                ms(self.first_token.greatest()),
+            ),
+            format!(
+                "reuse: {} of {} prompt tokens needed no computing; {} pages evicted",
+                self.cached_tokens, self.prompt_tokens, stats.evicted_pages,
+            ),
+            format!(
+                "forks {}, preemptions {}, aborted steps {}, cancelled {}",
+                self.forks, self.preemptions, self.aborted_steps, self.cancelled,
+            ),
+        ];
         if stats.saved_pages + stats.loaded_pages > 0 {
-            let _ = writeln!(
-                text,
-                "swap memory: {} tokens hit; {} pages saved ({} at their eviction), {} loaded, {} evicted; {} waits, median \
-                 {:.1} ms, worst {:.1} ms",
+            lines.push(format!(
+                "swap memory: {} tokens hit; {} pages saved ({} at their eviction), {} loaded, {} evicted; {} waits, \
+                 median {:.1} ms, worst {:.1} ms",
                 stats.swap_hit_tokens,
                 stats.saved_pages,
                 stats.forced_pages,
@@ -92,23 +85,17 @@ impl Tally {
                 self.load_time.count(),
                 ms(self.load_time.quantile(0.5)),
                 ms(self.load_time.greatest()),
-            );
+            ));
         }
         if self.checks > 0 {
-            let each = self.accepted as f64 / self.checks as f64;
-            let _ = writeln!(
-                text,
-                "drafts: {} of {} accepted, {each:.2} per stream and step with drafts",
-                self.accepted, self.drafted
-            );
+            let Self { accepted, drafted, checks, .. } = self;
+            let each = *accepted as f64 / *checks as f64;
+            lines.push(format!("drafts: {accepted} of {drafted} accepted, {each:.2} per stream and step with drafts"));
         }
-        let _ = write!(text, "time:");
-        for part in Part::ALL.into_iter().filter(|&part| !clock.spent(part).is_zero()) {
-            let share = clock.spent(part).as_secs_f64() / seconds * 100.0;
-            let _ = write!(text, " {} {share:.1} %,", part.name());
-        }
-        text.pop();
-        text.push('\n');
-        text
+        let parts = Part::ALL.into_iter().filter(|&part| !clock.spent(part).is_zero());
+        let share = |part| clock.spent(part).as_secs_f64() / seconds * 100.0;
+        let parts: Vec<_> = parts.map(|part| format!(" {} {:.1} %", part.name(), share(part))).collect();
+        lines.push(format!("time:{}\n", parts.join(",")));
+        lines.join("\n")
     }
 }

@@ -1,11 +1,11 @@
 //! Renders a model's chat template as `transformers` does.
 
-mod repr;
+mod form;
 
 use std::path::Path;
 
 use chrono::Local;
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde_json::{Map, Value};
 
@@ -171,9 +171,9 @@ fn environment(source: String) -> Rendering<Environment<'static>> {
         })?;
         Ok(text)
     });
-    environment.set_formatter(repr::format);
-    environment.add_filter("string", |value: &Jinja| repr::string(value));
-    environment.add_filter("tojson", tojson);
+    environment.set_formatter(form::print);
+    environment.add_filter("string", |value: &Jinja| form::string(value));
+    environment.add_filter("tojson", form::tojson);
     environment.add_test("iterable", |value: &Jinja| {
         use ValueKind::{Iterable, Map, Seq, String, Undefined};
         matches!(value.kind(), Iterable | Map | Seq | String | Undefined)
@@ -222,125 +222,6 @@ fn without_generation(source: &str) -> String {
         rest = &rest[start + len + 2..];
     }
     out + rest
-}
-
-/// Returns JSON as Python's `json.dumps` writes it, but escapes characters beyond ASCII only on request. By default a
-/// space follows `,` and `:`. There are no HTML escapes.
-fn tojson(value: &Jinja, kwargs: Kwargs) -> Rendering<Jinja> {
-    let indent: Option<usize> = kwargs.get("indent")?;
-    let separators: Option<(String, String)> = match kwargs.get::<Option<Jinja>>("separators")? {
-        Some(pair) if !pair.is_none() => {
-            let part = |at: usize| Ok::<_, minijinja::Error>(pair.get_item_by_index(at)?.to_string());
-            Some((part(0)?, part(1)?))
-        }
-        _ => None,
-    };
-    let between = if indent.is_some() { "," } else { ", " };
-    let (between, colon) = separators.unwrap_or((between.to_owned(), ": ".to_owned()));
-    let flag = |name: &str| Ok::<_, minijinja::Error>(kwargs.get::<Option<bool>>(name)? == Some(true));
-    let form = JsonForm { indent, between, colon, ascii: flag("ensure_ascii")?, sorted: flag("sort_keys")? };
-    kwargs.assert_all_used()?;
-    let mut out = String::new();
-    form.write(value, 0, &mut out)?;
-    Ok(Jinja::from_safe_string(out))
-}
-
-/// Arguments of Python's `json.dumps`.
-struct JsonForm {
-    indent: Option<usize>,
-    between: String,
-    colon: String,
-    /// Whether characters beyond ASCII, and DEL, are escaped.
-    ascii: bool,
-    /// Whether keys are sorted.
-    sorted: bool,
-}
-
-impl JsonForm {
-    fn write(&self, value: &Jinja, depth: usize, out: &mut String) -> Rendering<()> {
-        match value.kind() {
-            ValueKind::Map => {
-                let mut keys: Vec<Jinja> = value.try_iter()?.collect();
-                if self.sorted {
-                    keys.sort();
-                }
-                self.items(('{', '}'), &keys, depth, out, |key, out| {
-                    self.text(&key.to_string(), out);
-                    out.push_str(&self.colon);
-                    self.write(&value.get_item(key)?, depth + 1, out)
-                })
-            }
-            ValueKind::Seq | ValueKind::Iterable => {
-                let items: Vec<Jinja> = value.try_iter()?.collect();
-                self.items(('[', ']'), &items, depth, out, |item, out| self.write(item, depth + 1, out))
-            }
-            ValueKind::String => {
-                self.text(value.as_str().unwrap_or_default(), out);
-                Ok(())
-            }
-            ValueKind::Number if !value.is_integer() => {
-                out.push_str(&python_float(f64::try_from(value.clone())?));
-                Ok(())
-            }
-            _ => {
-                let plain = serde_json::to_string(value)
-                    .map_err(|e| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string()))?;
-                out.push_str(&plain);
-                Ok(())
-            }
-        }
-    }
-
-    fn items(
-        &self,
-        (open, close): (char, char),
-        items: &[Jinja],
-        depth: usize,
-        out: &mut String,
-        mut item: impl FnMut(&Jinja, &mut String) -> Rendering<()>,
-    ) -> Rendering<()> {
-        let line = |depth: usize| self.indent.map_or(String::new(), |width| format!("\n{}", " ".repeat(width * depth)));
-        out.push(open);
-        for (i, value) in items.iter().enumerate() {
-            out.push_str(if i > 0 { &self.between } else { "" });
-            out.push_str(&line(depth + 1));
-            item(value, out)?;
-        }
-        if !items.is_empty() {
-            out.push_str(&line(depth));
-        }
-        out.push(close);
-        Ok(())
-    }
-
-    fn text(&self, text: &str, out: &mut String) {
-        let quoted = Value::from(text).to_string();
-        for character in quoted.chars() {
-            if self.ascii && (!character.is_ascii() || character == '\u{7f}') {
-                let mut units = [0; 2];
-                let units = character.encode_utf16(&mut units);
-                units.iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
-            } else {
-                out.push(character);
-            }
-        }
-    }
-}
-
-/// Returns a number as Python's `json.dumps` writes it: with the fewest digits that identify the number, and with an
-/// exponent if its magnitude is at least 1e16 or below 1e-4.
-fn python_float(number: f64) -> String {
-    if !number.is_finite() {
-        let sign = if number < 0.0 { "-" } else { "" };
-        return if number.is_nan() { "NaN".to_owned() } else { format!("{sign}Infinity") };
-    }
-    let scientific = format!("{number:e}");
-    let (digits, exponent) = scientific.split_once('e').expect("the form has an exponent");
-    let exponent: i32 = exponent.parse().expect("a number");
-    match exponent {
-        -4..16 => format!("{number:?}"),
-        _ => format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs()),
-    }
 }
 
 /// Returns the template of a tokenizer's config: a text, or the entry `default` of a list.

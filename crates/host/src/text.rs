@@ -87,7 +87,7 @@ impl Text {
             let id = tokenizer.token_to_id(letter)?;
             (tokenizer.decode(&[id], true).ok()? == letter).then_some(id)
         });
-        let coding = Coding::of(&tokenizer);
+        let coding = Coding::new(&tokenizer);
         Self { tokenizer: Some(tokenizer), template, longest, letter, coding }
     }
 

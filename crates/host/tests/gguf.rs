@@ -8,13 +8,13 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use common::contiguous::greedy;
 use common::files::Dir;
 use common::gguf::{pair, string, tensor, whole};
 use common::serving::{Setting, requests, serve};
 use half::{bf16, f16};
 use kvarena_host::checkpoint;
 use kvarena_host::config::ModelConfig;
-use kvarena_host::contiguous::greedy;
 use kvarena_host::gguf::Gguf;
 use kvarena_host::model::Model;
 use kvarena_host::text::{Message, Text};

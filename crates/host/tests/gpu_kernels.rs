@@ -122,6 +122,18 @@ fn random_weights() {
     }
 }
 
+fn device_draw(sampling: &Sampling, key: u64, shape: u64) -> DeviceDraw {
+    let Sampling { temperature, top_p, top_k, .. } = *sampling;
+    let inverse_temperature = if temperature > 0.0 { 1.0 / temperature } else { 0.0 };
+    DeviceDraw { row: 0, inverse_temperature, top_p, top_k, key, shape }
+}
+
+/// Returns the value of a token whose maximum a draw takes.
+fn score(sampling: &Sampling, key: u64, logits: &[f32], token: u32) -> f32 {
+    let logit = logits[token as usize];
+    if sampling.temperature > 0.0 { logit / sampling.temperature + gumbel(key, token) } else { logit }
+}
+
 #[test]
 fn draws() {
     let Some(device) = device() else { return };
@@ -139,15 +151,8 @@ fn draws() {
         ];
         let rows = samplings.len();
         let logits = numbers.vec(rows * vocab, 3.0);
-        let draw = |(i, s): (usize, &Sampling)| DeviceDraw {
-            row: 0,
-            inverse_temperature: if s.temperature > 0.0 { 1.0 / s.temperature } else { 0.0 },
-            top_p: s.top_p,
-            top_k: s.top_k,
-            key: s.key(0, i as u32),
-            shape: 0,
-        };
-        let draws: Vec<DeviceDraw> = samplings.iter().enumerate().map(draw).collect();
+        let draws = samplings.iter().zip(0..).map(|(s, i)| device_draw(s, s.key(0, i), 0));
+        let draws: Vec<DeviceDraw> = draws.collect();
         let host = PinnedBuffer::new(&device.gpu, 4 * (rows + 2)).unwrap();
         let answers = buffer(&device, &[host.as_slice().as_ptr() as u64]);
         let (d_logits, d_draws) = (buffer(&device, &logits), buffer(&device, &draws));
@@ -177,10 +182,7 @@ fn draws() {
         for (i, sampling) in samplings.iter().enumerate() {
             let row = twin::wide(&logits[i * vocab..][..vocab]);
             let expected = sampling.choose(draws[i].key, &row);
-            let score = |token: u32| match sampling.temperature > 0.0 {
-                true => row[token as usize] / sampling.temperature + gumbel(draws[i].key, token),
-                false => row[token as usize],
-            };
+            let score = |token: u32| score(sampling, draws[i].key, &row, token);
             // The device's logarithms are slightly less accurate, so it may choose the other of two nearly equal
             // tokens.
             let (actual, wanted) = (score(tokens[i]), score(expected));
@@ -229,9 +231,10 @@ fn shaped_draws() {
                 token: token as u32,
                 before: numbers.below(5) as f32 * 0.37 - 0.7,
                 repetition: [1.0, 1.3, 0.8][numbers.below(3)],
-                after: match count == 300 && numbers.below(2) == 0 {
-                    true => f32::NEG_INFINITY,
-                    false => numbers.below(7) as f32 * 0.11 - 0.3,
+                after: if count == 300 && numbers.below(2) == 0 {
+                    f32::NEG_INFINITY
+                } else {
+                    numbers.below(7) as f32 * 0.11 - 0.3
                 },
             }));
             let key = sampling.key(1, row as u32);
@@ -241,17 +244,7 @@ fn shaped_draws() {
                 only: u32::from(only),
                 depth: if sampling.temperature > 0.0 { sampling.depth() } else { f32::INFINITY },
             });
-            draws.push(DeviceDraw {
-                inverse_temperature: match sampling.temperature > 0.0 {
-                    true => 1.0 / sampling.temperature,
-                    false => 0.0,
-                },
-                top_p: sampling.top_p,
-                top_k: sampling.top_k,
-                key,
-                shape: shapes.len() as u64,
-                ..DeviceDraw::default()
-            });
+            draws.push(device_draw(&sampling, key, shapes.len() as u64));
             let mut edited = Vec::new();
             let own = twin::wide(&logits[row * vocab..][..vocab]);
             shaping::apply(&edits[start..], only, &own, &mut edited);
@@ -283,12 +276,8 @@ fn shaped_draws() {
         assert_eq!(answers[2..rows + 1], tokens[..rows - 1]);
         assert_eq!((tokens[rows - 1], answers[rows + 1]), (77, 0), "a row without a shape");
         for (row, (sampling, key, wanted, edited)) in expected.into_iter().enumerate() {
-            let warm = sampling.temperature > 0.0;
-            let score = |token: u32| match warm {
-                true => edited[token as usize] / sampling.temperature + gumbel(key, token),
-                false => edited[token as usize],
-            };
-            let is_near = warm && (score(tokens[row]) - score(wanted)).abs() < 1e-4;
+            let score = |token: u32| score(&sampling, key, &edited, token);
+            let is_near = sampling.temperature > 0.0 && (score(tokens[row]) - score(wanted)).abs() < 1e-4;
             assert!(
                 tokens[row] == wanted || is_near,
                 "{vocab}, row {row}, {sampling:?}: {} is not {wanted}",

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::thread::yield_now;
 
 use common::files::Dir;
-use common::gpu::device;
+use common::gpu::{device, lock_gpus};
 use kvarena::{
     Backend, Capacity, CpuOptions, Engine, EngineConfig, KvDtype, MoveId, OpenBackend, PageId, PageMove, PoolConfig,
     SwapMemory, SwapPageId,
@@ -124,6 +124,7 @@ fn request(prompt: impl Iterator<Item = u32>) -> Request {
 /// part of the memory for kept logits.
 #[test]
 fn long_prompts_are_scored_whole() {
+    let _lock = lock_gpus();
     let Some(device) = device() else { return };
     let scored = |i: u32| Request { scores_prompt: true, ..request((0..300).map(|j| (7 * j + i) % 500)) };
     let requests: Vec<Request> = (0..3_u32).map(scored).collect();
@@ -133,6 +134,7 @@ fn long_prompts_are_scored_whole() {
 /// A yarn rope scales only the logits of the layers that use it.
 #[test]
 fn layers_have_the_amplitude_of_their_rope() {
+    let _lock = lock_gpus();
     let Some(device) = device() else { return };
     let dir = Dir::with_config("gemma3-tiny", |config| {
         config["rope_parameters"]["full_attention"] = json!({ "rope_type": "yarn",
@@ -146,7 +148,7 @@ fn layers_have_the_amplitude_of_their_rope() {
 #[test]
 fn a_lease_over_ranks_has_the_part_of_each_rank() {
     let Some(_device) = device() else { return };
-    let dir = common::dir("llama-tiny");
+    let dir = common::dir("qwen3-tiny");
     let config = Model::read(&dir).expect("the model is read").config;
     let mut runner = match RanksRunner::new(&config, &WeightSource::Files(dir), OPTIONS, 2) {
         Ok(runner) => runner,

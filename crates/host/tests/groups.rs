@@ -3,15 +3,15 @@
 
 mod common;
 
+use common::contiguous::greedy;
 use common::serving::{CollectedStreams, Setting, requests, server};
 use kvarena::error::ConfigError;
 use kvarena::testkit::poison::poison;
 use kvarena::{Groups, KvDtype, Layout, PoolConfig, PrefixMode, Reach, Scaling, TokenId};
 use kvarena_host::config::ModelConfig;
-use kvarena_host::contiguous::greedy;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::error::Fault;
-use kvarena_host::fields::read_json;
+use kvarena_host::files::read_json;
 use kvarena_host::model::Model;
 use kvarena_host::request::Request;
 use kvarena_host::server::Server;

@@ -6,11 +6,11 @@ mod common;
 use std::fs;
 use std::path::Path;
 
+use common::contiguous::greedy;
 use common::files::Dir;
 use kvarena_host::checkpoint::Checkpoint;
 use kvarena_host::config::ModelConfig;
-use kvarena_host::contiguous::greedy;
-use kvarena_host::fields::read_json;
+use kvarena_host::files::read_json;
 use kvarena_host::source::Source;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::json;

@@ -4,12 +4,12 @@ mod common;
 
 use std::fs;
 
+use common::contiguous::greedy;
 use common::files::Dir;
 use half::bf16;
 use kvarena_host::checkpoint::Checkpoint;
 use kvarena_host::config::ModelConfig;
-use kvarena_host::contiguous::greedy;
-use kvarena_host::fields::read_json;
+use kvarena_host::files::read_json;
 use kvarena_host::matrix::Numbers;
 use kvarena_host::model::Model;
 use kvarena_host::source::Source;

@@ -5,20 +5,16 @@ mod common;
 
 use common::serving::{CollectedStreams, Schedule, Setting, requests, serve};
 use common::wrapped::Wrapped;
-use kvarena::{Capacity, Cpu, CpuOptions, Engine, EngineConfig, PoolConfig};
+use kvarena::{Cpu, Scaling};
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::draft::Drafting;
 use kvarena_host::model::Model;
 use kvarena_host::request::{Defaults, Request};
 use kvarena_host::runner::Runner;
 use kvarena_host::sample::Sampling;
-use kvarena_host::server::{Policy, Server, Sink};
+use kvarena_host::server::{Server, Sink};
 use kvarena_host::shaping::Shaping;
 use kvarena_host::stream::{Finish, Stream};
-
-fn model() -> Model {
-    common::model("qwen3-tiny")
-}
 
 /// Returns requests with each kind of shaping, and requests without shaping.
 fn shaped() -> Vec<Request> {
@@ -49,7 +45,7 @@ fn shaped() -> Vec<Request> {
 
 #[test]
 fn settings_change_no_token_of_shaped_requests() {
-    let (model, requests) = (model(), shaped());
+    let (model, requests) = (common::model("qwen3-tiny"), shaped());
     let plain = serve(&model, &requests, Setting::default()).collected.tokens;
     let stopped = |tokens: &[u32]| tokens.iter().position(|token| [7, 14, 228].contains(token));
     for ((request, _), tokens) in &plain {
@@ -97,31 +93,15 @@ impl Sink for Scores {
 }
 
 fn server(model: &Model, chunk: u32, concurrency: u32, overlap: bool) -> Server<CpuRunner<'_>> {
-    server_over(CpuRunner::new(model), policy(chunk, concurrency, overlap))
+    server_over(CpuRunner::new(model), setting(chunk, concurrency, overlap))
 }
 
-fn policy(chunk: u32, concurrency: u32, overlap: bool) -> Policy {
-    Policy { chunk, concurrency, overlap, fail_every: None, wait_for_leaders: true, drafts: None }
+fn setting(chunk: u32, concurrency: u32, overlap: bool) -> Setting {
+    Setting { page_size: 4, chunk, concurrency, overlap, ..Setting::default() }
 }
 
-fn server_over<R: Runner<Backend = Cpu>>(runner: R, policy: Policy) -> Server<R> {
-    let (config, concurrency) = (runner.config(), policy.concurrency);
-    let pool = PoolConfig {
-        layers: config.layers as u32,
-        shape: config.kv_shape(),
-        page_size: 4,
-        capacity: Capacity::Pages(2000),
-        ..PoolConfig::default()
-    };
-    let config = EngineConfig {
-        max_sequences: concurrency,
-        max_sequence_len: 512,
-        max_tokens: 512 * u64::from(concurrency),
-        max_steps: 40,
-        ..EngineConfig::from(pool)
-    };
-    let engine = Engine::new(config, CpuOptions::with_threads(1)).expect("the config is sound");
-    Server::new(runner, engine, policy)
+fn server_over<R: Runner<Backend = Cpu>>(runner: R, setting: Setting) -> Server<R> {
+    common::serving::server(runner, &[], setting, Scaling::Static, None)
 }
 
 fn request(prompt: Vec<u32>, new_tokens: u32) -> Request {
@@ -133,7 +113,7 @@ fn request(prompt: Vec<u32>, new_tokens: u32) -> Request {
 /// that token. This also holds with chunks, and if the cache contains the whole prompt.
 #[test]
 fn prompts_are_scored_whole() {
-    let model = model();
+    let model = common::model("qwen3-tiny");
     let prompt: Vec<u32> = (0..40).map(|i| 7 * i % 500).collect();
     let alone = |len: usize| {
         let mut server = server(&model, 512, 4, false);
@@ -171,11 +151,11 @@ fn edited(prompt: Vec<u32>, new_tokens: u32) -> Request {
 /// If the streams' edits exceed a step's limit, the streams take turns, even if steps fail or are planned ahead.
 #[test]
 fn streams_take_turns_with_edits() {
-    let model = model();
+    let model = common::model("qwen3-tiny");
     let prompt = |i| (0..10).map(|j| 31 * i as u32 + j).collect();
     for (overlap, fail_every) in [(false, None), (true, None), (false, Some(2)), (true, Some(3))] {
-        let policy = Policy { fail_every, ..policy(64, 8, overlap) };
-        let mut server = server_over(Wrapped::with_edits(&model, 130), policy);
+        let setting = Setting { fail_every, ..setting(64, 8, overlap) };
+        let mut server = server_over(Wrapped::with_edits(&model, 130), setting);
         for i in 0..5 {
             server.submit(edited(prompt(i), 20)).expect("it fits");
         }
@@ -200,7 +180,7 @@ fn streams_take_turns_with_edits() {
 /// A scored prompt and samples take no more draws than a step has. Other streams still get a token in each step.
 #[test]
 fn scored_prompts_fit_the_draws_of_a_step() {
-    let model = model();
+    let model = common::model("qwen3-tiny");
     let prompt: Vec<u32> = (0..60).map(|i| 7 * i % 500).collect();
     let warm = Sampling { temperature: 1.0, seed: 3, ..Sampling::default() };
     let scored = Request { scores_prompt: true, samples: 5, sampling: warm, ..request(prompt.clone(), 4) };
@@ -221,23 +201,22 @@ fn scored_prompts_fit_the_draws_of_a_step() {
         (false, None, drafts),
         (false, Some(2), drafts),
     ] {
-        let setting = format!("overlap {overlap}, fail_every {fail_every:?}, drafts {drafts:?}");
-        let policy = Policy { fail_every, drafts, ..policy(64, 8, overlap) };
-        let mut server = server_over(Wrapped::with_draws(&model, 7), policy);
+        let setting = Setting { fail_every, drafts, ..setting(64, 8, overlap) };
+        let mut server = server_over(Wrapped::with_draws(&model, 7), setting);
         server.submit(scored.clone()).expect("it fits");
         server.submit(plain()).expect("it fits");
         let mut found = Scores::default();
-        server.run(&mut found).unwrap_or_else(|error| panic!("{setting}: {error}"));
-        assert_eq!(found.collected.tokens, expected.collected.tokens, "{setting}");
-        assert_eq!(found.prompt.len(), expected.prompt.len(), "{setting}");
+        server.run(&mut found).unwrap_or_else(|error| panic!("{setting:?}: {error}"));
+        assert_eq!(found.collected.tokens, expected.collected.tokens, "{setting:?}");
+        assert_eq!(found.prompt.len(), expected.prompt.len(), "{setting:?}");
         for (found, expected) in found.prompt.iter().zip(&expected.prompt) {
-            assert_eq!(found.1, expected.1, "{setting}: each position once, in order");
+            assert_eq!(found.1, expected.1, "{setting:?}: each position once, in order");
             let far = found.2.iter().zip(&expected.2).map(|(a, b)| (a - b).abs());
-            assert!(far.fold(0.0, f32::max) < 1e-3, "{setting}: position {}", found.1);
+            assert!(far.fold(0.0, f32::max) < 1e-3, "{setting:?}: position {}", found.1);
         }
     }
 
-    let mut server = server_over(Wrapped::with_draws(&model, 7), policy(64, 8, false));
+    let mut server = server_over(Wrapped::with_draws(&model, 7), setting(64, 8, false));
     server.submit(scored.clone()).expect("it fits");
     server.submit(plain()).expect("it fits");
     let mut order = Order::default();
@@ -253,8 +232,8 @@ fn scored_prompts_fit_the_draws_of_a_step() {
 /// Steps whose edits are all in use still compute a prompt, which needs no edits before its last token.
 #[test]
 fn prompts_need_no_edits() {
-    let model = model();
-    let mut server = server_over(Wrapped::with_edits(&model, 60), policy(10, 8, false));
+    let model = common::model("qwen3-tiny");
+    let mut server = server_over(Wrapped::with_edits(&model, 60), setting(10, 8, false));
     server.submit(edited((0..10).collect(), 60)).expect("it fits");
     let mut order = Order::default();
     server.step(&mut order).expect("it serves");
@@ -285,7 +264,7 @@ impl Sink for Order {
 /// A request with many samples fills all rows; the loop serves another request before the first one ends.
 #[test]
 fn groups_take_turns() {
-    let model = model();
+    let model = common::model("qwen3-tiny");
     for overlap in [false, true] {
         let mut server = server(&model, 64, 4, overlap);
         let warm = Sampling { temperature: 1.0, seed: 3, ..Sampling::default() };
@@ -315,7 +294,7 @@ fn groups_take_turns() {
 /// The prompts of one group share its turns, so a new request runs before all prompts of the group have ended.
 #[test]
 fn prompts_of_a_group_share_a_turn() {
-    let model = model();
+    let model = common::model("qwen3-tiny");
     let mut server = server(&model, 64, 3, false);
     for i in 0..9 {
         let prompt = (0..10).map(|j| 11 * i + j).collect();
@@ -335,7 +314,7 @@ fn prompts_of_a_group_share_a_turn() {
 /// The loop rejects tokens past the vocabulary before it uses them as an index.
 #[test]
 fn tokens_past_the_vocabulary_are_refused() {
-    let model = model();
+    let model = common::model("qwen3-tiny");
     let past = model.config.vocab as u32;
     let plain = Shaping::default();
     for shaping in [
@@ -354,7 +333,7 @@ fn tokens_past_the_vocabulary_are_refused() {
 /// Edits that allow no first token are rejected. If they allow no later token, the stream ends before it.
 #[test]
 fn no_stream_gets_a_forbidden_token() {
-    let model = model();
+    let model = common::model("qwen3-tiny");
     let only = |token| Shaping { allowed: Some(vec![token]), ..Shaping::default() };
     let shaped = |shaping: &Shaping, stop: &[u32]| Request {
         shaping: Some(shaping.clone().prepare()),
@@ -410,8 +389,8 @@ impl Sink for Ends {
 /// A GPU chooses token 0 if it finds no allowed token, for example if all logits are NaN.
 #[test]
 fn a_forbidden_choice_of_the_runner_ends_the_stream() {
-    let model = model();
-    let mut server = server_over(Wrapped { forced: Some(0), ..Wrapped::new(&model) }, policy(64, 4, true));
+    let model = common::model("qwen3-tiny");
+    let mut server = server_over(Wrapped { forced: Some(0), ..Wrapped::new(&model) }, setting(64, 4, true));
     let shaping = Shaping { allowed: Some(vec![100, 7]), ..Shaping::default() }.prepare();
     server.submit(Request { shaping: Some(shaping), ..request(vec![1, 2], 5) }).expect("it fits");
     server.submit(request(vec![1, 2], 5)).expect("it fits");
@@ -424,7 +403,7 @@ fn a_forbidden_choice_of_the_runner_ends_the_stream() {
 /// A stop token past the vocabulary never occurs, so `min_tokens` does not forbid it.
 #[test]
 fn stop_tokens_past_the_vocabulary_are_left_out() {
-    let model = model();
+    let model = common::model("qwen3-tiny");
     let past = model.config.vocab as u32;
     let generate = |request| {
         let mut server = server(&model, 64, 4, false);
@@ -446,7 +425,7 @@ fn stop_tokens_past_the_vocabulary_are_left_out() {
 /// draw's noise has no effect, or they would overflow.
 #[test]
 fn temperatures_below_0_01_draw_as_0_01() {
-    let model = model();
+    let model = common::model("qwen3-tiny");
     let generate = |temperature| {
         let mut server = server(&model, 64, 4, false);
         let sampling = Sampling { temperature, seed: 3, ..Sampling::default() };

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::builder::ArgPredicate;
+use clap::builder::{ArgPredicate, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use kvarena::{KvDtype, Layout, Scaling};
 
@@ -13,8 +13,9 @@ use kvarena_host::sparse::Sparse;
 /// A small LLM host on kvarena. It serves Llama, Qwen3, DeepSeek V3, gpt-oss, Gemma 3, Gemma 4 and Llama 4 models
 /// from safetensors, and Llama and Gemma 3 from GGUF, with continuous batching.
 ///
-/// Without arguments a small model explains words of kvarena. Exit codes: 0 done, 1 the run failed, 2 the command line
-/// or a request cannot be served, 3 the model or the GPU cannot be used.
+/// Without arguments a small model explains words of kvarena. `--help fields` lists the fields of requests over HTTP.
+/// Exit codes: 0 done, 1 the run failed, 2 the command line or a request cannot be served, 3 the model or the GPU cannot
+/// be used.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "kvarena-server", version)]
 pub struct Args {
@@ -56,7 +57,7 @@ pub struct Args {
     #[arg(
         long,
         value_name = "ADDRESS",
-        conflicts_with_all = ["prompt", "requests", "random_requests", "chat", "calibrate", "bench", "check", "json"]
+        conflicts_with_all = ["prompt", "requests", "random_requests", "chat", "calibrate", "bench", "json"]
     )]
     pub serve: Option<String>,
 
@@ -119,30 +120,30 @@ pub struct Args {
     pub swap_space: Option<f64>,
 
     /// Order of K and V in memory.
-    #[arg(long, default_value = "page-first", ignore_case = true)]
-    pub layout: LayoutName,
+    #[arg(long, default_value = "page-first", ignore_case = true, value_parser = named(LAYOUTS))]
+    pub layout: Layout,
 
     /// Element type of K and V.
-    #[arg(long, default_value = "bf16", ignore_case = true)]
-    pub kv_dtype: DtypeName,
+    #[arg(long, default_value = "bf16", ignore_case = true, value_parser = named(DTYPES))]
+    pub kv_dtype: KvDtype,
 
     /// Scales of an fp8 pool: computed at the store for each token and head, or static, from --scales.
-    #[arg(long, default_value = "token", ignore_case = true)]
-    pub kv_scales: ScalesName,
+    #[arg(long, default_value = "token", ignore_case = true, value_parser = named(SCALINGS))]
+    pub kv_scales: Scaling,
 
     /// Static scales, from a file that --calibrate wrote. Without a file, all scales are 1.
     #[arg(long, value_name = "FILE")]
     pub scales: Option<PathBuf>,
 
     /// Serve the requests with a pool of f32 on the CPU, and write their static scales to FILE.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["scales", "check", "bench", "chat"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["scales", "bench", "chat"])]
     pub calibrate: Option<PathBuf>,
 
     /// Generating streams read only K positions of their context, selected by CHANNELS channels of the keys [CHANNELS:
     /// 16]. Without --labels the requests are served twice: the first pass reads all positions, chooses the channels
     /// and records the tokens; the second counts those that differ. A --bench of random weights takes the first
     /// channels.
-    #[arg(long, value_name = "K[,CHANNELS]", conflicts_with_all = ["calibrate", "check"])]
+    #[arg(long, value_name = "K[,CHANNELS]", conflicts_with = "calibrate")]
     pub sparse: Option<Sparse>,
 
     /// With --sparse: the channels, from a file that --save-labels wrote. Without --recall, the requests are then
@@ -189,7 +190,7 @@ pub struct Args {
         long,
         value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(DRAFTS_MAX)),
-        conflicts_with_all = ["calibrate", "bench", "check", "sparse"]
+        conflicts_with_all = ["calibrate", "bench", "sparse"]
     )]
     pub draft: Option<u32>,
 
@@ -205,8 +206,8 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub fail_every: Option<u64>,
 
-    /// Device of the model. --bench and --check need a GPU, which is their default.
-    #[arg(long, default_value = "cpu", default_value_ifs = [("bench", ArgPredicate::IsPresent, "cuda"), ("check", ArgPredicate::Equals("true".into()), "cuda")])]
+    /// Device of the model. --bench needs a GPU, which is its default.
+    #[arg(long, default_value = "cpu", default_value_if("bench", ArgPredicate::IsPresent, "cuda"))]
     pub backend: BackendName,
 
     /// GPUs among which the model's heads are divided (tensor parallel; needs NCCL).
@@ -217,11 +218,11 @@ pub struct Args {
     #[arg(long, value_name = "WAY")]
     pub sums: Option<SumsName>,
 
-    /// Measure a random model on a GPU, or sums over GPUs. Prints one row for each result.
-    #[arg(long, value_name = "PART", conflicts_with_all = ["chat", "prompt", "model", "check"])]
+    /// Measure a random model on a GPU. Prints one row for each result.
+    #[arg(long, value_name = "PART", conflicts_with_all = ["chat", "prompt", "model"])]
     pub bench: Option<Bench>,
 
-    /// Batch sizes of --bench decode, and numbers of rows of --bench sums.
+    /// Batch sizes of --bench decode.
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = at_least_one())]
     pub batch: Vec<u32>,
 
@@ -232,10 +233,6 @@ pub struct Args {
     /// Tokens of the prefix that all streams of --bench decode share.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub common: u32,
-
-    /// Check in every setting that a GPU's logits are within bounds of the CPU's: of --model, or of two built-in models.
-    #[arg(long, conflicts_with_all = ["chat", "prompt", "requests", "random_model"])]
-    pub check: bool,
 
     /// Threads for matrix products and attention [default: all cores].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -290,8 +287,6 @@ pub enum Bench {
     /// Time to the first token of a prompt with --context cached tokens in swap memory. After them, the prompt has 1
     /// new token, or an eighth of --context.
     Load,
-    /// Sums over GPUs for the rows of --batch, without a model.
-    Sums,
 }
 
 /// Transports of sums over GPUs.
@@ -313,71 +308,36 @@ impl From<SumsName> for kvarena_host::gpu::sums::Transport {
     }
 }
 
-/// Memory layouts of K and V.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LayoutName {
-    /// All pages of a layer are contiguous.
-    #[value(alias = "layer_first", alias = "layerfirst", alias = "layer")]
-    LayerFirst,
-    /// All layers of a page are contiguous.
-    #[value(alias = "page_first", alias = "pagefirst", alias = "page")]
-    PageFirst,
-}
+/// A value of an option: its name, other names, its description, and what it stands for.
+type Named<T> = (&'static str, &'static [&'static str], &'static str, T);
 
-impl From<LayoutName> for Layout {
-    fn from(name: LayoutName) -> Self {
-        match name {
-            LayoutName::LayerFirst => Layout::LayerFirst,
-            LayoutName::PageFirst => Layout::PageFirst,
-        }
-    }
-}
+const LAYOUTS: &[Named<Layout>] = &[
+    ("layer-first", &["layer_first", "layerfirst", "layer"], "All pages of a layer are contiguous", Layout::LayerFirst),
+    ("page-first", &["page_first", "pagefirst", "page"], "All layers of a page are contiguous", Layout::PageFirst),
+];
 
-/// Element types.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DtypeName {
-    /// IEEE binary32
-    #[value(alias = "float32", alias = "fp32")]
-    F32,
-    /// IEEE binary16
-    #[value(alias = "float16", alias = "fp16")]
-    F16,
-    /// bfloat16
-    #[value(alias = "bfloat16")]
-    Bf16,
-    /// e4m3
-    #[value(alias = "fp8_e4m3")]
-    Fp8,
-}
+const DTYPES: &[Named<KvDtype>] = &[
+    ("f32", &["float32", "fp32"], "IEEE binary32", KvDtype::F32),
+    ("f16", &["float16", "fp16"], "IEEE binary16", KvDtype::F16),
+    ("bf16", &["bfloat16"], "bfloat16", KvDtype::Bf16),
+    ("fp8", &["fp8_e4m3"], "e4m3", KvDtype::Fp8E4M3),
+];
 
-impl From<DtypeName> for KvDtype {
-    fn from(name: DtypeName) -> Self {
-        match name {
-            DtypeName::F32 => KvDtype::F32,
-            DtypeName::F16 => KvDtype::F16,
-            DtypeName::Bf16 => KvDtype::Bf16,
-            DtypeName::Fp8 => KvDtype::Fp8E4M3,
-        }
-    }
-}
+const SCALINGS: &[Named<Scaling>] = &[
+    ("static", &[], "From a file", Scaling::Static),
+    ("token", &["by-token"], "Computed at the store, for each token and head", Scaling::ByToken),
+];
 
-/// Sources of the scales of an fp8 pool.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ScalesName {
-    /// From a file.
-    Static,
-    /// Computed at the store, for each token and head.
-    #[value(alias = "by-token")]
-    Token,
-}
-
-impl From<ScalesName> for Scaling {
-    fn from(name: ScalesName) -> Self {
-        match name {
-            ScalesName::Static => Scaling::Static,
-            ScalesName::Token => Scaling::ByToken,
-        }
-    }
+/// Returns the parser of an option with these values.
+fn named<T: Copy + Send + Sync + 'static>(values: &'static [Named<T>]) -> impl TypedValueParser<Value = T> {
+    let possible = values.iter().map(|(name, others, description, _)| {
+        PossibleValue::new(*name).aliases(others.iter().copied()).help(*description)
+    });
+    PossibleValuesParser::new(possible).map(|given| {
+        let is_given = |name: &&str| name.eq_ignore_ascii_case(&given);
+        let found = values.iter().find(|(name, others, ..)| is_given(name) || others.iter().any(is_given));
+        found.expect("the parser accepts only these names").3
+    })
 }
 
 /// On or off.

@@ -1,5 +1,5 @@
 //! The demo: a small model explains words of kvarena, and the output shows the savings of the cache. It runs if the
-//! command line has no requests, model, `--chat`, `--serve`, `--json`, `--bench` or `--check`. Sparse reads without
+//! command line has no requests, model, `--chat`, `--serve`, `--json` or `--bench`. Sparse reads without
 //! `--labels`, or on the CPU, print its questions as requests instead.
 
 use std::collections::BTreeMap;

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! args, setup, work   the command line, and its conversion to a model, an engine's config and requests
-//! built_in            the models that the program contains
+//! built_in            the model that the program contains
 //! chat, demo, output  the program on a terminal
 //! http                OpenAI's API around the serving loop
-//! gpu                 set-up, checks and benches of the host on a GPU (feature `cuda`)
+//! gpu                 set-up, reports and benches of the host on a GPU (feature `cuda`)
 //! ```
 
 #![deny(missing_docs, unsafe_code)]

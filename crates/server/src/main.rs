@@ -33,6 +33,10 @@ use serde_json::json;
 static INTERRUPT: Interrupt = Interrupt::new();
 
 fn main() -> ExitCode {
+    if std::env::args().skip(1).eq(["--help", "fields"]) {
+        print!("{}", http::fields::table());
+        return ExitCode::SUCCESS;
+    }
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -61,9 +65,7 @@ fn run(args: &Args) -> Result<()> {
     }
     match args.backend {
         BackendName::Cpu if args.tp > 1 => Err(Error::request("--tp is for GPUs")),
-        BackendName::Cpu if args.check || args.bench.is_some() => {
-            Err(Error::request("--bench and --check are for GPUs"))
-        }
+        BackendName::Cpu if args.bench.is_some() => Err(Error::request("--bench is for GPUs")),
         BackendName::Cpu => on_cpu(args),
         BackendName::Cuda if args.calibrate.is_some() => Err(Error::request("--calibrate is for the CPU")),
         BackendName::Cuda => on_gpu(args),
@@ -77,7 +79,7 @@ fn on_cpu(args: &Args) -> Result<()> {
     let config = setup::engine_config(args, &shape, setup::POOL_BYTES)?;
     work.check(&shape, &config)?;
     if let Some(sparse) = args.sparse {
-        return sparsely(args, sparse, (shape, text, work), (cpu, config));
+        return sparsely(args, sparse, &shape, text, work, cpu, config);
     }
     let model = setup::model(args, &shape)?;
     let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
@@ -97,8 +99,11 @@ fn on_cpu(args: &Args) -> Result<()> {
 fn sparsely(
     args: &Args,
     sparse: Sparse,
-    (shape, text, work): (ModelConfig, Text, Work),
-    (cpu, config): (CpuOptions, EngineConfig),
+    shape: &ModelConfig,
+    text: Text,
+    work: Work,
+    cpu: CpuOptions,
+    config: EngineConfig,
 ) -> Result<()> {
     let given = args.labels.as_deref().map(channels::read).transpose()?;
     let count = sparse.channels(given.as_ref().map(LabelChannels::channels))?;
@@ -109,7 +114,7 @@ fn sparsely(
         return Err(Error::request("--sparse with --chat or --serve needs --labels"));
     }
     let open = |config, labels| Engine::new(config, CpuOptions { labels, ..cpu.clone() }).map_err(setup::no_engine);
-    let model = &setup::model(args, &shape)?;
+    let model = &setup::model(args, shape)?;
     let reader = Reader::new(sparse.top, args.recall.then(|| Recall::new(table)));
     let runner = CpuRunner::new(model).read_sparsely(reader);
     let policy = setup::policy(args, &model.config)?;
@@ -138,15 +143,27 @@ fn sparsely(
         channels::write(path, &labels)?;
     }
     let mut server = Server::new(runner, open(kept, Some(labels))?, policy);
-    submit(&mut server, &requests)?;
-    let mut printer = printer(args, &text, &requests);
-    let mut change = Change::new(&mut printer, &recorded);
-    server.run(&mut change)?;
-    let change = change.count();
-    printer.finish()?;
+    let change = print_change(args, &text, &requests, &mut server, &recorded)?;
     report(args, &server);
     report_sparse(args, change, server.runner().reader().and_then(Reader::recall));
     Ok(())
+}
+
+/// Serves requests with sparse reads, and counts the tokens that differ from the recorded ones.
+fn print_change<R: Runner>(
+    args: &Args,
+    text: &Text,
+    requests: &[Request],
+    server: &mut Server<R>,
+    recorded: &RecordedTokens<'_>,
+) -> Result<Count> {
+    submit(server, requests)?;
+    let mut printer = printer(args, text, requests);
+    let mut change = Change::new(&mut printer, recorded);
+    server.run(&mut change)?;
+    let change = change.count();
+    printer.finish()?;
+    Ok(change)
 }
 
 fn report_sparse(args: &Args, change: Count, recall: Option<&Recall>) {
@@ -166,9 +183,6 @@ fn report_sparse(args: &Args, change: Count, recall: Option<&Recall>) {
 #[cfg(feature = "cuda")]
 fn on_gpu(args: &Args) -> Result<()> {
     use kvarena_server::gpu;
-    if args.check {
-        return gpu::check::run(args, &mut stdout().lock());
-    }
     if let Some(part) = args.bench {
         return gpu::bench::run(args, part, &mut stdout().lock());
     }
@@ -225,12 +239,7 @@ fn measured_on_gpu(
     }
     let reading = Some(Reading { top: sparse.top, labels });
     let mut server = loaded.server(args, runner, reading)?;
-    submit(&mut server, requests)?;
-    let mut printer = printer(args, text, requests);
-    let mut change = Change::new(&mut printer, &recorded);
-    server.run(&mut change)?;
-    let change = change.count();
-    printer.finish()?;
+    let change = print_change(args, text, requests, &mut server, &recorded)?;
     report_on_gpu(args, &server);
     report_sparse(args, change, None);
     Ok(())
@@ -238,13 +247,13 @@ fn measured_on_gpu(
 
 #[cfg(feature = "cuda")]
 fn report_on_gpu(args: &Args, server: &Server<impl kvarena_host::gpu::runner::OnGpu>) {
-    let times = kvarena_server::gpu::report::Times::of(server);
+    let (json, line) = kvarena_server::gpu::report::report(server);
     if args.json {
-        println!("{}", times.json());
+        println!("{json}");
     }
     report(args, server);
     if !args.quiet {
-        eprint!("{}", times.text());
+        eprint!("{line}");
     }
 }
 

@@ -7,8 +7,8 @@ use kvarena::{
 };
 use serde_json::{Value, json};
 
-use crate::args::{Args, BackendName, ScalesName, Shape, Switch};
-use crate::built_in::{GLOSSARY, glossary_text};
+use crate::args::{Args, BackendName, Shape, Switch};
+use crate::built_in;
 use crate::http::announcer::{EVENT_PAGES_MAX, HASHING};
 use crate::http::options::GenerationConfig;
 use kvarena_host::calibrate;
@@ -49,8 +49,8 @@ pub fn model_files(args: &Args) -> Result<(ModelConfig, Text)> {
             Ok((config, text))
         }
         (None, None) => {
-            let config = GLOSSARY.config()?;
-            let text = glossary_text(config.vocab, template)?;
+            let config = built_in::config()?;
+            let text = built_in::text(config.vocab, template)?;
             Ok((config, text))
         }
     }
@@ -65,7 +65,7 @@ pub fn model(args: &Args, config: &ModelConfig) -> Result<Model> {
     match &args.model {
         _ if args.random_model.is_some() => Model::build(config, &mut Random { seed: args.seed }),
         Some(dir) => Model::build(config, &mut *checkpoint::open(dir)?),
-        None => Model::build(config, &mut GLOSSARY.checkpoint()?),
+        None => Model::build(config, &mut built_in::checkpoint()?),
     }
 }
 
@@ -120,69 +120,37 @@ pub fn config_of(shape: Shape) -> Result<ModelConfig> {
 }
 
 fn json_of(shape: Shape) -> Value {
-    match shape {
-        Shape::Qwen3_0_6B => json!({
-            "architectures": ["Qwen3ForCausalLM"],
-            "dtype": "bfloat16",
-            "head_dim": 128,
-            "hidden_size": 1024,
-            "intermediate_size": 3072,
-            "max_position_embeddings": 40960,
-            "num_attention_heads": 16,
-            "num_hidden_layers": 28,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1_000_000,
-            "tie_word_embeddings": true,
-            "vocab_size": 151_936,
-        }),
-        Shape::Qwen3_8B => json!({
-            "architectures": ["Qwen3ForCausalLM"],
-            "head_dim": 128,
-            "hidden_size": 4096,
-            "intermediate_size": 12288,
-            "max_position_embeddings": 40960,
-            "num_attention_heads": 32,
-            "num_hidden_layers": 36,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1_000_000,
-            "vocab_size": 151_936,
-        }),
-        Shape::Llama3_1_8B => json!({
-            "architectures": ["LlamaForCausalLM"],
-            "head_dim": 128,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "max_position_embeddings": 131_072,
-            "num_attention_heads": 32,
-            "num_hidden_layers": 32,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500_000,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            },
-            "vocab_size": 128_256,
-        }),
-        Shape::LlamaTiny64 => json!({
-            "architectures": ["LlamaForCausalLM"],
-            "head_dim": 64,
-            "hidden_size": 256,
-            "intermediate_size": 512,
-            "max_position_embeddings": 2048,
-            "num_attention_heads": 4,
-            "num_hidden_layers": 3,
-            "num_key_value_heads": 2,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 500_000,
-            "vocab_size": 512,
-        }),
+    let (qwen, llama) = ("Qwen3ForCausalLM", "LlamaForCausalLM");
+    let (architecture, layers, hidden, intermediate, heads, head_dim, vocab, positions) = match shape {
+        Shape::Qwen3_0_6B => (qwen, 28, 1024, 3072, [16, 8], 128, 151_936, 40_960),
+        Shape::Qwen3_8B => (qwen, 36, 4096, 12_288, [32, 8], 128, 151_936, 40_960),
+        Shape::Llama3_1_8B => (llama, 32, 4096, 14_336, [32, 8], 128, 128_256, 131_072),
+        Shape::LlamaTiny64 => (llama, 3, 256, 512, [4, 2], 64, 512, 2048),
+    };
+    let mut config = json!({
+        "architectures": [architecture],
+        "head_dim": head_dim,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": positions,
+        "num_attention_heads": heads[0],
+        "num_hidden_layers": layers,
+        "num_key_value_heads": heads[1],
+        "rms_norm_eps": if shape == Shape::Llama3_1_8B { 1e-5 } else { 1e-6 },
+        "rope_theta": if architecture == qwen { 1_000_000 } else { 500_000 },
+        "tie_word_embeddings": shape == Shape::Qwen3_0_6B,
+        "vocab_size": vocab,
+    });
+    if shape == Shape::Llama3_1_8B {
+        config["rope_scaling"] = json!({
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        });
     }
+    config
 }
 
 /// Returns the engine's config from the command line. The pool has at most `pool_bytes` bytes, unless the command line
@@ -197,16 +165,16 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
             "--calibrate is not for models with latent attention: their rows have no static scales",
         ));
     }
-    let dtype = if args.calibrate.is_some() { KvDtype::F32 } else { args.kv_dtype.into() };
+    let dtype = if args.calibrate.is_some() { KvDtype::F32 } else { args.kv_dtype };
     let mut pool = PoolConfig {
         layers: model.layers as u32,
         groups: groups(args, model)?,
         shape: model.kv_shape(),
         dtype,
-        scaling: if dtype.is_quantised() { args.kv_scales.into() } else { Scaling::Static },
+        scaling: if dtype.is_quantised() { args.kv_scales } else { Scaling::Static },
         page_size: args.page_size,
         capacity: Capacity::Pages(1),
-        layout: args.layout.into(),
+        layout: args.layout,
         ..PoolConfig::default()
     };
     let policy = policy(args, model)?;
@@ -303,7 +271,7 @@ pub fn cpu_options(args: &Args) -> Result<CpuOptions> {
 /// See [`cpu_options`].
 pub fn scales(args: &Args) -> Result<Option<KvScales>> {
     let Some(path) = &args.scales else { return Ok(None) };
-    let given = KvDtype::from(args.kv_dtype).is_quantised() && args.kv_scales == ScalesName::Static;
+    let given = args.kv_dtype.is_quantised() && args.kv_scales == Scaling::Static;
     if !given {
         let wanted = "--scales are for --kv-dtype fp8 --kv-scales static";
         return Err(Error::request(wanted));

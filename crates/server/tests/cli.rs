@@ -4,18 +4,18 @@ mod common;
 
 use common::byte_tokenizer::byte_tokenizer;
 use common::files::Dir;
-use common::{run_server, tiny};
+use common::{MODEL, REQUEST, Ran, folder, refuses, run_server, serve_twice, tiny};
 use serde_json::{Value, json};
 
-fn lines(out: &str) -> Vec<Value> {
-    out.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
+/// Returns the tokens of each line of a run.
+fn tokens(ran: Ran) -> Vec<Value> {
+    ran.lines().into_iter().map(|mut line| line["tokens"].take()).collect()
 }
 
 /// Without arguments the program prints answers and the savings of the cache.
 #[test]
 fn the_command_of_the_readme_explains_words() {
-    let ran = run_server(&[], "");
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let ran = run_server(&[], "").ok();
     for (question, answer) in [
         ("> What is a page?", "a page is room for the keys and values of a few tokens in all layers."),
         ("> What is the fence?", "the fence keeps pages that were given up until no kernel can"),
@@ -30,40 +30,28 @@ fn the_command_of_the_readme_explains_words() {
     for word in ["tokens/s", "time to first token", "reuse"] {
         assert!(ran.err.contains(word), "{word} is not in: {}", ran.err);
     }
-    let json = run_server(&["--json"], "");
-    assert!(lines(&json.out).iter().all(|line| line["text"].is_string()), "{}", json.out);
-    assert_eq!(lines(&json.out).len(), 8);
+    let lines = run_server(&["--json"], "").lines();
+    assert_eq!(lines.iter().filter(|line| line["text"].is_string()).count(), 8);
 }
 
 #[test]
 fn a_gguf_file_is_a_model() {
-    let folder = common::dir("gguf");
-    let (file, shown) = (folder.join("llama.gguf"), folder.display());
-    let golden = std::fs::read(folder.join("models.json")).expect("the file exists");
+    let dir = folder("gguf");
+    let golden = std::fs::read(format!("{dir}/models.json")).expect("the file exists");
     let golden: Value = serde_json::from_slice(&golden).expect("JSON");
     let case = &golden["llama"]["cases"][1];
     let request = json!({ "prompt": case["prompt"], "max_new_tokens": 20 }).to_string();
     let args = ["--requests", "-", "--json", "--ignore-eos", "--kv-dtype", "f32", "--model"];
-    let serve = |path: &std::path::Path| {
-        let path = path.to_str().expect("a path");
-        run_server(&[&args[..], &[path]].concat(), &request)
-    };
-    let ran = serve(&file);
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert_eq!(lines(&ran.out)[0]["tokens"], case["tokens"]);
-
-    let ran = serve(&folder.join("none.gguf"));
+    let ran = run_server(&[&args[..], &[&format!("{dir}/llama.gguf")]].concat(), &request);
+    assert_eq!(ran.lines()[0]["tokens"], case["tokens"]);
     let missing = "none.gguf: give the path of a GGUF file or of a model folder";
-    assert!(ran.code == Some(3) && ran.err.contains(missing), "{}", ran.err);
-    let ran = serve(&folder);
-    let step = format!("give one of them, such as --model {shown}/gemma3.gguf");
-    assert!(ran.code == Some(3) && ran.err.contains(&step), "{}", ran.err);
+    refuses(&["--model", &format!("{dir}/none.gguf")], MODEL, &[missing]);
+    refuses(&["--model", &dir], MODEL, &[&format!("give one of them, such as --model {dir}/gemma3.gguf")]);
 }
 
 #[test]
 fn a_chat_with_the_glossary_explains_its_words() {
-    let ran = run_server(&["--chat"], "what is a slot?\nand what is a zebra?\n");
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let ran = run_server(&["--chat"], "what is a slot?\nand what is a zebra?\n").ok();
     let slot = "a slot is the place of one token in the pool: page times page size plus offset.";
     let lines: Vec<&str> = ran.out.lines().map(str::trim).collect();
     assert_eq!(lines.len(), 2, "no prompt sign without a terminal: {}", ran.out);
@@ -117,18 +105,11 @@ fn requests_and_answers_are_json_lines() {
         &["--fail-every", "5", "--overlap", "--backend", "cpu", "--prefix", "on", "--threads", "1"],
     ];
     for model in common::MODELS {
-        let (dir, files) = (common::dir(model), Dir::new());
-        let cases = common::cases(model);
-        let request =
-            |case: &common::Case| json!({ "prompt": case.prompt, "max_new_tokens": case.tokens.len() }).to_string();
-        let text: Vec<String> = cases.iter().map(request).collect();
-        let file = files.write("requests.jsonl", text.join("\n"));
-        let paths = [dir.to_str().expect("UTF-8"), file.to_str().expect("UTF-8")];
+        let (files, cases) = (Dir::new(), common::cases(model));
+        let file = files.write("requests.jsonl", common::golden_requests(model));
+        let fixed = ["--model", &folder(model), "--requests", file.to_str().expect("UTF-8"), "--json"];
         for options in options {
-            let arguments = [&["--model", paths[0], "--requests", paths[1], "--json"], options].concat();
-            let ran = run_server(&arguments, "");
-            assert_eq!(ran.code, Some(0), "{}", ran.err);
-            let lines = lines(&ran.out);
+            let lines = run_server(&[&fixed[..], options].concat(), "").lines();
             assert_eq!(lines.len(), cases.len());
             for (number, (line, case)) in lines.iter().zip(&cases).enumerate() {
                 assert_eq!(line["index"], number);
@@ -154,11 +135,7 @@ fn scales_are_measured_and_given() {
     let file = files.write("scales.json", "");
     let path = file.to_str().expect("UTF-8");
     let requests = ["--prompt", "5 6 7 8 9", "--prompt", "9 8 7", "--max-new-tokens", "12", "--json"];
-    let run = |options: &[&str]| {
-        let ran = tiny(&[&requests[..], options].concat(), "");
-        assert_eq!(ran.code, Some(0), "{}", ran.err);
-        lines(&ran.out)
-    };
+    let run = |options: &[&str]| tiny(&[&requests[..], options].concat(), "").lines();
     let plain = run(&["--kv-dtype", "f32"]);
     assert_eq!(run(&["--calibrate", path]), plain, "measuring changes no token");
     let written = std::fs::read_to_string(&file).expect("the file is written");
@@ -180,9 +157,9 @@ fn first_logits_are_printed_on_request() {
     let request = |case: &common::Case| json!({ "prompt": case.prompt, "max_new_tokens": 1 });
     let input: Vec<String> = cases.iter().map(|case| request(case).to_string()).collect();
     let options = ["--requests", "-", "--json", "--first-logits", "8", "--kv-dtype", "f32"];
-    let ran = tiny(&options, &input.join("\n"));
-    assert_eq!(lines(&ran.out).len(), cases.len());
-    for (line, case) in lines(&ran.out).iter().zip(cases) {
+    let lines = tiny(&options, &input.join("\n")).lines();
+    assert_eq!(lines.len(), cases.len());
+    for (line, case) in lines.iter().zip(cases) {
         let logits = line["first_logits"].as_array().expect("a list");
         assert_eq!(logits.len(), 8);
         for (actual, expected) in logits.iter().zip(case.first_logits_head) {
@@ -195,23 +172,11 @@ fn first_logits_are_printed_on_request() {
 /// A model with windows generates the same tokens if its pool holds one request and its pages return from swap memory.
 #[test]
 fn swap_memory_keeps_the_pages_of_all_groups() {
-    let prompt = |n: usize| (0..96).map(|i| (7 * n + i * i) % 500).collect::<Vec<_>>();
-    let requests: String =
-        (0..4).chain(0..4).map(|n| json!({ "prompt": prompt(n), "max_new_tokens": 4 }).to_string() + "\n").collect();
-    let serve = |cache: &[&str]| {
-        let model = common::dir("gemma3-tiny");
-        let path = model.to_str().expect("a path");
-        let plain = ["--model", path, "--json", "--requests", "-", "--concurrency", "1"];
-        let ran = run_server(&[&plain[..], &["--pages", "24"], cache].concat(), &requests);
-        assert_eq!(ran.code, Some(0), "{}", ran.err);
-        let words: Vec<Value> = lines(&ran.out).iter().map(|line| line["tokens"].clone()).collect();
-        assert_eq!(words.len(), 8, "{}", ran.out);
-        let line = ran.err.lines().find(|line| line.starts_with("swap memory"));
-        (words, line.unwrap_or_default().to_owned())
-    };
+    let fixed = ["--model", &folder("gemma3-tiny"), "--pages", "24"];
+    let serve = |cache: &[&str]| serve_twice(&[], &[&fixed[..], cache].concat(), 96);
     let (expected, _) = serve(&[]);
-    let (words, line) = serve(&["--swap-space", "0.01"]);
-    assert_eq!(words, expected);
+    let (tokens, line) = serve(&["--swap-space", "0.01"]);
+    assert_eq!(tokens, expected);
     assert!(line.contains(" loaded") && !line.contains(" 0 loaded"), "{line}");
 }
 
@@ -227,8 +192,8 @@ fn samples_share_the_prompt() {
     for options in options {
         let fixed = ["--requests", "-", "--json", "--kv-dtype", "f32"];
         let ran = tiny(&[&fixed[..], options].concat(), &input);
-        assert_eq!(ran.code, Some(0), "{}", ran.err);
-        let lines = lines(&ran.out);
+        let forks = ran.err.contains("forks 6");
+        let lines = ran.lines();
         assert_eq!(lines.len(), 8);
         for (number, line) in lines.iter().enumerate() {
             assert_eq!(line["index"], number / 4);
@@ -240,7 +205,7 @@ fn samples_share_the_prompt() {
         sampled.push(tokens);
         if options.is_empty() || options == ["--overlap"] {
             assert_eq!(lines[1]["cached_tokens"], case.prompt.len());
-            assert!(ran.err.contains("forks 6"), "{}", ran.err);
+            assert!(forks, "{options:?}");
         }
     }
     assert!(sampled.iter().all(|tokens| *tokens == sampled[0]), "batching changes no sample");
@@ -258,7 +223,6 @@ fn stop_tokens_and_cancelled_clients_end_a_stream() {
         json!({ "prompt": case.prompt, "max_new_tokens": 20 }),
     ];
     let input = requests.map(|request| request.to_string()).join("\n");
-    let dir = common::dir("llama-tiny");
     for options in [
         &[][..],
         &["--overlap"],
@@ -266,16 +230,15 @@ fn stop_tokens_and_cancelled_clients_end_a_stream() {
         &["--overlap", "--concurrency", "1"],
         &["--draft", "7", "--draft-tree"],
     ] {
-        let fixed = ["--model", dir.to_str().expect("UTF-8"), "--requests", "-", "--json"];
+        let fixed = ["--model", &folder("llama-tiny"), "--requests", "-", "--json"];
         let ran = run_server(&[&fixed[..], options].concat(), &input);
-        assert_eq!(ran.code, Some(0), "{}", ran.err);
-        let (lines, lengths) = (lines(&ran.out), [3, 5, 0, 0, 20]);
+        assert!(ran.err.contains("cancelled 2"), "{}", ran.err);
+        let (lines, lengths) = (ran.lines(), [3, 5, 0, 0, 20]);
         assert_eq!(lines.len(), lengths.len(), "{options:?}");
         for (line, len) in lines.iter().zip(lengths) {
             assert_eq!(line["tokens"], json!(case.tokens[..len]), "{options:?}");
             assert_eq!(line.get("cancelled").is_some(), line["index"] == 1 || line["index"] == 2);
         }
-        assert!(ran.err.contains("cancelled 2"), "{}", ran.err);
     }
 }
 
@@ -287,9 +250,8 @@ fn namespaces_are_served_with_hashed_pages() {
     let input = [0, 1, 2, 1].map(|namespace| request(namespace).to_string()).join("\n");
     let fixed = ["--requests", "-", "--json", "--concurrency", "1"];
     for options in [&[][..], &["--kv-events", "tcp://127.0.0.1:0"]] {
-        let ran = tiny(&[&fixed[..], options].concat(), &input);
-        assert_eq!(ran.code, Some(0), "{}", ran.err);
-        let cached: Vec<Value> = lines(&ran.out).iter().map(|line| line["cached_tokens"].clone()).collect();
+        let lines = tiny(&[&fixed[..], options].concat(), &input).lines();
+        let cached: Vec<Value> = lines.iter().map(|line| line["cached_tokens"].clone()).collect();
         assert_eq!(cached, [0, 0, 0, 16], "{options:?}");
     }
 }
@@ -303,9 +265,9 @@ fn a_correct_prediction_saves_steps() {
     let run = |options: &[&str]| {
         let fixed = ["--requests", "-", "--json", "--kv-dtype", "f32"];
         let ran = tiny(&[&fixed[..], options].concat(), &request.to_string());
-        assert_eq!(ran.code, Some(0), "{}", ran.err);
-        assert_eq!(lines(&ran.out)[0]["tokens"], json!(case.tokens), "{options:?}");
-        ran.err
+        let err = ran.err.clone();
+        assert_eq!(tokens(ran), [json!(case.tokens)], "{options:?}");
+        err
     };
     assert!(!run(&[]).contains("drafts:"), "no drafts were requested");
     // The prompt's step generates the first of 20 tokens. Each later step generates up to 7.
@@ -322,8 +284,7 @@ fn a_chat_reuses_its_last_turn() {
     let template = files.write("joined.jinja", common::JOINED);
     let template = template.to_str().expect("UTF-8");
     let chat = ["--chat", "--chat-template", template, "--max-new-tokens", "20"];
-    let ran = tiny(&[&chat[..], &["--page-size", "1"]].concat(), "344 506 214\n7\n");
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let ran = tiny(&[&chat[..], &["--page-size", "1"]].concat(), "344 506 214\n7\n").ok();
     assert_eq!(ran.out.lines().count(), 2);
     assert!(ran.out.lines().all(|line| line.split_whitespace().count() == 20));
     // The last generated token has no K and V.
@@ -336,13 +297,11 @@ fn a_chat_reuses_its_last_turn() {
 #[test]
 fn equal_lines_draw_different_tokens() {
     let line = |seed: &str| format!("{{\"prompt\": [344, 506], \"max_new_tokens\": 20, \"temperature\": 2{seed}}}\n");
-    let plain = tiny(&["--requests", "-", "--json"], &line("").repeat(3)).out;
-    let tokens: Vec<Value> = lines(&plain).iter().map(|line| line["tokens"].clone()).collect();
-    assert!(tokens[0] != tokens[1] && tokens[1] != tokens[2] && tokens[0] != tokens[2], "{plain}");
-    let seeded = line(", \"seed\": 0").repeat(2) + &line("");
-    let seeded = lines(&tiny(&["--requests", "-", "--json"], &seeded).out);
-    let seeded: Vec<&Value> = seeded.iter().map(|line| &line["tokens"]).collect();
-    assert_eq!(seeded, [&tokens[0], &tokens[0], &tokens[2]]);
+    let draw = |lines: String| tokens(tiny(&["--requests", "-", "--json"], &lines));
+    let plain = draw(line("").repeat(3));
+    assert!(plain[0] != plain[1] && plain[1] != plain[2] && plain[0] != plain[2], "{plain:?}");
+    let seeded = draw(line(", \"seed\": 0").repeat(2) + &line(""));
+    assert_eq!(seeded, [&plain[0], &plain[0], &plain[2]].map(Value::clone));
 }
 
 /// Returns a model with a tokenizer of single bytes.
@@ -357,13 +316,8 @@ fn text_uses_the_models_own_tokenizer() {
     let dir = with_tokenizer(256);
     let path = dir.path().to_str().expect("UTF-8");
     let common = ["--max-new-tokens", "9", "--json"];
-    let run = |more: &[&str]| {
-        let ran = run_server(&[&common[..], more].concat(), "");
-        assert_eq!(ran.code, Some(0), "{}", ran.err);
-        lines(&ran.out).swap_remove(0)
-    };
-    let tiny = common::dir("qwen3-tiny");
-    let ids = run(&["--model", tiny.to_str().expect("UTF-8"), "--prompt", "65 122"]);
+    let run = |more: &[&str]| run_server(&[&common[..], more].concat(), "").lines().swap_remove(0);
+    let ids = run(&["--model", &folder("qwen3-tiny"), "--prompt", "65 122"]);
     let text = run(&["--model", path, "--prompt", "Az", "--ignore-eos"]);
     assert_eq!(text["tokens"], ids["tokens"]);
     let live = ["--model", path, "--prompt", "Az", "--ignore-eos", "--max-new-tokens", "9"];
@@ -380,9 +334,7 @@ fn text_uses_the_models_own_tokenizer() {
 fn a_tokenizer_past_the_vocabulary_is_refused() {
     let dir = with_tokenizer(513);
     let path = dir.path().to_str().expect("UTF-8");
-    let ran = run_server(&["--model", path, "--prompt", "A"], "");
-    assert_eq!(ran.code, Some(3), "{}", ran.err);
-    assert!(ran.err.contains("id 512") && ran.err.contains("512 tokens"), "{}", ran.err);
+    refuses(&["--model", path, "--prompt", "A"], MODEL, &["id 512", "512 tokens"]);
 }
 
 #[test]
@@ -397,8 +349,7 @@ fn a_chat_is_written_by_the_models_own_template() {
     dir.write("tokenizer_config.json", config.to_string());
     let arguments = ["--model", path, "--max-new-tokens", "1", "--page-size", "1"];
     let chat = [&arguments[..], &["--chat", "--system", "be kind"]].concat();
-    let ran = run_server(&chat, " hello \n");
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let ran = run_server(&chat, " hello \n").ok();
     let written = "^[system] be kind\n[user] hello\n>";
     let plain = run_server(&[&arguments[..], &["--prompt", written]].concat(), "");
     assert_eq!(ran.out, plain.out, "the template's text is the prompt");
@@ -406,26 +357,29 @@ fn a_chat_is_written_by_the_models_own_template() {
     let refusing = json!({ "chat_template": "{{ raise_exception('no system message') }}" });
     dir.write("tokenizer_config.json", refusing.to_string());
     let ran = run_server(&chat, "hello\n");
-    assert_eq!(ran.code, Some(2));
-    assert!(ran.err.contains("no system message"), "{}", ran.err);
+    assert!(ran.code == Some(REQUEST) && ran.err.contains("no system message"), "{}", ran.err);
     dir.write("tokenizer_config.json", json!({ "chat_template": "{% for %}" }).to_string());
-    let ran = run_server(&chat, "hello\n");
-    assert_eq!(ran.code, Some(3), "{}", ran.err);
+    refuses(&chat, MODEL, &[]);
 }
 
-/// The README has a row for each option of `--serve`; the row of a limit has its default and its tests.
 #[test]
-fn the_readme_lists_the_options_of_the_server() {
+fn the_documentation_lists_the_fields_of_requests() {
+    assert_eq!(include_str!("../FIELDS.md"), run_server(&["--help", "fields"], "").out);
+}
+
+/// HTTP.md has a row for each option of `--serve`; the row of a limit has its default and its tests.
+#[test]
+fn the_documentation_lists_the_options_of_the_server() {
     let help = run_server(&["--help"], "").out;
     let (_, options) = help.split_once("Options of --serve:").expect("the heading");
-    let readme = include_str!("../README.md");
+    let readme = include_str!("../HTTP.md");
     let mut limits = 0;
     for option in options.split("\n      --").skip(1) {
         let name = format!("--{}", option.split_whitespace().next().expect("a name"));
         let is_its = |cells: &Vec<&str>| cells[0].split([' ', '`']).any(|word| word == name);
         let rows = readme.lines().filter_map(|line| line.strip_prefix('|')?.strip_suffix('|'));
         let mut rows = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
-        let cells = rows.find(is_its).unwrap_or_else(|| panic!("README.md lacks {name}"));
+        let cells = rows.find(is_its).unwrap_or_else(|| panic!("HTTP.md lacks {name}"));
         let [_, _, default, _, tests] = cells[..] else { continue };
         limits += 1;
         let (_, given) = option.split_once("[default: ").expect("a limit has a default");
@@ -455,7 +409,7 @@ fn names_its_tests(cell: &str) {
 #[test]
 fn a_key_that_is_too_long_is_refused() {
     let key = "k".repeat(513);
-    let ran = run_server(&["--serve", "127.0.0.1:0", "--api-key", &key], "");
-    assert_eq!(ran.code, Some(2), "{}", ran.err);
-    assert!(ran.err.contains("512") && !ran.err.contains("kkkk"), "{}", ran.err);
+    let arguments = ["--serve", "127.0.0.1:0", "--api-key", &key];
+    refuses(&arguments, REQUEST, &["512"]);
+    assert!(!run_server(&arguments, "").err.contains("kkkk"));
 }

@@ -9,22 +9,8 @@ use std::path::Path;
 use common::byte_tokenizer::byte_tokenizer;
 use common::files::Dir;
 use common::listening::Listening;
-use common::{JOINED, Ran, run_server};
+use common::{JOINED, MODEL, REQUEST, folder, refuses, run_server};
 use serde_json::{Value, json};
-
-const REQUEST: i32 = 2;
-const MODEL: i32 = 3;
-
-/// Runs the program, and expects an error that contains these words.
-#[track_caller]
-fn refuses(arguments: &[&str], code: i32, words: &[&str]) {
-    let Ran { code: actual, out, err } = run_server(arguments, "hello\n");
-    assert_eq!((actual, &out[..]), (Some(code), ""), "{err}");
-    for word in words {
-        assert!(err.contains(word), "{word:?} is not in: {err}");
-    }
-    assert_eq!(err.trim().lines().count(), 1, "{err}");
-}
 
 fn path(dir: &Dir) -> &str {
     dir.path().to_str().expect("UTF-8")
@@ -86,8 +72,7 @@ fn git_lfs_pointers_are_named() {
 fn a_token_past_the_vocabulary_is_refused_where_it_is_used() {
     let dir = with_image_token();
     let model = ["--model", path(&dir), "--max-new-tokens", "2"];
-    let ran = run_server(&[&model[..], &["--prompt", "A"]].concat(), "");
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    run_server(&[&model[..], &["--prompt", "A"]].concat(), "").ok();
     let past = ["token 512 is past the model's vocabulary of 512"];
     refuses(&[&model[..], &["--prompt", "<image_soft_token>"]].concat(), REQUEST, &past);
     let request = dir.write("requests.jsonl", r#"{"prompt": [65, 512]}"#);
@@ -105,7 +90,7 @@ fn a_chat_needs_a_template() {
     let template = ["--chat-template", template.to_str().expect("UTF-8")];
     let chat = run_server(&[&model[..], &template, &["--chat"]].concat(), "hello\n");
     let prompt = run_server(&[&model[..], &["--prompt", "hello"]].concat(), "");
-    assert_eq!((chat.code, &chat.out), (Some(0), &prompt.out), "{}", chat.err);
+    assert_eq!(chat.ok().out, prompt.out);
     let nothing = ["--chat", "--chat-template", "/nowhere.jinja"];
     refuses(&[&model[..], &nothing].concat(), REQUEST, &["cannot read /nowhere.jinja"]);
     // A fault of the model's own files is not one of the command line.
@@ -203,41 +188,29 @@ fn weights_are_read_last() {
     first(&serve, MODEL, &["chat template"]);
 }
 
-/// The message about a pool that is too small contains the number of pages that suffices.
+/// The message about a pool that is too small contains the number of pages that suffices, and the number of tokens that
+/// the pool holds.
 #[test]
 fn pages_of_all_groups_are_counted() {
-    let gemma = common::dir("gemma3-tiny");
-    let prompt: Vec<String> = (0..200).map(|i| (i % 50).to_string()).collect();
-    let prompt = prompt.join(" ");
-    let fixed = ["--model", gemma.to_str().expect("UTF-8"), "--prompt", &prompt, "--chunk", "32"];
-    let serve = |pages: u32, new_tokens: &str| {
-        let pages = pages.to_string();
-        let more = ["--pages", &pages, "--max-new-tokens", new_tokens];
-        run_server(&[&fixed[..], &more].concat(), "")
+    let gemma = folder("gemma3-tiny");
+    let serve = |pages: usize, tokens: usize| {
+        let (pages, prompt) = (pages.to_string(), vec!["7"; tokens].join(" "));
+        let fixed = ["--model", &gemma, "--chunk", "32", "--max-new-tokens", "1"];
+        run_server(&[&fixed[..], &["--prompt", &prompt, "--pages", &pages]].concat(), "")
     };
-    let ran = serve(13, "1");
-    assert_eq!(ran.code, Some(REQUEST), "{}", ran.err);
-    let needed = ran.err.split_once("200 tokens take up to ").expect(&ran.err).1;
-    let needed: u32 = needed.split(' ').next().expect("a word").parse().expect("a number");
-    assert!(ran.err.contains("each group of layers takes pages of its own"), "{}", ran.err);
-    assert!(ran.err.contains("it has 13 (--pages)"), "{}", ran.err);
-    assert!(needed > 13, "{needed}");
-    let ran = serve(needed, "1");
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
-    let ran = serve(needed - 1, "1");
-    assert!(ran.err.contains(&format!("up to {needed} pages of 16")), "{}", ran.err);
-    // The number of tokens that the message states fits, and one more does not.
-    let holds = ran.err.split_once("the pool holds ").expect(&ran.err).1;
-    let holds: usize = holds.split(':').next().expect("a word").parse().expect("a number");
-    let prompts = |len: usize| vec!["7"; len].join(" ");
-    for (len, code) in [(holds, 0), (holds + 1, REQUEST)] {
-        let pages = (needed - 1).to_string();
-        let prompt = prompts(len);
-        let model = gemma.to_str().expect("UTF-8");
-        let arguments = ["--model", model, "--prompt", &prompt, "--chunk", "32", "--pages", &pages];
-        let ran = run_server(&[&arguments[..], &["--max-new-tokens", "1"]].concat(), "");
-        assert_eq!(ran.code, Some(code), "{}", ran.err);
-    }
+    let number = |err: &str, before: &str| -> usize {
+        let rest = err.split_once(before).expect(err).1;
+        rest.split([' ', ':']).next().expect("a word").parse().expect("a number")
+    };
+    let err = serve(13, 200).err;
+    let needed = number(&err, "200 tokens take up to ");
+    assert!(err.contains("each group of layers takes pages of its own"), "{err}");
+    assert!(err.contains("it has 13 (--pages)") && needed > 13, "{err}");
+    serve(needed, 200).ok();
+    let err = serve(needed - 1, 200).err;
+    assert_eq!(number(&err, "200 tokens take up to "), needed, "{err}");
+    let holds = number(&err, "the pool holds ");
+    assert_eq!([holds, holds + 1].map(|tokens| serve(needed - 1, tokens).code), [Some(0), Some(REQUEST)]);
 }
 
 /// The program contains no path of its build, except the core's sources in messages of panics and the folders of debug

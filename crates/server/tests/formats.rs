@@ -5,18 +5,16 @@ mod common;
 
 use std::fs;
 
+use common::contiguous;
 use common::files::Dir;
 use common::run_server;
-use common::serving::CollectedStreams;
+use common::serving::{Setting, serve};
 use half::{bf16, f16};
-use kvarena::{Capacity, CpuOptions, Dtype, Engine, EngineConfig, KvDtype, PoolConfig};
+use kvarena::Dtype;
 use kvarena_host::config::ModelConfig;
-use kvarena_host::contiguous;
-use kvarena_host::cpu::CpuRunner;
 use kvarena_host::model::Model;
 use kvarena_host::request::Defaults;
 use kvarena_host::sample::Sampling;
-use kvarena_host::server::{Policy, Server};
 use kvarena_host::source::Random;
 use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize};
@@ -25,15 +23,12 @@ use serde_json::{Value, json};
 /// Checks that the model of a directory generates the golden tokens.
 #[track_caller]
 fn generates_the_golden_tokens(dir: &Dir, model: &str) {
-    let cases = common::cases(model);
-    let request = |case: &common::Case| json!({ "prompt": case.prompt, "max_new_tokens": 20 }).to_string() + "\n";
-    let input: String = cases.iter().map(request).collect();
     let path = dir.path().to_str().expect("UTF-8");
-    let ran = run_server(&["--model", path, "--requests", "-", "--json"], &input);
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert_eq!(ran.out.lines().count(), cases.len());
-    for (line, case) in ran.out.lines().zip(&cases) {
-        let line: Value = serde_json::from_str(line).expect("a JSON line");
+    let arguments = ["--model", path, "--requests", "-", "--json"];
+    let lines = run_server(&arguments, &common::golden_requests(model)).lines();
+    let cases = common::cases(model);
+    assert_eq!(lines.len(), cases.len());
+    for (line, case) in lines.iter().zip(&cases) {
         assert_eq!(line["tokens"], json!(case.tokens));
     }
 }
@@ -196,32 +191,14 @@ fn models_of_other_shapes_are_served() {
         let model = Model::build(config, &mut Random { seed: number as u64 }).expect("a model");
         let prompts: Vec<Vec<u32>> =
             [1, 8, 40].iter().map(|&len| (0..len).map(|i| (i * i * 7 + len) % 300).collect()).collect();
-        let served = serve(&model, &prompts);
-        for (prompt, served) in prompts.iter().zip(&served) {
+        let defaults =
+            Defaults { max_new_tokens: Some(24), samples: 1, sampling: Sampling::default(), stop: Vec::new() };
+        let requests: Vec<_> = prompts.iter().map(|prompt| defaults.request(prompt.clone())).collect();
+        let setting = Setting { page_size: 4, chunk: 11, overlap: true, ..Setting::default() };
+        let served = serve(&model, &requests, setting).collected.tokens;
+        for (prompt, served) in prompts.iter().zip(served.values()) {
             let (expected, _) = contiguous::greedy(&model, prompt, 24, usize::MAX);
             assert_eq!(*served, expected, "{value}, {} tokens", prompt.len());
         }
     }
-}
-
-fn serve(model: &Model, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
-    let pool = PoolConfig {
-        layers: model.config.layers as u32,
-        shape: model.config.kv_shape(),
-        dtype: KvDtype::F32,
-        page_size: 4,
-        capacity: Capacity::Pages(64),
-        ..PoolConfig::default()
-    };
-    let engine = Engine::new(EngineConfig::from(pool), CpuOptions::with_threads(1)).expect("an engine");
-    let policy =
-        Policy { chunk: 11, concurrency: 8, overlap: true, fail_every: None, wait_for_leaders: true, drafts: None };
-    let mut server = Server::new(CpuRunner::new(model), engine, policy);
-    let defaults = Defaults { max_new_tokens: Some(24), samples: 1, sampling: Sampling::default(), stop: Vec::new() };
-    for prompt in prompts {
-        server.submit(defaults.request(prompt.clone())).expect("a request");
-    }
-    let mut collected = CollectedStreams::default();
-    server.run(&mut collected).expect("served");
-    collected.tokens.into_values().collect()
 }

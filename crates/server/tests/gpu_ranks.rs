@@ -7,9 +7,10 @@ mod common;
 
 use std::time::Instant;
 
-use common::run_server_with;
+use common::{run_server_with, serve_twice};
 use kvarena_host::gpu::device::Device;
 use libloading::os::unix::{Library, Symbol};
+use serde_json::Value;
 
 /// Returns whether the driver is the stand-in, with enough devices for two ranks.
 fn has_stand_in() -> bool {
@@ -71,23 +72,13 @@ fn a_rank_that_panics_ends_the_program() {
     }
 }
 
-/// Serves requests in a pool that holds one of them. Returns their tokens, and the report's line about swap memory.
-fn hosted(swap_space: Option<&str>, faults: &[(&str, &str)]) -> (String, String) {
-    // Four prompts of four pages each; each prompt occurs twice.
-    let prompt = |n: usize| (0..64).map(|i| (7 * n + i * i) % 512).collect::<Vec<_>>();
-    let requests: String =
-        (0..4).chain(0..4).map(|n| format!("{{\"prompt\": {:?}, \"max_new_tokens\": 4}}\n", prompt(n))).collect();
-    let mut arguments = vec!["--backend", "cuda", "--tp", "2", "--concurrency", "1", "--json"];
-    arguments.extend(["--random-model", "llama-tiny-64", "--chunk", "64", "--pages", "6"]);
-    arguments.extend(["--requests", "-"]);
+/// Serves requests on two ranks, in a pool that holds one of them. Returns their tokens, and the report's line about swap
+/// memory.
+fn hosted(swap_space: Option<&str>, faults: &[(&str, &str)]) -> (Vec<Value>, String) {
+    let mut arguments = vec!["--backend", "cuda", "--tp", "2", "--random-model", "llama-tiny-64", "--chunk", "64"];
+    arguments.extend(["--pages", "6"]);
     arguments.extend(swap_space.iter().flat_map(|gib| ["--swap-space", gib]));
-    let ran = run_server_with(faults, &arguments, &requests);
-    assert_eq!(ran.code, Some(0), "{faults:?}: {}", ran.err);
-    let words: Vec<_> =
-        ran.out.lines().filter_map(|line| line.split("\"tokens\":").nth(1)?.split(']').next()).collect();
-    assert_eq!(words.len(), 8, "{}", ran.out);
-    let line = ran.err.lines().find(|line| line.starts_with("swap memory"));
-    (words.join("\n"), line.unwrap_or_default().to_owned())
+    serve_twice(faults, &arguments, 64)
 }
 
 /// Each rank moves its part of a page, and the tokens stay the same. If one rank cannot save its part, the page is not

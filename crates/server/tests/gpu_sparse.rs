@@ -1,30 +1,21 @@
 //! Tests sparse reads by running the program, on a GPU or on the stand-in driver: output, reports, files of channels,
-//! and options that the program rejects before it opens a GPU. `kvarena-server --check` compares the GPU's tokens with
-//! the CPU's.
+//! and options that the program rejects before it opens a GPU. `gpu.rs` compares the GPU's tokens with the CPU's.
 #![cfg(feature = "cuda")]
 
 mod common;
 
 use common::files::Dir;
 use common::gpu::{device, lock_gpus};
-use common::run_server;
+use common::{REQUEST, refuses, run_server};
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::nccl::Comm;
 use serde_json::{Value, json};
 
 /// Runs the golden model's prompts. Returns the tokens of the streams and the last report.
 fn served(options: &[&str]) -> (Vec<Value>, Value) {
-    let files = Dir::new();
-    let request = |case: &common::Case| json!({"prompt": case.prompt, "max_new_tokens": 20});
-    let lines: Vec<String> = common::cases("qwen3-tiny").iter().map(|case| request(case).to_string()).collect();
-    let requests = files.write("requests.jsonl", lines.join("\n"));
-    let dir = common::dir("qwen3-tiny");
-    let paths = [dir.to_str().expect("UTF-8"), requests.to_str().expect("UTF-8")];
-    let fixed = ["--model", paths[0], "--requests", paths[1], "--json", "--quiet"];
-    let ran = run_server(&[&fixed[..], &["--chunk", "512"], options].concat(), "");
-    assert_eq!(ran.code, Some(0), "{options:?}: {}", ran.err);
-    let lines = ran.out.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    let (reports, streams): (Vec<_>, Vec<_>) = lines.partition(|line| line["report"].is_object());
+    let fixed = ["--requests", "-", "--json", "--quiet", "--chunk", "512"];
+    let lines = common::tiny(&[&fixed[..], options].concat(), &common::golden_requests("qwen3-tiny")).lines();
+    let (reports, streams): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line["report"].is_object());
     let report = reports.last().map_or(Value::Null, |line| line["report"].clone());
     (streams.into_iter().map(|mut line| line["tokens"].take()).collect(), report)
 }
@@ -68,12 +59,8 @@ fn channels_are_measured_and_changes_counted() {
     assert_eq!(cuda(&["--sparse", "24", "--labels", own]).0, streams);
 
     let (_, report) = cuda(&["--sparse", "147"]);
-    assert_eq!(
-        report["change"],
-        json!({
-            "tokens": 160, "changed_tokens": 0, "texts": 8, "changed_texts": 0
-        })
-    );
+    let unchanged = json!({ "tokens": 160, "changed_tokens": 0, "texts": 8, "changed_texts": 0 });
+    assert_eq!(report["change"], unchanged);
     // Two samples for each request, and a pool whose pages do not suffice for all streams at once.
     let small = ["--sparse", "24", "--labels", own, "--pages", "20", "--n", "2"];
     assert_eq!(cuda(&small).0.len(), 16);
@@ -86,10 +73,8 @@ fn channels_are_measured_and_changes_counted() {
     let template = files.write("joined.jinja", common::JOINED);
     let template = ["--chat-template", template.to_str().expect("UTF-8")];
     let chat = ["--backend", "cuda", "--chat", "--quiet", "--sparse", "24", "--labels", own];
-    let dir = common::dir("qwen3-tiny");
-    let model = ["--model", dir.to_str().expect("UTF-8"), "--max-new-tokens", "3"];
-    let ran = run_server(&[&chat[..], &model, &template].concat(), "344 506 214\n");
-    assert_eq!((ran.code, ran.out.split_whitespace().count()), (Some(0), 3), "{}", ran.err);
+    let ran = common::tiny(&[&chat[..], &template, &["--max-new-tokens", "3"]].concat(), "344 506 214\n").ok();
+    assert_eq!(ran.out.split_whitespace().count(), 3);
 }
 
 /// Without `--labels`, a bench uses the first channels of each head. Its row reports K, the number of positions that a
@@ -102,9 +87,7 @@ fn a_bench_reads_sparsely() {
     }
     let shape = ["--bench", "decode", "--random-model", "llama-tiny-64", "--json", "--quiet"];
     let sizes = ["--batch", "2", "--context", "40", "--sparse", "16,4"];
-    let ran = run_server(&[&shape[..], &sizes].concat(), "");
-    assert_eq!(ran.code, Some(0), "{}", ran.err);
-    let row: Value = serde_json::from_str(ran.out.trim()).expect("a row");
+    let row = run_server(&[&shape[..], &sizes].concat(), "").lines().swap_remove(0);
     let named = ["batch", "context", "sparse"].map(|name| row[name].clone());
     assert_eq!(named, [2, 40, 16].map(Value::from), "{row}");
     assert!(row["attention_ms"].is_number(), "{row}");
@@ -113,21 +96,14 @@ fn a_bench_reads_sparsely() {
 /// The program exits with code 2 before it opens a GPU.
 #[test]
 fn unsupported_sparse_reads_on_a_gpu_are_refused() {
-    let tiny = common::dir("qwen3-tiny");
-    let tiny = tiny.to_str().expect("UTF-8");
     let files = Dir::new();
     let labels = files.write("labels.json", r#"{"layers": 1, "kv_heads": 1, "channels": 2, "values": [1, 3]}"#);
     let labels = labels.to_str().expect("UTF-8");
-    let fixed = ["--backend", "cuda", "--model", tiny];
     let refuse = |options: &[&str], words: &str| {
-        let ran = run_server(&[&fixed[..], options].concat(), "");
-        assert_eq!((ran.code, &ran.out[..]), (Some(2), ""), "{options:?}: {}", ran.err);
-        assert!(ran.err.contains(words), "{options:?}: {}", ran.err);
+        let fixed = ["--backend", "cuda", "--model", &common::folder("qwen3-tiny")];
+        refuses(&[&fixed[..], options].concat(), REQUEST, &[words]);
     };
-    let prompt = ["--prompt", "1"];
-    let refuse_prompt = |options: &[&str], words: &str| {
-        refuse(&[&prompt[..], options].concat(), words);
-    };
+    let refuse_prompt = |options: &[&str], words: &str| refuse(&[&["--prompt", "1"], options].concat(), words);
     refuse_prompt(&["--sparse", "8", "--kv-dtype", "fp8"], "--kv-dtype bf16");
     refuse_prompt(&["--sparse", "8", "--recall"], "--recall is for the CPU");
     refuse_prompt(&["--sparse", "8", "--tp", "2"], "--sparse with --tp needs --labels");

@@ -12,20 +12,22 @@ use common::gpu::{Numbers, buffer, device, lock_gpus, read};
 use common::run_server;
 use common::twin;
 use half::bf16;
+use kvarena::backend::cuda::CudaEvent;
 use kvarena_host::gpu::device::Device;
+use kvarena_host::gpu::error::GpuResult;
 use kvarena_host::gpu::nccl::Comm;
 use kvarena_host::gpu::peers::Peers;
+use kvarena_host::gpu::sums::Link;
 
 /// Returns the number of a GPU for each rank. If there is only one GPU, all ranks share it. Returns `None` if there is
 /// no GPU, or if there are several, but fewer than ranks.
 fn gpus(ranks: usize) -> Option<Vec<u32>> {
     device()?;
     let numbers: Vec<u32> = (0..ranks as u32).collect();
-    match numbers.iter().all(|&number| Device::open_number(number).is_ok()) {
-        true => Some(numbers),
-        false if Device::open_number(1).is_err() => Some(vec![0; ranks]),
-        false => None,
+    if numbers.iter().all(|&number| Device::open_number(number).is_ok()) {
+        return Some(numbers);
     }
+    Device::open_number(1).is_err().then(|| vec![0; ranks])
 }
 
 /// The sums of a test: the number of elements of each, and the addends of each rank.
@@ -213,39 +215,72 @@ fn nan_and_infinity_are_summed() {
     sums.agree(&gpus, (2, 2), paces(4));
 }
 
-/// The bench reports the transport of sums. GPUs without peer access use NCCL, or fail if `--sums peer` is set.
+/// The report names the transport of sums. GPUs without peer access use NCCL, or the program fails with `--sums peer`.
 #[test]
-fn the_bench_names_the_transport_of_sums() {
+fn the_report_names_the_transport_of_sums() {
     let _lock = lock_gpus();
-    let bench = |more: &[&str]| {
-        let all = ["--bench", "sums", "--random-model", "llama-tiny-64", "--batch", "1,16", "--json"];
-        run_server(&[&all[..], more].concat(), "")
-    };
-    if device().is_none() {
-        return;
-    }
-    let one = bench(&[]);
-    assert_eq!(one.code, Some(2), "{}", one.err);
-    assert!(one.err.contains("--tp 2"), "{}", one.err);
-    if Device::open_number(1).is_err() || Comm::version().is_err() {
+    if device().is_none() || Device::open_number(1).is_err() || Comm::version().is_err() {
         return;
     }
     let reached = Peers::connect(&[0, 1]).is_ok();
     for (more, way) in [(&[][..], "peer"), (&["--sums", "peer"], "peer"), (&["--sums", "nccl"], "nccl")] {
-        let ran = bench(&[&["--tp", "2"], more].concat());
+        let model = ["--backend", "cuda", "--tp", "2", "--random-model", "llama-tiny-64", "--json", "--chunk", "64"];
+        let requests = ["--random-requests", "1:9", "--max-new-tokens", "4"];
+        let ran = run_server(&[&model[..], &requests, more].concat(), "");
         if !reached && more == ["--sums", "peer"] {
             assert_eq!(ran.code, Some(3), "{}", ran.err);
             assert!(ran.err.contains("GPU 0 cannot reach the memory of GPU 1"), "{}", ran.err);
             continue;
         }
-        let way = if reached { way } else { "nccl" };
         assert_eq!(ran.code, Some(0), "{}", ran.err);
-        for (line, rows) in ran.out.lines().zip([1, 16]) {
-            let row: serde_json::Value = serde_json::from_str(line).expect("a row");
-            assert_eq!((&row["sums"], &row["rows"]), (&way.into(), &rows.into()), "{row}");
-            assert_eq!(row["peer_us"].is_null(), way == "nccl", "{row}");
-            assert!(row["nccl_us"].is_number(), "{row}");
-        }
-        assert_eq!(ran.out.lines().count(), 2, "{}", ran.out);
+        let last = ran.out.lines().last().expect("a report");
+        let report: serde_json::Value = serde_json::from_str(last).expect("JSON");
+        assert_eq!(report["report"]["sums"], if reached { way } else { "nccl" }, "{report}");
     }
+}
+
+/// Prints the time of a sum of rows of 4,096 numbers, in the GPUs' memory and through NCCL: the median of some launches
+/// of a graph of 100 sums.
+#[test]
+#[ignore = "measures two GPUs"]
+fn times_of_sums() {
+    const WIDTH: usize = 4096;
+    const SUMS: usize = 100;
+    let time = |device: &Device, sum: &dyn Fn() -> GpuResult<()>| -> GpuResult<f32> {
+        // The first sum initialises libraries and loads kernels. A capture must contain neither.
+        sum()?;
+        device.stream.synchronize()?;
+        let graph = device.stream.capture(|| (0..SUMS).try_for_each(|_| sum()))?;
+        let mut events = Vec::new();
+        for _ in 0..10 {
+            let mut event = CudaEvent::new(&device.gpu, true)?;
+            // SAFETY: the graph's memory lives until the stream is waited for.
+            unsafe { graph.launch(&device.stream) }?;
+            event.record(&device.stream)?;
+            events.push(event);
+        }
+        device.stream.synchronize()?;
+        let times = events.windows(2).map(|pair| pair[1].elapsed_ms(&pair[0]));
+        let mut times = times.collect::<Result<Vec<f32>, _>>()?;
+        times.sort_by(f32::total_cmp);
+        Ok(times[times.len() / 2] * 1e3 / SUMS as f32)
+    };
+    thread::scope(|scope| {
+        for link in Link::connect(2, None).expect("two GPUs") {
+            scope.spawn(move || {
+                let device = Device::open_number(link.rank() as u32).expect("it was there");
+                let [x, y] = [1, 2].map(|seed| buffer(&device, &Numbers(seed).vec(256 * WIDTH, 0.1)));
+                for rows in [1, 16, 64, 256] {
+                    let (x, y, count) = (x.address(), y.address(), rows * WIDTH);
+                    // SAFETY: x and y have that many numbers, and all ranks submit the same sums.
+                    let peer = link.peers().map(|peers| time(&device, &|| unsafe { peers.add(&device, x, y, count) }));
+                    // SAFETY: as above.
+                    let nccl = time(&device, &|| unsafe { link.all_reduce(&device, x, count) });
+                    if link.rank() == 0 {
+                        println!("{rows} rows: {peer:?} us, {nccl:?} us through NCCL");
+                    }
+                }
+            });
+        }
+    });
 }

@@ -4,8 +4,6 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 
 use common::listening::Listening;
 use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, Namespace, NamespaceNames, PoolConfig, TokenId};
@@ -19,32 +17,9 @@ use kvarena_host::server::{Policy, Server};
 use kvarena_server::http::announcer::HASHING;
 use serde_json::{Value, json};
 
-/// Completes a prompt. Returns the number of its cached tokens.
-fn complete(address: &str, prompt: &[u32], salt: Option<&str>) -> u64 {
-    let body = json!({ "model": "glossary", "max_tokens": 1, "prompt": prompt, "cache_salt": salt });
-    post(address, &body)
-}
-
-/// Posts a request. Returns the number of cached prompt tokens.
-fn post(address: &str, body: &Value) -> u64 {
-    let body = body.to_string();
-    let mut stream = TcpStream::connect(address).expect("it listens");
-    let length = body.len();
-    let head =
-        format!("POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
-    stream.write_all((head + &body).as_bytes()).expect("it reads");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("it answers");
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
-    let body: Value = serde_json::from_str(body).expect("JSON");
-    body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count")
-}
-
-/// A server, its address, and the addresses for routers.
+/// A server, and its addresses for routers.
 struct Serving {
-    _server: Listening,
-    address: String,
+    server: Listening,
     endpoint: String,
     replay: String,
 }
@@ -52,12 +27,22 @@ struct Serving {
 impl Serving {
     fn start() -> Self {
         let mut server = Listening::start(&["--kv-events", "tcp://127.0.0.1:0"]);
-        let (address, events) = (server.address.clone(), server.line());
-        let (endpoint, replay) = events
-            .strip_prefix("events at ")
-            .and_then(|rest| rest.split_once(", missed ones at "))
-            .expect("two addresses");
-        Self { _server: server, address, endpoint: endpoint.to_owned(), replay: replay.to_owned() }
+        let events = server.line();
+        let addresses = events.strip_prefix("events at ").and_then(|rest| rest.split_once(", missed ones at "));
+        let (endpoint, replay) = addresses.expect("two addresses");
+        Self { server, endpoint: endpoint.to_owned(), replay: replay.to_owned() }
+    }
+
+    /// Completes a prompt. Returns the number of its cached tokens.
+    fn complete(&self, prompt: &[u32], salt: Option<&str>) -> u64 {
+        self.post(&json!({ "model": "glossary", "max_tokens": 1, "prompt": prompt, "cache_salt": salt }))
+    }
+
+    /// Posts a completion. Returns the number of cached prompt tokens.
+    fn post(&self, body: &Value) -> u64 {
+        let (status, answer) = self.server.post("/v1/completions", body);
+        assert_eq!(status, 200, "{answer}");
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count")
     }
 
     /// Connects a new router and requests all pages.
@@ -99,13 +84,13 @@ fn tokens(pages: &[StoredPages]) -> Vec<u32> {
 fn a_late_router_receives_the_whole_cache() {
     let server = Serving::start();
     let first: Vec<u32> = (0..32).map(|i| 5 + i).collect();
-    complete(&server.address, &first, None);
+    server.complete(&first, None);
     block_on(async {
         let (mut router, mut pages) = (server.router().await, Vec::new());
         receive(&mut router, &mut pages, 32).await;
         assert_eq!(tokens(&pages), first);
         let second: Vec<u32> = (0..16).map(|i| 90 + i).collect();
-        complete(&server.address, &second, None);
+        server.complete(&second, None);
         receive(&mut router, &mut pages, 48).await;
         assert_eq!(tokens(&pages), [first, second].concat());
     });
@@ -121,7 +106,7 @@ fn tenants_share_no_page_and_no_hash() {
     let prompt: Vec<u32> = (0..33).map(|i| 5 + i).collect();
     let salts = [None, Some("red"), Some("blue")];
     for cached in [0, 32] {
-        let found = salts.map(|salt| complete(&server.address, &prompt, salt));
+        let found = salts.map(|salt| server.complete(&prompt, salt));
         assert_eq!(found, [cached; 3]);
     }
     block_on(async {
@@ -145,11 +130,11 @@ fn tenants_share_no_page_and_no_hash() {
 fn scored_prompts_have_hashes_of_their_own() {
     let server = Serving::start();
     let prompt: Vec<u32> = (0..33).map(|i| 5 + i).collect();
-    complete(&server.address, &prompt, None);
+    server.complete(&prompt, None);
     let body = json!({
         "model": "glossary", "max_tokens": 1, "prompt": prompt, "echo": true, "logprobs": 0, "cache_salt": "red",
     });
-    assert_eq!([post(&server.address, &body), post(&server.address, &body)], [0, 0]);
+    assert_eq!([server.post(&body), server.post(&body)], [0, 0]);
     block_on(async {
         let (mut router, mut pages) = (server.router().await, Vec::new());
         receive(&mut router, &mut pages, 3 * 32).await;

@@ -103,13 +103,13 @@ impl SelectScratch {
     }
 
     /// Writes the list of one row and kv head to `list`. `q` contains the queries of the row, `[q_heads, head_dim]`.
-    pub fn list(&mut self, of: &Scorer<'_>, row: &BatchRow, kv_head: u32, q: Elements<'_>, list: &mut [u32]) {
-        self.sum_queries(of, kv_head, q);
+    pub fn list(&mut self, scorer: &Scorer<'_>, row: &BatchRow, kv_head: u32, q: Elements<'_>, list: &mut [u32]) {
+        self.sum_queries(scorer, kv_head, q);
         let own = row.kv_len - 1;
-        let first = row.kv_len.saturating_sub(of.select.window.unwrap_or(row.kv_len));
+        let first = row.kv_len.saturating_sub(scorer.select.window.unwrap_or(row.kv_len));
         self.scored.clear();
         for position in first..own {
-            let score = self.score(of, row, kv_head, position);
+            let score = self.score(scorer, row, kv_head, position);
             self.scored.push((order(score), position));
         }
         let others = list.len() - 1;
@@ -126,10 +126,10 @@ impl SelectScratch {
         left.for_each(|entry| *entry = NO_POSITION);
     }
 
-    fn sum_queries(&mut self, of: &Scorer<'_>, kv_head: u32, q: Elements<'_>) {
-        let head_dim = of.layout.head_dim() as usize;
-        let group = (of.select.q_heads / of.layout.kv_heads()) as usize;
-        let channels = of.labels.channels().expect("the pool has labels").get(of.layer, kv_head);
+    fn sum_queries(&mut self, scorer: &Scorer<'_>, kv_head: u32, q: Elements<'_>) {
+        let head_dim = scorer.layout.head_dim() as usize;
+        let group = (scorer.select.q_heads / scorer.layout.kv_heads()) as usize;
+        let channels = scorer.labels.channels().expect("the pool has labels").get(scorer.layer, kv_head);
         self.head.resize(head_dim, 0.0);
         self.query.clear();
         self.query.resize(channels.len(), 0.0);
@@ -142,11 +142,11 @@ impl SelectScratch {
         }
     }
 
-    fn score(&mut self, of: &Scorer<'_>, row: &BatchRow, kv_head: u32, position: u32) -> f32 {
-        let page_size = of.layout.page_size();
-        let page = of.table.page(of.words, row.row, position / page_size);
-        let slot = Row { side: 0, layer: of.layer, lane: of.lane, page, offset: position % page_size };
-        of.labels.read(of.pool, slot, kv_head, &mut self.labels);
+    fn score(&mut self, scorer: &Scorer<'_>, row: &BatchRow, kv_head: u32, position: u32) -> f32 {
+        let page_size = scorer.layout.page_size();
+        let page = scorer.table.page(scorer.words, row.row, position / page_size);
+        let slot = Row { side: 0, layer: scorer.layer, lane: scorer.lane, page, offset: position % page_size };
+        scorer.labels.read(scorer.pool, slot, kv_head, &mut self.labels);
         let products = self.query.iter().zip(&self.labels);
         products.fold(0.0, |score, (&query, &label)| f32::mul_add(query, label, score))
     }

@@ -115,7 +115,7 @@ impl Cpu {
     /// Stores the labels of a step's K; `k` has the rows and their stride.
     fn store_labels(&mut self, plan: &BatchPlan<'_>, layer: LayerId, k: (CpuRows<'_>, usize)) {
         let LayerPlace { group, track, lane } = self.layout.place(layer);
-        let Planes { layout, labels, .. } = self.planes.of(group);
+        let Planes { layout, labels, .. } = self.planes.of_group(group);
         if labels.channels().is_none() {
             return;
         }
@@ -135,7 +135,7 @@ impl Cpu {
     /// Stores rows of K and V in a quantised pool, each with its stride. Rotary parts of latent rows are not quantised.
     fn store_quantised(&mut self, plan: &BatchPlan<'_>, layer: LayerId, rows: [(CpuRows<'_>, usize); 2]) {
         let LayerPlace { group, track, lane } = self.layout.place(layer);
-        let Planes { layout, kv, rope, scales, .. } = self.planes.of(group);
+        let Planes { layout, kv, rope, scales, .. } = self.planes.of_group(group);
         let count = side_count(layout);
         let dim = layout.value_dim() as usize;
         let width = layout.kv_heads() as usize * dim;
@@ -172,7 +172,7 @@ impl Cpu {
         self.check_open(plan)?;
         check::layer(layer, &self.layout)?;
         let place = self.layout.place(layer);
-        let planes = self.planes.of(place.group);
+        let planes = self.planes.of_group(place.group);
         let layout = &planes.layout;
         check::attend(attend, layout)?;
         check::window(plan, attend)?;
@@ -271,7 +271,7 @@ impl Backend for Cpu {
         self.check_open(plan)?;
         check::layer(layer, &self.layout)?;
         let LayerPlace { group, track, lane } = self.layout.place(layer);
-        let layout = self.planes.of(group).layout;
+        let layout = self.planes.of_group(group).layout;
         let [width, v_width] = layout.store_widths();
         let k_stride = k.check(Operand::K, plan.token_count(), width)?;
         let v_stride = v.check(Operand::V, plan.token_count(), v_width)?;
@@ -283,7 +283,7 @@ impl Backend for Cpu {
             self.store_quantised(plan, layer, rows);
             return Ok(());
         }
-        let kv = &self.planes.of(group).kv;
+        let kv = &self.planes.of_group(group).kv;
         with_number!(layout.dtype(), T => {
             let pool = self.pool.numbers_mut::<T>();
             for i in 0..plan.token_count() {
@@ -406,7 +406,7 @@ impl SparseBackend for Cpu {
 
         let lane = self.layout.place(layer).lane;
         let Self { planes, pool, layout, table, words, selects, .. } = self;
-        let labels = &planes.of(0).labels;
+        let labels = &planes.of_group(0).labels;
         let scorer = Scorer { labels, pool, layout, table, words, layer, lane, select };
         for (row, lists) in plan.rows.iter().zip(positions.chunks_exact_mut(kv_heads * top)) {
             if !sparse::has_lists(plan, row) {

@@ -22,9 +22,9 @@ impl Cpu {
     /// plane, if the plane is quantised, or if its order is not [`PlaneOrder::BySlot`](crate::PlaneOrder::BySlot).
     /// [`Cpu::read_slot`] also reads quantised planes and planes of another order.
     pub fn slot(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Result<Elements<'_>, CpuError> {
-        let of = self.check_slot(plane, layer, slot)?;
+        let found = self.check_slot(plane, layer, slot)?;
         let row = self.planes_of(layer).layout.row(plane, layer, slot);
-        row.and_then(|row| self.pool.elements(of.dtype, row.start as usize..row.end as usize))
+        row.and_then(|row| self.pool.elements(found.dtype, row.start as usize..row.end as usize))
             .ok_or(CpuError::Plane { plane })
     }
 
@@ -35,20 +35,20 @@ impl Cpu {
     /// [`CpuError::Plan`] for a layer or slot that does not exist. [`CpuError::Plane`] if the pool does not have the
     /// plane.
     pub fn read_slot(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Result<Vec<f32>, CpuError> {
-        let of = self.check_slot(plane, layer, slot)?;
+        let found = self.check_slot(plane, layer, slot)?;
         let (page, offset) = self.layout.page_of(slot);
         let Planes { layout, scales, .. } = self.planes_of(layer);
         let strides = layout.strides(plane).expect("the pool has it");
         let lane = self.layout.place(layer).lane;
         let row = Row { side: usize::from(plane == PlaneName::V), layer, lane, page, offset };
-        let elements = of.elements as usize;
-        let mut all = vec![0.0; of.heads as usize * elements];
-        for (head, wide) in (0..of.heads).zip(all.chunks_exact_mut(elements)) {
-            with_number!(of.dtype, T => {
+        let elements = found.elements as usize;
+        let mut all = vec![0.0; found.heads as usize * elements];
+        for (head, wide) in (0..found.heads).zip(all.chunks_exact_mut(elements)) {
+            with_number!(found.dtype, T => {
                 let start = byte(&strides, row, head) as usize / size_of::<T>();
                 T::widen(&self.pool.numbers()[start..start + elements], wide);
                 if T::QUANTISED {
-                    let scale = scales.of(self.pool.numbers(), row, head);
+                    let scale = scales.of_head(self.pool.numbers(), row, head);
                     wide.iter_mut().for_each(|x| *x *= scale);
                 }
             });
@@ -57,7 +57,7 @@ impl Cpu {
     }
 
     fn planes_of(&self, layer: LayerId) -> &Planes {
-        self.planes.of(self.layout.place(layer).group)
+        self.planes.of_group(self.layout.place(layer).group)
     }
 
     /// Returns a plane, if the layer and the slot exist.
@@ -67,14 +67,14 @@ impl Cpu {
         if slot.raw() >= slot_count {
             return Err(PlanError::Slot { slot, slot_count }.into());
         }
-        let of = self.planes_of(layer).layout.planes().iter().find(|of| of.name == plane);
-        of.copied().ok_or(CpuError::Plane { plane })
+        let found = self.planes_of(layer).layout.planes().iter().find(|known| known.name == plane);
+        found.copied().ok_or(CpuError::Plane { plane })
     }
 
     /// Returns the fingerprint of the page format ([`PoolLayout::page_fingerprint`]).
     pub fn page_fingerprint(&self) -> u64 {
         let scales = self.planes.all().find_map(|planes| planes.scales.given());
-        self.layout.page_fingerprint(scales, self.planes.of(0).labels.channels())
+        self.layout.page_fingerprint(scales, self.planes.of_group(0).labels.channels())
     }
 
     /// Copies pages in order into another pool with an equal [fingerprint](Cpu::page_fingerprint); the layouts may
@@ -160,7 +160,7 @@ impl Cpu {
             (page, place % page_size)
         };
         let (source, target) = (slot(from), slot(to));
-        let layout = &self.planes.of(group).layout;
+        let layout = &self.planes.of_group(group).layout;
         for plane in layout.planes() {
             let strides = layout.strides(plane.name).expect("the plane is the pool's");
             let len = plane.elements as usize * plane.dtype.size() as usize;

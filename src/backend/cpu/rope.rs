@@ -11,28 +11,28 @@ impl Cpu {
         &mut self,
         plan: &BatchPlan<'_>,
         layer: LayerId,
-        of: &Rope<CpuRows<'_>, &[f32]>,
+        rope: &Rope<CpuRows<'_>, &[f32]>,
         mut qkv: CpuRowsMut<'_>,
     ) -> Result<(), CpuError> {
         self.check_open(plan)?;
         check::layer(layer, &self.layout)?;
-        let layout = &self.planes.of(self.layout.place(layer).group).layout;
+        let layout = &self.planes.of_group(self.layout.place(layer).group).layout;
         rope::check(layout)?;
         let dim = layout.head_dim() as usize;
-        let (q_heads, kv_heads) = (of.q_heads as usize, layout.kv_heads() as usize);
+        let (q_heads, kv_heads) = (rope.q_heads as usize, layout.kv_heads() as usize);
         let stride = qkv.check(Operand::Qkv, plan.token_count(), (q_heads + 2 * kv_heads) * dim)?;
-        for norm in [of.q_norm, of.k_norm].into_iter().flatten() {
+        for norm in [rope.q_norm, rope.k_norm].into_iter().flatten() {
             norm.check(Operand::Norm, 1, dim)?;
         }
-        check::length(Operand::Frequencies, of.frequencies.len(), dim / 2)?;
+        check::length(Operand::Frequencies, rope.frequencies.len(), dim / 2)?;
         let head = &mut vec![0.0; dim][..];
         for (token, &position) in plan.positions.iter().enumerate() {
             for index in 0..q_heads + kv_heads {
                 let start = token * stride + index * dim;
                 qkv.elements.as_elements().slice(start..start + dim).convert_into(head);
-                let norm = if index < q_heads { of.q_norm } else { of.k_norm };
-                norm.iter().for_each(|norm| scale(head, norm.elements.slice(0..dim), of.eps));
-                rotate(head, of.frequencies, position);
+                let norm = if index < q_heads { rope.q_norm } else { rope.k_norm };
+                norm.iter().for_each(|norm| scale(head, norm.elements.slice(0..dim), rope.eps));
+                rotate(head, rope.frequencies, position);
                 qkv.elements.write(start, head);
             }
         }

@@ -62,7 +62,7 @@ impl Scales {
     }
 
     /// Returns the scale of a head; `pool` is the whole pool as f32.
-    pub fn of(&self, pool: &[f32], row: Row, head: u32) -> f32 {
+    pub fn of_head(&self, pool: &[f32], row: Row, head: u32) -> f32 {
         match self {
             Self::Ones => 1.0,
             Self::Static(given) => given.get(row.layer, head)[row.side],
@@ -77,7 +77,7 @@ impl Scales {
                 let at = scale_at(&planes[first.side], first, head);
                 scales.copy_from_slice(&pool[at..at + scales.len()]);
             }
-            _ => scales.fill(self.of(pool, first, head)),
+            _ => scales.fill(self.of_head(pool, first, head)),
         }
     }
 
@@ -91,7 +91,7 @@ impl Scales {
                 let at = scale_at(&planes[row.side], row, head);
                 pool.numbers_mut()[at] = token_scale(wide);
             }
-            let scale = self.of(pool.numbers(), row, head);
+            let scale = self.of_head(pool.numbers(), row, head);
             let at = byte(strides, row, head) as usize;
             wide.iter_mut().for_each(|x| *x /= scale);
             convert(wide, &mut pool.numbers_mut::<E4m3>()[at..at + head_dim]);

@@ -154,6 +154,11 @@ mod tests {
     }
 
     #[test]
+    fn the_process_that_starts_the_pool_uses_it() {
+        assert_eq!(pool().is_some(), cores() > 1);
+    }
+
+    #[test]
     fn a_short_call_does_not_wait_for_all_steps_of_another_engine() {
         use std::sync::atomic::AtomicBool;
         use std::time::Duration;

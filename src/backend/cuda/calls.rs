@@ -6,7 +6,7 @@ use super::error::CudaError;
 use super::opened::Cuda;
 use super::store::{fp8 as store_fp8, rope as store_rope, rows as store};
 use crate::backend::cuda::attention::latent as attend_latent;
-use crate::backend::cuda::attention::variants::launch_f32;
+use crate::backend::cuda::attention::variant_table::launch_f32;
 use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut};
 use crate::backend::cuda::kernels::params::{AttendParams, magic};
 use crate::backend::cuda::moves::compact::compact;
@@ -148,7 +148,7 @@ impl Backend for Cuda {
     /// [`CudaError::NotPrepared`] if the kernel is not compiled. The driver's errors.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        let pages = self.pools.of(0).pages();
+        let pages = self.pools.of_group(0).pages();
         check::copies(copies, (pages.count, pages.count))?;
         if let Some(swap) = &mut self.swap {
             let ends = copies.iter().flat_map(|copy| [copy.source, copy.target]);
@@ -164,13 +164,13 @@ impl Backend for Cuda {
     /// load of pages. The driver's errors.
     fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        check::compactions(compactions, self.pools.of(0).layout(), self.tables.shape())?;
+        check::compactions(compactions, self.pools.of_group(0).layout(), self.tables.shape())?;
         self.note_stray_call();
         self.before_pages()?;
-        let layout = self.pools.of(0).layout();
+        let layout = self.pools.of_group(0).layout();
         (0..layout.groups().count()).try_for_each(|group| {
-            let pool = (self.pools.of(group), layout.track_range(group));
-            compact(&self.gpu, pool, &self.tables, compactions, self.stream.raw())
+            let (pool, tracks) = (self.pools.of_group(group), layout.track_range(group));
+            compact(&self.gpu, pool, tracks, &self.tables, compactions, self.stream.raw())
         })
     }
 

@@ -10,7 +10,7 @@ use super::store::labels::Labels;
 use super::store::{fp8, rope, rows};
 use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::attention::latent;
-use crate::backend::cuda::attention::variants::Prepared;
+use crate::backend::cuda::attention::variant_table::Prepared;
 use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{Attend, check};
 use crate::layout::Dtype;
@@ -46,7 +46,7 @@ impl Cuda {
             }
         }
         for (attend, top) in work.lists {
-            let pool = self.pools.of(0);
+            let pool = self.pools.of_group(0);
             check_pool(*top, pool.layout(), longest)?;
             variants.push((pool, checked(pool, attend)?, *top));
         }
@@ -59,12 +59,12 @@ impl Cuda {
         kernels.extend(work.compactions.then_some(COMPACT_SLOTS));
         kernels.extend(selects.then_some(RESOLVE_SELECTION));
         if self.labels.is_some() {
-            kernels.extend(Labels::kernels(self.pools.of(0).selection(), selects));
+            kernels.extend(Labels::kernels(self.pools.of_group(0).selection(), selects));
         }
         let is_split = |(pool, ..): &Prepared<'_>| pool.rows() != Dtype::F32;
         let split: Vec<_> = variants.iter().copied().filter(is_split).collect();
         let (limits, stream) = (self.limits, self.stream.raw());
-        if self.pools.of(0).layout().is_latent() {
+        if self.pools.of_group(0).layout().is_latent() {
             self.gpu.compile_all(&kernels)?;
             for &(pool, attend, _) in &variants {
                 self.variants.latent.prepare(&self.gpu, pool, &attend, limits, stream)?;
@@ -94,9 +94,9 @@ impl Cuda {
 /// Returns the pools whose layers use this attention: those of the groups with its window or chunks, or else the pool
 /// of group 0.
 fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
-    let first = pools.of(0);
+    let first = pools.of_group(0);
     let limited = first.layout().groups().limited();
-    let of_group = |(group, reach)| check::reads(reach, attend).then(|| pools.of(group));
+    let of_group = |(group, reach)| check::reads(reach, attend).then(|| pools.of_group(group));
     let mut shapes: Vec<_> = limited.filter_map(of_group).collect();
     shapes.sort_by_key(|pool| pool.shape());
     shapes.dedup_by_key(|pool| pool.shape());
@@ -105,15 +105,15 @@ fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
 
 /// Returns the kernels for stores into one shape of the pool, and the attention kernels over latent or f32 rows.
 fn pool_kernels(pool: &Pool, work: &Prepare<'_>, tokens: u32) -> Result<Vec<&'static Kernel>, CudaError> {
-    let (of, layout) = (pool.selection(), pool.layout());
+    let (selection, layout) = (pool.selection(), pool.layout());
     let is_quantised = layout.dtype().is_quantised();
-    let mut kernels = if is_quantised { fp8::kernels(layout, of.rows) } else { rows::kernels(layout, tokens) };
+    let mut kernels = if is_quantised { fp8::kernels(layout, selection.rows) } else { rows::kernels(layout, tokens) };
     if work.rope_store {
         kernels.push(rope::kernel(pool)?);
     }
-    match of.rows {
-        _ if layout.is_latent() => kernels.extend(latent::kernels(of)),
-        Dtype::F32 => kernels.push(of.check()),
+    match selection.rows {
+        _ if layout.is_latent() => kernels.extend(latent::kernels(selection)),
+        Dtype::F32 => kernels.push(selection.check()),
         _ => (),
     }
     Ok(kernels)

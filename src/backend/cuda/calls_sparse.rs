@@ -32,7 +32,7 @@ impl SparseBackend for Cuda {
         let devices = [q.device, positions.device];
         devices.into_iter().try_for_each(|device| self.gpu.check_same(device))?;
         self.gpu.bind()?;
-        let (stream, layout) = (self.stream.raw(), *self.pools.of(0).layout());
+        let (stream, layout) = (self.stream.raw(), *self.pools.of_group(0).layout());
         self.check_open(plan)?;
         check::layer(layer, &layout)?;
         check::sparse_layer(layer, &layout)?;
@@ -40,20 +40,19 @@ impl SparseBackend for Cuda {
         sparse::check(select, &layout, longest)?;
         let labels = self.labels.as_mut().ok_or(PlanError::NoLabels)?;
         let width = select.q_heads as usize * layout.head_dim() as usize;
-        let (tokens, dtype) = (plan.token_count(), self.pools.of(0).rows());
+        let (tokens, dtype) = (plan.token_count(), self.pools.of_group(0).rows());
         let q_stride = row_stride(Operand::Q, &q.extent, tokens, width, dtype)?;
         if [q.extent.address, q_stride].iter().any(|x| x % 2 != 0) {
             return Err(CudaError::RowsAlignment { align: 2 });
         }
         let lists = plan.rows.len() * layout.kv_heads() as usize;
-        let (extent, shape) = (&positions.extent, (lists, select.top as usize));
-        check_packed(Operand::Selection, extent, shape, Element::Position)?;
+        check_packed(Operand::Selection, &positions.extent, lists, select.top as usize, Element::Position)?;
         labels.check(plan)?;
         if !labels.used {
             if raw::is_capturing(stream)? {
                 return Err(CudaError::NotPrepared);
             }
-            self.gpu.compile_all(&Labels::kernels(self.pools.of(0).selection(), true))?;
+            self.gpu.compile_all(&Labels::kernels(self.pools.of_group(0).selection(), true))?;
             labels.used = true;
         }
         self.before_layer(layer)?;
@@ -70,7 +69,7 @@ impl SparseBackend for Cuda {
         let labels = self.labels.as_ref().expect("the pool has labels");
         let (of, list) = ((layer, params), (positions.extent.address, select.top));
         // SAFETY: q and the lists were checked above, the plan when it was staged.
-        unsafe { labels.select(&self.gpu, self.pools.of(0), &image, of, list, (start, stream)) }?;
+        unsafe { labels.select(&self.gpu, self.pools.of_group(0), &image, of, list, (start, stream)) }?;
         self.stage.start.launched(capturing);
         Ok(())
     }
@@ -100,11 +99,11 @@ impl Cuda {
         plan: &BatchPlan<'_>,
         selection: &Selection<DeviceRows<'_>>,
     ) -> Result<(), CudaError> {
-        check_pool(selection.top, self.pools.of(0).layout(), self.tables.longest_row())?;
+        check_pool(selection.top, self.pools.of_group(0).layout(), self.tables.longest_row())?;
         self.gpu.check_same(selection.positions.device)?;
-        let lists = plan.rows.len() * self.pools.of(0).layout().kv_heads() as usize;
-        let (extent, shape) = (&selection.positions.extent, (lists, selection.top as usize));
-        check_packed(Operand::Selection, extent, shape, Element::Position)
+        let lists = plan.rows.len() * self.pools.of_group(0).layout().kv_heads() as usize;
+        let (extent, top) = (&selection.positions.extent, selection.top as usize);
+        check_packed(Operand::Selection, extent, lists, top, Element::Position)
     }
 
     /// Resolves the positions of a selection to slots for a variant's kernel, which must be launched later.

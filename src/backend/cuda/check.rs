@@ -71,14 +71,14 @@ pub(super) fn attend_strides(
         return Err(CudaError::RowsAlignment { align: align as u32 });
     }
     if let Some(lse) = lse {
-        check_packed(Operand::Lse, &lse.extent, (tokens, heads), Element::Number(Dtype::F32))?;
+        check_packed(Operand::Lse, &lse.extent, tokens, heads, Element::Number(Dtype::F32))?;
     }
     Ok((q_stride, out_stride))
 }
 
 /// Rejects sinks or frequencies that are not f32, not packed, not exactly `count` or not aligned.
 pub(super) fn check_vector(operand: Operand, vector: &DeviceRows<'_>, count: usize) -> Result<(), CudaError> {
-    check_packed(operand, &vector.extent, (1, count), Element::Number(Dtype::F32))?;
+    check_packed(operand, &vector.extent, 1, count, Element::Number(Dtype::F32))?;
     Ok(check::length(operand, (vector.extent.bytes / 4) as usize, count)?)
 }
 
@@ -86,7 +86,8 @@ pub(super) fn check_vector(operand: Operand, vector: &DeviceRows<'_>, count: usi
 pub(super) fn check_packed(
     operand: Operand,
     words: &Extent,
-    (rows, width): (usize, usize),
+    rows: usize,
+    width: usize,
     element: Element,
 ) -> Result<(), CudaError> {
     check_element(operand, words, element)?;
@@ -185,8 +186,7 @@ mod tests {
         // SAFETY: nothing is launched.
         let lists = unsafe { DeviceRows::positions_from_raw(4096, 24) };
         assert_eq!(check(lists), element(None));
-        let selection =
-            |rows: DeviceRows<'_>| check_packed(Operand::Selection, &rows.extent, (3, 8), Element::Position);
+        let selection = |rows: DeviceRows<'_>| check_packed(Operand::Selection, &rows.extent, 3, 8, Element::Position);
         assert_eq!(selection(lists), Ok(()));
         let (operand, actual) = (Operand::Selection, Some(Dtype::F32));
         let floats = Err(CudaError::Element { operand, actual, wanted: None });
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn sums_and_lists_are_packed_and_aligned() {
-        let packed = |operand, extent| check_packed(operand, &extent, (3, 8), Element::Number(Dtype::F32));
+        let packed = |operand, extent| check_packed(operand, &extent, 3, 8, Element::Number(Dtype::F32));
         let sums = |address, stride| packed(Operand::Lse, extent(address, stride, 96));
         assert_eq!(sums(4096, None), Ok(()));
         assert_eq!(sums(4096, Some(8)), Ok(()));

@@ -4,7 +4,7 @@ use super::error::CudaError;
 use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::attention::graph_key::GraphKey;
 use crate::backend::cuda::attention::split::SpanWork;
-use crate::backend::cuda::attention::variants::Variants;
+use crate::backend::cuda::attention::variant_table::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
@@ -90,22 +90,22 @@ impl Cuda {
 
     /// Returns the layout of the pool.
     pub fn layout(&self) -> &PoolLayout {
-        self.pools.of(0).layout()
+        self.pools.of_group(0).layout()
     }
 
     /// Returns the pool's memory, in the order of [`PoolLayout`].
     pub fn pool(&self) -> &DeviceBuffer {
-        self.pools.of(0).memory()
+        self.pools.of_group(0).memory()
     }
 
     /// Returns the element type of the host's rows for the layers of group 0: of k, v, q and out.
     pub fn rows(&self) -> Dtype {
-        self.pools.of(0).rows()
+        self.pools.of_group(0).rows()
     }
 
     /// Returns the fingerprint of a page's bytes: see [`PoolLayout::page_fingerprint`].
     pub fn page_fingerprint(&self) -> u64 {
-        self.pools.of(0).fingerprint()
+        self.pools.of_group(0).fingerprint()
     }
 
     /// Returns the number of bytes of plans sent to the device.
@@ -164,9 +164,6 @@ impl Cuda {
 
     /// Records an event at the stream's end. When it is done, all earlier steps are done, and the host may call the
     /// engine's `complete`.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn record(&self) -> Result<CudaEvent, CudaError> {
         self.stream.mark()
     }

@@ -6,7 +6,7 @@ use super::error::CudaError;
 use super::opened::Cuda;
 use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::attention::latent as attend_latent;
-use crate::backend::cuda::attention::variants::Variants;
+use crate::backend::cuda::attention::variant_table::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::stream::CudaStream;
@@ -122,31 +122,31 @@ impl OpenBackend for CudaOptions {
         let uploads = 2 * steps as usize + 2;
         let capability = self.selected_capability.unwrap_or(gpu.capability());
         let memory = Arc::new(DeviceBuffer::lasting(&gpu, layout.total_bytes())?);
-        let given = (self.scales.as_ref(), self.labels.as_ref());
+        let (scales, channels) = (self.scales.as_ref(), self.labels.as_ref());
         let mut shapes = 0..;
         let pools = ByShape::new(layout, |layout| {
             let rows = self.rows.unwrap_or(layout.dtype().rows());
-            let selection = Selection::of(capability, layout, rows);
-            let shape = (*layout, shapes.next().expect("the numbers do not end"));
-            Pool::new(&gpu, memory.clone(), shape, selection, given)
+            let selection = Selection::new(capability, layout, rows);
+            let shape = shapes.next().expect("the numbers do not end");
+            Pool::new(&gpu, memory.clone(), *layout, shape, selection, scales, channels)
         })?;
         let room = match self.select_tokens {
             0 => layout.slot_count(),
             tokens => tokens,
         };
         let labels = match &self.labels {
-            Some(channels) => Some(Labels::new(&gpu, pools.of(0), channels, (room, rows))?),
+            Some(channels) => Some(Labels::new(&gpu, pools.of_group(0), channels, room, rows)?),
             None => None,
         };
         let swap = match layout.swap_region_pages() {
             0 => None,
-            _ => Some(SwapMoves::new(&gpu, layout, pools.of(0).pages(), self.fewer_swap_pages)?),
+            _ => Some(SwapMoves::new(&gpu, layout, pools.of_group(0).pages(), self.fewer_swap_pages)?),
         };
         Ok(Cuda {
             pools,
             labels,
             tables: Tables::new(&gpu, *table, layout, stream.raw())?,
-            stage: Stage::new(&gpu, (layout, table), limits, uploads)?,
+            stage: Stage::new(&gpu, layout, table, limits, uploads)?,
             variants: Variants::default(),
             limits,
             swap,

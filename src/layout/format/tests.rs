@@ -12,9 +12,9 @@ use crate::testkit::rng::Rng;
 fn random(rng: &mut Rng) -> PoolConfig {
     let reaches = [Reach::All, Reach::Window(5), Reach::Chunk(64), Reach::Window(1)];
     let (count, layers) = (rng.within(2, 4) as usize, rng.within(4, 9) as u32);
-    let mut of: Vec<u8> = (0..layers).map(|_| rng.below(count as u64) as u8).collect();
-    (0..count).for_each(|group| of[group] = group as u8);
-    let mut groups = Groups::new(&reaches[..count], &of).expect("each has a layer");
+    let mut layer_groups: Vec<u8> = (0..layers).map(|_| rng.below(count as u64) as u8).collect();
+    (0..count).for_each(|group| layer_groups[group] = group as u8);
+    let mut groups = Groups::new(&reaches[..count], &layer_groups).expect("each has a layer");
     let scaling = rng.pick(&[Scaling::Static, Scaling::ByToken]);
     let dtypes = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3];
     let any = |rng: &mut Rng| {
@@ -223,14 +223,14 @@ fn a_rank_has_its_heads_of_every_group() {
 
 #[test]
 fn the_fingerprint_covers_the_shape_of_every_group() {
-    let of = |config: PoolConfig| config.layout().expect("a small pool").page_fingerprint(None, None);
+    let fingerprint = |config: PoolConfig| config.layout().expect("a small pool").page_fingerprint(None, None);
     let mut all = vec![
-        of(two(KvShape::heads(2, 64), KvDtype::Bf16)),
-        of(two(KvShape::heads(2, 64), KvDtype::F16)),
-        of(two(KvShape::heads(1, 64), KvDtype::Bf16)),
-        of(two(KvShape::heads(1, 128), KvDtype::Bf16)),
-        of(two(KvShape::Latent { rank: 60, rope: 4 }, KvDtype::Bf16)),
-        of(two(KvShape::Latent { rank: 32, rope: 32 }, KvDtype::Bf16)),
+        fingerprint(two(KvShape::heads(2, 64), KvDtype::Bf16)),
+        fingerprint(two(KvShape::heads(2, 64), KvDtype::F16)),
+        fingerprint(two(KvShape::heads(1, 64), KvDtype::Bf16)),
+        fingerprint(two(KvShape::heads(1, 128), KvDtype::Bf16)),
+        fingerprint(two(KvShape::Latent { rank: 60, rope: 4 }, KvDtype::Bf16)),
+        fingerprint(two(KvShape::Latent { rank: 32, rope: 32 }, KvDtype::Bf16)),
     ];
     let count = all.len();
     all.sort_unstable();

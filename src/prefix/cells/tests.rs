@@ -6,7 +6,8 @@ use std::iter::once;
 use crate::fence::Fence;
 use crate::id::{CellId, Namespace, PageId, PrefixLock, StepId, TokenId};
 use crate::layout::{Groups, Limits, PoolConfig, Reach};
-use crate::prefix::PrefixTree;
+use crate::memory::Memory;
+use crate::prefix::{PrefixTree, TreeShape};
 
 const LATER: StepId = StepId::new(3);
 
@@ -27,8 +28,8 @@ impl Sound {
         let groups = Groups::new(&[Reach::All, Reach::Window(2)], &[0, 1]).expect("two groups");
         let pool = PoolConfig { layers: 2, groups, page_size: 1, ..PoolConfig::default() };
         let limits = Limits::new(&pool.layout().expect("a pool"), 1);
-        let mut tree = PrefixTree::new(30, 1, 31).expect("memory");
-        tree.keep_cells(limits, [30, 0], 4).expect("it is small");
+        let shape = TreeShape { limits, max_steps: 4, ..TreeShape::new(30, 1, 31) };
+        let mut tree = PrefixTree::of_shape(&shape, &mut Memory::new(false)).expect("memory").0;
         let mut fence = Fence::new(0, 4, 1).expect("memory");
         let found = tree.match_prefix(Namespace::new(0), &[]);
         let mut lock = tree.lock(&found, &mut fence).expect("nothing changed");
@@ -36,9 +37,9 @@ impl Sound {
         let mut pages: Vec<_> = (0..5).map(PageId::new).collect();
         let inserted = tree.insert(&mut lock, &tokens, &mut pages, &mut Vec::new(), &mut fence);
         assert_eq!(inserted.duplicates, 0);
-        let mut path = tree.path_of(&lock, 5);
-        let entries: Vec<_> = (0..5).rev().map(|at| tree.entry_at(&mut path, at)).collect();
-        let cell = |(at, &entry): (u32, _)| tree.create_cell(0, entry, once(PageId::new(10 + at)));
+        let mut path = tree.nodes.path_of(&lock, 5);
+        let entries: Vec<_> = (0..5).rev().map(|at| tree.nodes.entry_at(&mut path, at)).collect();
+        let cell = |(at, &entry): (u32, _)| tree.cells_mut().create(0, entry, once(PageId::new(10 + at)));
         let cells: Vec<_> = (0..).zip(entries.iter().rev()).map(cell).collect();
         tree.release_cell(cells[0], StepId::default(), &mut fence);
         tree.release_cell(cells[1], StepId::default(), &mut fence);
@@ -84,7 +85,7 @@ fn g1_entries_name_their_cells() {
         all.of_entry.swap(entry as usize, free);
         all.cells[cells[0].index()].entry = free as u32;
     };
-    assert_eq!(broken(elsewhere), "G1: a cell's entry belongs to a live span");
+    assert_eq!(broken(elsewhere), "G1: a cell's entry belongs to a live list");
 }
 
 #[test]
@@ -140,11 +141,11 @@ fn a_cell_is_idle_once_its_last_user_is_done() {
     // Two more users wait for earlier steps than the first user. The latest step decides.
     tree.acquire_cell(cells[2], fence);
     tree.acquire_cell(cells[2], fence);
-    assert!(!tree.is_idle_cell_after(cells[2], LATER), "two use it");
+    assert!(!tree.cells().is_idle(cells[2], Some(LATER)), "two use it");
     tree.release_cell(cells[2], StepId::new(2), fence);
     tree.release_cell(cells[2], StepId::new(1), fence);
-    assert!(!tree.is_idle_cell_after(cells[2], StepId::new(2)), "one of three waits for step 3");
-    assert!(tree.is_idle_cell_after(cells[2], LATER));
+    assert!(!tree.cells().is_idle(cells[2], Some(StepId::new(2))), "one of three waits for step 3");
+    assert!(tree.cells().is_idle(cells[2], Some(LATER)));
     // An idle cell that gets a user leaves the idle list.
     tree.acquire_cell(cells[0], fence);
     sound.named.insert(sound.cells[0], 1);
@@ -155,7 +156,7 @@ fn a_cell_is_idle_once_its_last_user_is_done() {
     fence.complete(LATER);
     assert_eq!((sound.check(), sound.sizes()), (Ok(()), (2, 3)));
     // The youngest cell of the idle list became idle last.
-    let list: Vec<_> = sound.tree.cells_ref().list(sound.tree.cells_ref().idle).collect();
+    let list: Vec<_> = sound.tree.cells().list(sound.tree.cells().idle).collect();
     assert_eq!(list, [sound.cells[1], sound.cells[2]]);
 }
 
@@ -164,7 +165,7 @@ fn freed_cells_are_used_again() {
     let mut sound = Sound::new();
     let all = sound.tree.cells_mut();
     let (entry, mut freed) = (all.cells[sound.cells[0].index()].entry, Vec::new());
-    all.remove(sound.cells[0], &mut freed);
+    all.remove(sound.cells[0], false, None, &mut freed);
     assert_eq!((freed, all.count), (vec![PageId::new(10)], 4));
     assert_eq!(all.at(0, entry), CellId::NONE);
     assert_eq!(all.create(0, entry, once(PageId::new(20))), sound.cells[0]);
@@ -181,7 +182,7 @@ fn an_eviction_counts_the_cells_of_its_entries() {
     // Make the cells younger than the pages, as if the cells had become idle later.
     cells.iter().for_each(|cell| tree.cells_mut().cells[cell.index()].stamp += 100);
     let mut freed = Vec::new();
-    assert_eq!(tree.evict_groups(2, &mut freed), 1);
+    assert_eq!(tree.evict(2, &mut freed), 1);
     freed.sort_unstable();
     assert_eq!(freed, [4, 14].map(PageId::new), "the last page and its cell suffice");
 }

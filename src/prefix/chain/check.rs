@@ -2,17 +2,16 @@
 
 use std::collections::HashMap;
 
-use super::SpanStore;
+use super::EntryLists;
 use crate::id::{Namespace, NodeKey, Scope};
 use crate::prefix::PrefixTree;
 
 impl PrefixTree {
     /// Returns whether T11 holds, given the namespace of each sequence and fetch.
     pub(crate) fn names_are_counted(&self, sequences: impl Iterator<Item = Namespace>) -> bool {
-        let Some(chain) = &self.chain else { return true };
-        let first_nodes = self.link.iter().filter(|(_, link)| link.parent.is_none());
-        let namespaces = first_nodes.map(|(node, _)| self.scope[node].namespace);
-        chain.names.check(sequences.chain(namespaces))
+        let first_nodes = self.nodes.link.iter().filter(|(_, link)| link.parent.is_none());
+        let namespaces = first_nodes.map(|(node, _)| self.nodes.scope[node].namespace);
+        self.names.check(sequences.chain(namespaces))
     }
 
     /// Checks T9, given the scope of each node. The error is a node that breaks it, or any node if the table has wrong
@@ -20,23 +19,23 @@ impl PrefixTree {
     pub(in crate::prefix) fn check_hashes(&self, scopes: &HashMap<NodeKey, Scope>) -> Result<(), NodeKey> {
         let Some(chain) = &self.chain else { return Ok(()) };
         let mut listed = 0;
-        for (node, link) in &self.link {
+        for (node, link) in &self.nodes.link {
             listed += usize::from(chain.listed[node] > 0);
             let scope = scopes[&node];
             if scope.generation != self.generation {
                 continue;
             }
-            let named = chain.names.get(scope.namespace).ok_or(node)?;
-            let parent = link.parent.map(|parent| self.spans.last_entry(&self.link[parent].span));
+            let named = self.names.get(scope.namespace).ok_or(node)?;
+            let parent = link.parent.map(|parent| self.nodes.last_entry(parent));
             let mut before = parent.map(|entry| chain.of(entry));
-            for entry in self.spans.entries(&link.span) {
-                let hash = chain.hashing.page(named, before, self.spans.tokens_of(entry));
+            for entry in self.nodes.lists.entries(&link.list) {
+                let hash = chain.hashes.hashing.page(named, before, self.nodes.lists.tokens_of(entry));
                 if hash != chain.of(entry) {
                     return Err(node);
                 }
                 before = Some(hash);
             }
-            let first = chain.of(SpanStore::first_entry(&link.span));
+            let first = chain.of(EntryLists::first_entry(&link.list));
             if chain.listed[node] == 0 || chain.find(first, |found| found == node).is_none() {
                 return Err(node);
             }
@@ -46,6 +45,6 @@ impl PrefixTree {
         if (all, chain.firsts.len()) == (listed, listed) {
             return Ok(());
         }
-        Err(self.link.keys().next().unwrap_or_default())
+        Err(self.nodes.link.keys().next().unwrap_or_default())
     }
 }

@@ -5,9 +5,12 @@ use std::collections::HashMap;
 use crate::fence::Fence;
 use crate::hash::Hashing;
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope, StepId, TokenId};
+use crate::memory::Memory;
+use crate::prefix::ages::Ages;
 use crate::prefix::deferred::Deferred;
-use crate::prefix::span::Span;
-use crate::prefix::{Link, Order, PrefixTree, Usage};
+use crate::prefix::entry_list::EntryList;
+use crate::prefix::nodes::Link;
+use crate::prefix::{Order, PrefixTree, TreeShape, Usage};
 
 const NAMESPACE: Namespace = Namespace::new(0);
 
@@ -50,17 +53,15 @@ fn lock(tree: &mut PrefixTree, text: &[u32]) -> PrefixLock {
 
 impl Sound {
     fn new() -> Self {
-        let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
-        if let Some(&hashing) = Hashing::ALL.first() {
-            tree.keep_hashes(hashing, 31).expect("it is small");
-        }
+        let shape = TreeShape { hashing: Hashing::ALL.first().copied(), ..TreeShape::new(20, 1, 31) };
+        let mut tree = PrefixTree::of_shape(&shape, &mut Memory::new(false)).expect("memory").0;
         let mut fence = Fence::new(0, 4, 1).expect("memory");
         let held = lock(&mut tree, &[0, 1]);
         let other = lock(&mut tree, &[8]);
         let deferred = lock(&mut tree, &[0, 1, 2, 3]);
         let parent = lock(&mut tree, &[0, 1, 4, 5]);
         let child = lock(&mut tree, &[0, 1, 4, 5, 6, 7]);
-        // The span grows, but the next entries belong to other spans, so it gets a second extent.
+        // The list grows, but the next entries belong to other lists, so it gets a second extent.
         let mut other = other;
         let page = &mut [PageId::new(9)];
         assert_eq!(tree.insert(&mut other, &tokens(&[9]), page, &mut Vec::new(), &mut fence).duplicates, 0);
@@ -71,7 +72,7 @@ impl Sound {
         }
         fence.push_lock(deferred, StepId::new(3));
         tree.defer_unlock(Some(deferred_node), StepId::new(3), &mut fence);
-        assert_eq!(tree.spans.extents_of(&tree.link[other_node].span), 1);
+        assert_eq!(tree.nodes.lists.extents_of(&tree.nodes.link[other_node].list), 1);
         let sound = Self {
             tree,
             fence,
@@ -93,8 +94,8 @@ impl Sound {
 
     /// Moves a node to another hash in the child table.
     fn rehash(&mut self, node: NodeKey, hash: u32) {
-        self.tree.children.remove(self.tree.usage[node].hash, node);
-        self.tree.children.insert(hash, node);
+        self.tree.nodes.children.remove(self.tree.usage[node].hash, node);
+        self.tree.nodes.children.insert(hash, node);
         self.tree.usage[node].hash = hash;
     }
 }
@@ -110,15 +111,15 @@ fn broken<T>(spoil: impl FnOnce(&mut Sound) -> T) -> &'static str {
 fn t1_columns_hold_the_same_nodes() {
     let same = "T1: all columns hold the same nodes";
     assert_eq!(broken(|s| s.tree.usage.remove(s.child)), same);
-    assert_eq!(broken(|s| s.tree.children.remove(s.tree.usage[s.child].hash, s.child)), same);
+    assert_eq!(broken(|s| s.tree.nodes.children.remove(s.tree.usage[s.child].hash, s.child)), same);
     let another = |s: &mut Sound| {
-        let gone = s.tree.link.insert(s.tree.link[s.child]);
+        let gone = s.tree.nodes.link.insert(s.tree.nodes.link[s.child]);
         s.tree.usage.insert(gone, Usage::new(0));
-        s.tree.link.remove(gone);
+        s.tree.nodes.link.remove(gone);
         s.tree.usage.remove(s.child);
     };
     assert_eq!(broken(another), "T1: every node has its usage");
-    let empty = |s: &mut Sound| s.tree.link[s.child].span = Span::EMPTY;
+    let empty = |s: &mut Sound| s.tree.nodes.link[s.child].list = EntryList::EMPTY;
     assert_eq!(broken(empty), "T1: no node is empty");
 }
 
@@ -127,21 +128,21 @@ fn t2_the_child_table_finds_each_node() {
     let found = "T2: the child table finds each node";
     assert_eq!(broken(|s| s.rehash(s.child, s.tree.usage[s.child].hash ^ 1)), found);
     // The table lists the node under its former parent.
-    assert_eq!(broken(|s| s.tree.link[s.child].parent = Some(s.trunk)), found);
-    assert_eq!(broken(|s| s.tree.scope[s.other].generation = 7), found);
+    assert_eq!(broken(|s| s.tree.nodes.link[s.child].parent = Some(s.trunk)), found);
+    assert_eq!(broken(|s| s.tree.nodes.scope[s.other].generation = 7), found);
     // Add a sibling with the same first page of tokens.
     let twins = |s: &mut Sound| {
-        let span = s.tree.spans.create(&tokens(&[8]), &[PageId::new(10)]);
-        let scope = s.tree.scope[s.other];
-        s.tree.spawn(Link { parent: None, span }, scope);
+        let list = s.tree.nodes.lists.create(&tokens(&[8]), &[PageId::new(10)]);
+        let scope = s.tree.nodes.scope[s.other];
+        s.tree.spawn(Link { parent: None, list }, scope);
     };
     assert_eq!(broken(twins), found);
     let orphan = |s: &mut Sound| {
-        let gone = s.tree.link.insert(s.tree.link[s.child]);
-        s.tree.link.remove(gone);
-        s.tree.link[s.child].parent = Some(gone);
+        let gone = s.tree.nodes.link.insert(s.tree.nodes.link[s.child]);
+        s.tree.nodes.link.remove(gone);
+        s.tree.nodes.link[s.child].parent = Some(gone);
         let first = tokens(&[6]);
-        s.rehash(s.child, s.tree.children.hash(Some(gone), Scope::default(), &first));
+        s.rehash(s.child, s.tree.nodes.children.hash(Some(gone), Scope::default(), &first));
     };
     assert_eq!(broken(orphan), "T2: a parent is a node");
     let counts = "T2: child_count counts the children";
@@ -158,8 +159,8 @@ fn t3_lock_count_counts_locks_and_locked_children() {
     assert_eq!(broken(|s| s.locks.insert(s.idle, 1)), counts);
     assert_eq!(broken(|s| s.locks.remove(&s.trunk)), counts);
     let nowhere = |s: &mut Sound| {
-        let gone = s.tree.link.insert(s.tree.link[s.child]);
-        s.tree.link.remove(gone);
+        let gone = s.tree.nodes.link.insert(s.tree.nodes.link[s.child]);
+        s.tree.nodes.link.remove(gone);
         s.locks.insert(gone, 1);
     };
     assert_eq!(broken(nowhere), "T3: the node of each lock exists");
@@ -182,54 +183,54 @@ fn t4_the_eviction_list_holds_the_idle_nodes_children_first() {
     let left_out = |s: &mut Sound| s.tree.order.leave(&mut s.tree.usage, s.other);
     assert_eq!(broken(left_out), "T4: idle nodes are listed");
     // The idle nodes have no ages yet.
-    let ages = |s: &mut Sound| s.tree.keep_ages(8).expect("memory");
+    let ages = |s: &mut Sound| s.tree.ages = Some(Box::new(Ages::new(8, &mut Memory::new(false)).expect("memory")));
     assert_eq!(broken(ages), "T4: ages rise along the eviction list");
 }
 
 #[test]
 fn t5_pages_are_counted() {
     let counts = "T5: evictable and protected count the pages of idle and locked nodes";
-    assert_eq!(broken(|s| s.tree.evictable += 1), counts);
-    assert_eq!(broken(|s| s.tree.protected -= 1), counts);
-    let swapped = |s: &mut Sound| (s.tree.evictable, s.tree.protected) = (4, 6);
+    assert_eq!(broken(|s| s.tree.size.evictable += 1), counts);
+    assert_eq!(broken(|s| s.tree.size.protected -= 1), counts);
+    let swapped = |s: &mut Sound| (s.tree.size.evictable, s.tree.size.protected) = (4, 6);
     assert_eq!(broken(swapped), counts);
 }
 
 #[test]
 fn t6_every_entry_belongs_to_one_span_or_is_free() {
-    // The second entry of one node also becomes the span of a new node. Then no span has the new node's own entry.
+    // The second entry of one node also becomes the list of a new node. Then no list has the new node's own entry.
     let shared = |s: &mut Sound| {
-        let mut first = s.tree.link[s.idle].span;
-        let second = s.tree.spans.split(&mut first, 1);
-        let own = s.tree.spans.create(&tokens(&[5]), &[PageId::new(10)]);
-        let node = s.tree.spawn(Link { parent: None, span: own }, Scope::default());
-        s.tree.link[node].span = second;
+        let mut first = s.tree.nodes.link[s.idle].list;
+        let second = s.tree.nodes.lists.split(&mut first, 1);
+        let own = s.tree.nodes.lists.create(&tokens(&[5]), &[PageId::new(10)]);
+        let node = s.tree.spawn(Link { parent: None, list: own }, Scope::default());
+        s.tree.nodes.link[node].list = second;
         s.tree.order.enter(&mut s.tree.usage, node);
-        s.tree.evictable += 1;
+        s.tree.size.evictable += 1;
     };
-    assert_eq!(broken(shared), "T6: an entry belongs to one span");
+    assert_eq!(broken(shared), "T6: an entry belongs to one list");
     let freed = |s: &mut Sound| {
-        let mut copy = s.tree.link[s.idle].span;
-        s.tree.spans.trim(&mut copy, 1, None);
+        let mut copy = s.tree.nodes.link[s.idle].list;
+        s.tree.nodes.lists.trim(&mut copy, 1, None);
     };
-    assert_eq!(broken(freed), "T6: the entries of a span are taken");
+    assert_eq!(broken(freed), "T6: the entries of a list are taken");
     let emptied = |s: &mut Sound| {
-        let mut copy = s.tree.link[s.other].span;
-        s.tree.spans.trim(&mut copy, 1, None);
+        let mut copy = s.tree.nodes.link[s.other].list;
+        s.tree.nodes.lists.trim(&mut copy, 1, None);
     };
-    assert_eq!(broken(emptied), "T6: no run of a span is empty");
+    assert_eq!(broken(emptied), "T6: no run of a list is empty");
     let short = |s: &mut Sound| {
-        let mut span = s.tree.link[s.other].span;
-        s.tree.spans.grow(&mut span, &tokens(&[10]), &[PageId::new(10)]);
-        s.tree.link[s.other].span = span;
-        s.tree.evictable += 1;
-        s.tree.spans.trim(&mut span, 1, None);
+        let mut list = s.tree.nodes.link[s.other].list;
+        s.tree.nodes.lists.grow(&mut list, &tokens(&[10]), &[PageId::new(10)]);
+        s.tree.nodes.link[s.other].list = list;
+        s.tree.size.evictable += 1;
+        s.tree.nodes.lists.trim(&mut list, 1, None);
     };
-    assert_eq!(broken(short), "T6: a span has an entry for each page");
-    let lost = |s: &mut Sound| s.tree.spans.create(&tokens(&[10]), &[PageId::new(10)]);
-    assert_eq!(broken(lost), "T6: an entry is taken by a span or free");
-    let lost = |s: &mut Sound| s.tree.spans.lose_an_extent();
-    assert_eq!(broken(lost), "T6: every extent belongs to a span");
+    assert_eq!(broken(short), "T6: a list has an entry for each page");
+    let lost = |s: &mut Sound| s.tree.nodes.lists.create(&tokens(&[10]), &[PageId::new(10)]);
+    assert_eq!(broken(lost), "T6: an entry is taken by a list or free");
+    let lost = |s: &mut Sound| s.tree.nodes.lists.lose_an_extent();
+    assert_eq!(broken(lost), "T6: every extent belongs to a list");
 }
 
 #[test]
@@ -261,7 +262,7 @@ fn t9_pages_have_the_hashes_of_their_prefixes() {
     for node in [|s: &Sound| s.trunk, |s: &Sound| s.child, |s: &Sound| s.other] {
         let spoil = |s: &mut Sound| {
             let mut column = chain(s);
-            column.spoil(s.tree.spans.last_entry(&s.tree.link[node(s)].span));
+            column.spoil(s.tree.nodes.last_entry(node(s)));
             s.tree.chain = Some(column);
         };
         assert_eq!(broken(spoil), found);

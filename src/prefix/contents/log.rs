@@ -38,7 +38,7 @@ impl PrefixTree {
 
     /// Returns the position of every page of the tree.
     pub(crate) fn held(&self) -> HashMap<PageId, CachedPage> {
-        self.link.keys().flat_map(|node| self.pages_of(node)).collect()
+        self.nodes.link.keys().flat_map(|node| self.pages_of(node)).collect()
     }
 
     pub(super) fn log_attached(&mut self, lock: &PrefixLock, count: u32) {
@@ -61,15 +61,15 @@ impl PrefixTree {
     /// Returns the position of each page of a node.
     fn pages_of(&self, node: NodeKey) -> Vec<(PageId, CachedPage)> {
         let (mut root, mut position, mut parent) = (node, 0, None);
-        while let Some(above) = self.link[root].parent {
+        while let Some(above) = self.nodes.link[root].parent {
             root = above;
-            position += self.link[root].span.pages();
-            parent = parent.or_else(|| self.node_pages(root).last()?.1.last().copied());
+            position += self.nodes.entries(root);
+            parent = parent.or_else(|| self.nodes.pages(root).last()?.1.last().copied());
         }
-        let scope = self.scope[root];
+        let scope = self.nodes.scope[root];
         let mut cached = Vec::new();
-        for (tokens, pages) in self.node_pages(node) {
-            for (tokens, &page) in tokens.chunks(self.page_size as usize).zip(pages) {
+        for (tokens, pages) in self.nodes.pages(node) {
+            for (tokens, &page) in tokens.chunks(self.nodes.page_size as usize).zip(pages) {
                 cached.push((page, CachedPage { scope, position, tokens: tokens.to_vec(), parent }));
                 (position, parent) = (position + 1, Some(page));
             }

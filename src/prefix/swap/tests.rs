@@ -5,8 +5,10 @@
 use crate::fence::Fence;
 use crate::hash::Hashing;
 use crate::id::{MoveId, Namespace, NodeKey, PageId, PrefixLock, SeqKey, SwapPageId, TokenId};
-use crate::prefix::residency::{Residency, Seek};
-use crate::prefix::{LoadBatch, PrefixTree};
+use crate::memory::Memory;
+use crate::prefix::cursors::{Cursors, Seek};
+use crate::prefix::nodes::Sides;
+use crate::prefix::{LoadBatch, PrefixTree, TreeShape};
 
 /// A tree of pages of one token. `used` is locked. The last page of `idle` is in swap memory alone, and the page before
 /// it is clean.
@@ -14,6 +16,13 @@ struct Sound {
     tree: PrefixTree,
     used: NodeKey,
     idle: NodeKey,
+}
+
+/// Returns an empty tree of pages of one token, which are hashed.
+fn tree(page_count: u32, swap_pages: u32, stage_pages: u32) -> PrefixTree {
+    let hashing = Some(Hashing::ALL[0]);
+    let shape = TreeShape { hashing, swap_pages, stage_pages, ..TreeShape::new(page_count, 1, 31) };
+    PrefixTree::of_shape(&shape, &mut Memory::new(false)).expect("memory").0
 }
 
 fn insert(tree: &mut PrefixTree, fence: &mut Fence, text: &[u32]) -> PrefixLock {
@@ -26,18 +35,22 @@ fn insert(tree: &mut PrefixTree, fence: &mut Fence, text: &[u32]) -> PrefixLock 
     lock
 }
 
+impl PrefixTree {
+    fn cursors_mut(&mut self) -> &mut Cursors<NodeKey> {
+        self.ages.as_mut().expect("there is swap memory").cursors_mut()
+    }
+}
+
 impl Sound {
     fn new() -> Self {
-        let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
-        tree.keep_swap(10, 10, 2).expect("it is small");
-        tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
-        tree.set_swap_ready(12);
+        let mut tree = tree(10, 10, 2);
+        tree.swap_mut().set_ready(12);
         let mut fence = Fence::new(0, 1, 0).expect("memory");
         let idle = insert(&mut tree, &mut fence, &[1, 2, 3]);
         let used = insert(&mut tree, &mut fence, &[5, 6]).node().expect("not empty");
         let node = idle.node().expect("not empty");
         tree.unlock(idle, &mut fence, &mut Vec::new());
-        assert_eq!(tree.evict_to_swap(1, &mut Vec::new()), 1);
+        assert_eq!(tree.evict(1, &mut Vec::new()), 1);
         assert!(tree.saves().is_some());
         tree.end_saves(false, &mut Vec::new());
         tree.save_ahead(1, &mut Vec::new());
@@ -45,7 +58,7 @@ impl Sound {
         tree.end_saves(false, &mut Vec::new());
         let sound = Self { tree, used, idle: node };
         assert_eq!(sound.check(), Ok(()));
-        assert_eq!(sound.tree.swap_ref().residency[node], Residency { device: 2, swap_start: 1 });
+        assert_eq!(sound.tree.nodes.sides_of(node), Sides { device: 2, swap_start: 1 });
         sound
     }
 
@@ -69,14 +82,14 @@ fn m1_pages_of_stores_have_no_other_user() {
         let fetch = s.tree.begin_fetch(Namespace::default(), &text, 1, 9, moved, &mut fence);
         assert_eq!(fetch.expect("there are swap pages").pages.len(), 1);
         assert_eq!(s.check(), Ok(()));
-        let page = s.tree.swap_ref().fetches.pages[0];
+        let page = s.tree.swap().fetches.pages[0];
         s.tree.swap_mut().pool.end_fill(page, true);
     };
     assert_eq!(broken(fetched), "M1: a page that a fetch writes has no other user");
     let begin_put = |s: &mut Sound| {
         s.tree.begin_puts(9);
         assert_eq!(s.check(), Ok(()));
-        let pool = &s.tree.swap_ref().pool;
+        let pool = &s.tree.swap().pool;
         let read = (0..10).map(SwapPageId::new).find(|&page| pool.is_read(page));
         read.expect("a put reads a swap page")
     };
@@ -102,13 +115,13 @@ fn m2_fetched_pages_wait_with_their_tokens() {
 #[test]
 fn m3_stored_entries_have_pages_and_keep_their_hashes() {
     let free = |s: &mut Sound| {
-        let entry = (0..20).find(|&entry| s.tree.spans.is_free(entry)).expect("most are free");
+        let entry = (0..20).find(|&entry| s.tree.nodes.lists.is_free(entry)).expect("most are free");
         s.tree.swap_mut().puts.set_stored(entry);
     };
     assert_eq!(broken(free), "M3: a stored entry has a page");
     let other = |s: &mut Sound| {
         s.tree.begin_puts(9);
-        let last = s.tree.spans.last_entry(&s.tree.link[s.idle].span);
+        let last = s.tree.nodes.last_entry(s.idle);
         s.tree.chain.as_mut().expect("pages are hashed").spoil(last);
     };
     assert_eq!(broken(other), "M3: an entry has the hash that its put has");
@@ -130,14 +143,14 @@ fn h2_every_entry_has_a_page() {
     let set = |node: fn(&Sound) -> NodeKey, device, swap_start| {
         move |s: &mut Sound| {
             let node = node(s);
-            s.tree.swap_mut().residency[node] = Residency { device, swap_start };
+            *s.tree.nodes.sides_mut(node) = Sides { device, swap_start };
         }
     };
     let nowhere = "H2: every entry has a page, device pages come first";
     assert_eq!(broken(set(|s| s.idle, 1, 2)), nowhere);
     assert_eq!(broken(set(|s| s.idle, 4, 1)), nowhere);
     assert_eq!(broken(set(|s| s.idle, 1, 1)), "H2: entries below `device` have device pages");
-    let below_swap_page = |s: &mut Sound| s.tree.link[s.used].parent = Some(s.idle);
+    let below_swap_page = |s: &mut Sound| s.tree.nodes.link[s.used].parent = Some(s.idle);
     let whole = "H2: a node has device pages only if its parent is entirely on the device";
     assert_eq!(broken(below_swap_page), whole);
 }
@@ -148,10 +161,10 @@ fn h3_clean_entries_are_counted() {
     assert_eq!(broken(|s| s.tree.swap_mut().clean += 1), counted);
     let in_use = |s: &mut Sound| {
         let Sound { tree, used, .. } = s;
-        let last = tree.spans.last_entry(&tree.link[*used].span);
+        let last = tree.nodes.last_entry(*used);
         let swap = tree.swap_mut();
         swap.of_entry[last as usize] = swap.pool.take().expect("one is free");
-        swap.residency[*used].swap_start -= 1;
+        tree.nodes.sides_mut(*used).swap_start -= 1;
     };
     assert_eq!(broken(in_use), "H3: a node in use has no clean entries");
 }
@@ -159,12 +172,12 @@ fn h3_clean_entries_are_counted() {
 #[test]
 fn h4_cursors_find_the_oldest() {
     for seek in Seek::ALL {
-        let past = |s: &mut Sound| s.tree.swap_mut().cursors[seek as usize] = None;
+        let past = |s: &mut Sound| s.tree.cursors_mut().at[seek as usize] = None;
         let what = "H4: no node older than a cursor has what the cursor looks for";
         assert_eq!(broken(past), what, "{seek:?}");
         let astray = |s: &mut Sound| {
             let used = s.used;
-            s.tree.swap_mut().cursors[seek as usize] = Some(used);
+            s.tree.cursors_mut().at[seek as usize] = Some(used);
         };
         assert_eq!(broken(astray), what, "{seek:?}");
     }
@@ -173,21 +186,19 @@ fn h4_cursors_find_the_oldest() {
         assert!(s.tree.saves().is_some());
         s.tree.end_saves(false, &mut Vec::new());
         assert_eq!(s.check(), Ok(()), "no idle node is dirty");
-        s.tree.swap_mut().cursors[Seek::Dirty as usize] = Some(s.used);
+        s.tree.cursors_mut().at[Seek::Dirty as usize] = Some(s.used);
     };
     assert_eq!(broken(astray), "H4: a cursor is at an idle node");
 }
 
 #[test]
 fn the_stage_is_used_once_all_its_pages_are_ready() {
-    let mut tree = PrefixTree::new(20, 1, 31).expect("memory");
-    tree.keep_swap(10, 10, 2).expect("it is small");
-    tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
+    let mut tree = tree(10, 10, 2);
     let _lock = insert(&mut tree, &mut Fence::new(0, 1, 0).expect("memory"), &[1, 2, 3]);
     for (ready, staged) in [(9, 0), (10, 0), (11, 0), (12, 2), (12, 0)] {
-        tree.set_swap_ready(ready);
+        tree.swap_mut().set_ready(ready);
         tree.begin_puts(8);
-        assert_eq!(tree.staged().map_or(0, |(_, moves)| moves.len()), staged, "{ready} ready");
+        assert_eq!(tree.swap_mut().staged().map_or(0, |(_, moves)| moves.len()), staged, "{ready} ready");
     }
 }
 
@@ -195,22 +206,24 @@ fn the_stage_is_used_once_all_its_pages_are_ready() {
 #[test]
 fn saves_ahead_cost_as_much_as_their_pages() {
     const NODES: u32 = 900;
-    let mut tree = PrefixTree::new(2 * NODES, 1, 31).expect("memory");
-    tree.keep_swap(NODES, NODES, 0).expect("it is small");
-    tree.set_swap_ready(NODES);
+    let mut tree = tree(NODES, NODES, 0);
+    tree.swap_mut().set_ready(NODES);
     let mut fence = Fence::new(0, 1, 0).expect("memory");
     for page in 0..NODES {
         let lock = insert(&mut tree, &mut fence, &[page]);
         tree.unlock(lock, &mut fence, &mut Vec::new());
     }
     let visits = |tree: &mut PrefixTree, evicted: u32, ahead: u32| {
-        let before = tree.swap_ref().visits;
-        assert_eq!(tree.evict_to_swap(evicted, &mut Vec::new()), evicted);
-        let evicting = tree.swap_ref().visits - before;
+        let before = tree.ages.as_ref().map(|ages| ages.cursors().visits).expect("there is swap memory");
+        assert_eq!(tree.evict(evicted, &mut Vec::new()), evicted);
+        let evicting = tree.ages.as_ref().map(|ages| ages.cursors().visits).expect("there is swap memory") - before;
         tree.save_ahead(ahead, &mut Vec::new());
         assert!(tree.saves().is_some());
         tree.end_saves(false, &mut Vec::new());
-        [evicting, tree.swap_ref().visits - before - evicting]
+        [
+            evicting,
+            tree.ages.as_ref().map(|ages| ages.cursors().visits).expect("there is swap memory") - before - evicting,
+        ]
     };
     // A page costs the visit of its node, and one more visit if the node before it has become clean.
     let [evicting, saving] = visits(&mut tree, NODES / 2, 1);
@@ -226,18 +239,16 @@ fn saves_ahead_cost_as_much_as_their_pages() {
 fn a_fetch_of_nothing_changes_nothing() {
     let state = |tree: &PrefixTree| {
         let nodes: Vec<_> = tree.order.iter(&tree.usage).collect();
-        let swap = tree.swap_ref();
-        let residency: Vec<_> = nodes.iter().map(|&node| swap.residency[node]).collect();
-        let entries = (swap.of_entry.clone(), swap.counts, tree.swap_page_counts());
-        (nodes, residency, entries, tree.epoch, tree.branches, tree.size_info())
+        let swap = tree.swap();
+        let sides: Vec<_> = nodes.iter().map(|&node| tree.nodes.sides_of(node)).collect();
+        let entries = (swap.of_entry.clone(), swap.counts, tree.swap().page_counts());
+        (nodes, sides, entries, tree.epoch, tree.branches, tree.size_info())
     };
     // Nine device pages, and two swap pages with the last page of the first text and the only one of the second. The
     // two other texts are on the device alone.
     let full = || {
-        let mut tree = PrefixTree::new(11, 1, 31).expect("memory");
-        tree.keep_swap(9, 2, 0).expect("it is small");
-        tree.keep_hashes(Hashing::ALL[0], 31).expect("it is small");
-        tree.set_swap_ready(2);
+        let mut tree = tree(9, 2, 0);
+        tree.swap_mut().set_ready(2);
         let mut fence = Fence::new(0, 1, 0).expect("memory");
         let mut freed = Vec::new();
         for text in [&[0, 1][..], &[2], &[3, 4], &[5, 6]] {
@@ -246,14 +257,14 @@ fn a_fetch_of_nothing_changes_nothing() {
             if text[0] == 2 {
                 let first = tree.match_prefix(Namespace::default(), &[0].map(TokenId::new));
                 let first = tree.lock(&first, &mut fence).expect("just matched");
-                assert_eq!(tree.evict_to_swap(2, &mut freed), 2);
+                assert_eq!(tree.evict(2, &mut freed), 2);
                 tree.unlock(first, &mut fence, &mut Vec::new());
             }
         }
         let saved = tree.saves().map(|(id, saves)| (id, saves.len()));
         assert_eq!(saved, Some((MoveId::new(1), 2)));
         tree.end_saves(false, &mut Vec::new());
-        assert_eq!(tree.swap_page_counts(), (2, 0));
+        assert_eq!(tree.swap().page_counts(), (2, 0));
         (tree, fence)
     };
     let fetch = |tree: &mut PrefixTree, fence: &mut Fence, text: &[u32], done: [u64; 2]| {
@@ -281,15 +292,15 @@ fn a_fetch_of_nothing_changes_nothing() {
     let text = [0, 1].map(TokenId::new);
     let found = tree.match_prefix(Namespace::default(), &text);
     let lock = tree.lock(&found, &mut fence).expect("just matched");
-    let mut load = LoadBatch::new(1, 1).expect("memory");
+    let mut load = LoadBatch::new(1, 1, &mut Memory::new(false)).expect("memory");
     tree.begin_load(&mut load);
     assert_eq!(tree.claim(&lock, 2, &mut load), 1);
     load.push_sequence(SeqKey::default());
     tree.assign(&mut load, &[PageId::new(1)]);
-    let id = tree.begin_move(&load);
+    let id = tree.swap_mut().begin_load(&load);
     load.sequences().for_each(|(_, parts)| tree.end_load(&lock, parts, false));
     tree.unlock(lock, &mut fence, &mut Vec::new());
-    assert_eq!(tree.swap_page_counts(), (1, 1));
+    assert_eq!(tree.swap().page_counts(), (1, 1));
     let before = state(&tree);
     // The page of the second text could be dropped, but it has an unfinished save here.
     assert_eq!(fetch(&mut tree, &mut fence, &[3, 4, 7, 8], [0, 0]), None);

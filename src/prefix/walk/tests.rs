@@ -6,7 +6,7 @@ use super::common_pages;
 use crate::fence::Fence;
 use crate::id::{Namespace, PageId, PrefixLock, TokenId};
 use crate::prefix::PrefixTree;
-use crate::prefix::span::Span;
+use crate::prefix::entry_list::EntryList;
 
 const PAGE_SIZES: [u32; 6] = [1, 2, 3, 16, 64, 100];
 
@@ -55,22 +55,23 @@ fn common_pages_end_at_the_changed_token() {
     }
 }
 
-/// Returns a tree, and a span in it whose extents have at most `run` entries.
-fn scattered(page_size: u32, run: usize, tokens: &[TokenId], pages: &[PageId]) -> (PrefixTree, Span) {
-    let mut tree = PrefixTree::new(1000, page_size, HASH_BITS).expect("memory");
+/// Returns a tree, and a list in it whose extents have at most `run` entries.
+fn scattered(page_size: u32, run: usize, tokens: &[TokenId], pages: &[PageId]) -> (PrefixTree, EntryList) {
+    let mut tree = PrefixTree::new(1000, page_size, HASH_BITS, false).expect("memory");
     let page = vec![TokenId::default(); page_size as usize];
     // Take every entry. Then repeatedly free `run` entries and keep the next one.
-    let mut singles: Vec<Span> = (0..1000 + 1000 / 8).map(|_| tree.spans.create(&page, &[PageId::default()])).collect();
-    singles.sort_by_key(|span| tree.spans.entries(span).next());
+    let mut singles: Vec<EntryList> =
+        (0..1000 + 1000 / 8).map(|_| tree.nodes.lists.create(&page, &[PageId::default()])).collect();
+    singles.sort_by_key(|list| tree.nodes.lists.entries(list).next());
     for gap in singles.chunks_exact_mut(run + 1) {
         for single in &mut gap[..run] {
-            tree.spans.trim(single, 1, None);
+            tree.nodes.lists.trim(single, 1, None);
         }
     }
-    let span = tree.spans.create(tokens, pages);
+    let list = tree.nodes.lists.create(tokens, pages);
     let runs = pages.len().div_ceil(run);
-    assert!(tree.spans.extents_of(&span) as usize + 1 >= runs, "runs of {run} entries");
-    (tree, span)
+    assert!(tree.nodes.lists.extents_of(&list) as usize + 1 >= runs, "runs of {run} entries");
+    (tree, list)
 }
 
 #[test]
@@ -79,13 +80,13 @@ fn spans_of_any_runs_match_up_to_the_changed_token() {
         let pages = page_ids(0, page_count(page_size));
         let tokens = text(pages.len() as u32 * page_size);
         for run in [1, 2, 7, 60, 500] {
-            let (tree, span) = scattered(page_size, run, &tokens, &pages);
+            let (tree, list) = scattered(page_size, run, &tokens, &pages);
             for at in 0..=tokens.len() {
                 let other = changed(&tokens, at);
                 for other in [&other, &tokens[..at]] {
                     let mut found = Vec::new();
                     let mut each = |pages: &[PageId]| found.extend_from_slice(pages);
-                    let matched = tree.compare(&span, other, &mut each) as usize;
+                    let matched = tree.nodes.compare(&list, other, &mut each) as usize;
                     let expected = at / page_size as usize;
                     assert_eq!(matched, expected, "page_size {page_size}, runs of {run}, {at}");
                     assert_eq!(found, pages[..expected], "page_size {page_size}, runs of {run}, {at}");
@@ -103,7 +104,7 @@ fn fence() -> Fence {
 /// Returns a tree with one text, the lock on that text and its pages.
 fn tree_with(page_size: u32, tokens: &[TokenId], room: u32) -> (PrefixTree, PrefixLock, Vec<PageId>) {
     let count = tokens.len() as u32 / page_size;
-    let mut tree = PrefixTree::new(count + room, page_size, HASH_BITS).expect("memory");
+    let mut tree = PrefixTree::new(count + room, page_size, HASH_BITS, false).expect("memory");
     let found = tree.match_prefix(NAMESPACE, tokens);
     let mut lock = tree.lock(&found, &mut fence()).expect("nothing changed since the match");
     let mut pages = page_ids(0, count);
@@ -153,7 +154,7 @@ fn inserted_texts_share_the_pages_before_the_changed_token() {
             assert_eq!(inserted.duplicates as usize, expected, "page_size {page_size}, {at}");
             assert_eq!(duplicates, own[..expected], "page_size {page_size}, {at}");
             assert_eq!(table, [&first[..expected], &own[expected..]].concat());
-            assert_eq!(tree.path(&lock), table);
+            assert_eq!(tree.nodes.path(&lock), table);
             // The tree matches both texts in full.
             for (tokens, pages) in [(&tokens, &first), (&other, &table)] {
                 let mut found = Vec::new();

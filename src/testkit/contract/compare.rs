@@ -1,11 +1,10 @@
 //! Compares the results of a backend with the expected results.
 
-use super::case::{Case, HostRows, rounding};
+use super::case::{Case, rounding};
 use super::exact::{Exact, attention, attention_to};
 use super::history::History;
-use super::run::{Pending, Step, World};
+use super::run::{Inputs, Pending, Step, World};
 use super::{Report, TestBackend};
-use crate::backend::Attend;
 use crate::id::{LayerId, PageId};
 use crate::layout::Dtype;
 use crate::testkit::parallel;
@@ -22,9 +21,9 @@ impl<B: TestBackend> World<'_, B> {
         let lse = call.lse.as_ref().map(|sums| self.backend.read_sums(sums));
         let plan = step.plan.plan();
         let stride = out.len() / plan.token_count();
-        let case = self.case.of(LayerId::new(call.layer as u32));
+        let case = self.case.of(LayerId::new(call.inputs.layer as u32));
         let (width, q_heads) = (case.out_width(), case.q_heads() as usize);
-        let location = format!("seed {} {:?} {:?} {:?}", self.seed, self.case, plan.rows, call.attend);
+        let location = format!("seed {} {:?} {:?} {:?}", self.seed, self.case, plan.rows, call.inputs.attend);
         for row in out.chunks_exact(stride) {
             assert!(row[width..].iter().all(|x| x.is_nan()), "{location}: written between rows");
         }
@@ -48,19 +47,17 @@ impl<B: TestBackend> World<'_, B> {
                 if work > EXACT_WORK && self.rng.below(work) > EXACT_WORK {
                     continue;
                 }
-                compared.push((i, token, head));
+                compared.push(Place { row: i, token, head });
             }
         }
         let history = &self.history;
-        let inputs = (&call.attend, &call.q, call.sinks.as_ref(), call.layer);
-        let exacts =
-            parallel::map(&compared, |&(i, token, head)| exact_of(&case, history, step, inputs, (i, token, head)));
-        for (&(i, token, head), exact) in compared.iter().zip(&exacts) {
-            let at = (plan.rows[i].qo_start + token) as usize;
+        let exacts = parallel::map(&compared, |place| exact_of(&case, history, step, &call.inputs, place));
+        for (&Place { row, token, head }, exact) in compared.iter().zip(&exacts) {
+            let at = (plan.rows[row].qo_start + token) as usize;
             let start = at * stride + head * value_dim;
             let sum = lse.as_ref().map(|lse| lse[at * q_heads + head]);
             let location = || format!("{location}: token {at} head {head}");
-            self.compare_row(&case, &out[start..start + value_dim], (sum, exact), &location);
+            self.compare_row(&case, &out[start..start + value_dim], sum, exact, &location);
         }
     }
 
@@ -68,7 +65,8 @@ impl<B: TestBackend> World<'_, B> {
         &mut self,
         case: &Case,
         got: &[f32],
-        (sum, exact): (Option<f32>, &Exact),
+        sum: Option<f32>,
+        exact: &Exact,
         location: &dyn Fn() -> String,
     ) {
         let bound = Bound::of(&self.backend, case);
@@ -92,24 +90,31 @@ impl<B: TestBackend> World<'_, B> {
     }
 }
 
-/// Returns the attention of one query head for a new token of row `i` in a layer.
+/// A query head of a new token: the index of its row, of the token in the row, and of the head.
+struct Place {
+    row: usize,
+    token: u32,
+    head: usize,
+}
+
+/// Returns the attention of one query head.
 fn exact_of(
     case: &Case,
     history: &[Vec<History>],
     step: &Step,
-    (attend, q, sinks, layer): (&Attend, &HostRows, Option<&HostRows>, usize),
-    (i, token, head): (usize, u32, usize),
+    Inputs { layer, attend, q, sinks }: &Inputs,
+    &Place { row, token, head }: &Place,
 ) -> Exact {
-    let (Item::Extend { sequence, .. } | Item::Requery { sequence, .. }) = step.items[i] else {
+    let (Item::Extend { sequence, .. } | Item::Requery { sequence, .. }) = step.items[row] else {
         unreachable!("padding has kv_len 0")
     };
     let plan = step.plan.plan();
-    let row = &plan.rows[i];
+    let row = &plan.rows[row];
     let head_dim = case.layout.head_dim() as usize;
     let q = &q.row((row.qo_start + token) as usize)[head * head_dim..(head + 1) * head_dim];
-    let History { k, v, .. } = &history[sequence][layer];
+    let History { k, v, .. } = &history[sequence][*layer];
     let heads = (case.layout.kv_heads() as usize, head / case.group_size as usize);
-    let sink = sinks.map_or(f32::NEG_INFINITY, |sinks| sinks.values[head]);
+    let sink = sinks.as_ref().map_or(f32::NEG_INFINITY, |sinks| sinks.values[head]);
     let Some(masks) = plan.tree(row) else {
         let position = (row.kv_len - row.extend_len + token) as usize;
         return attention(attend, q, k, v, heads, position, sink);

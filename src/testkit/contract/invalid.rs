@@ -31,7 +31,8 @@ impl<B: TestBackend> World<'_, B> {
     pub(super) fn check_invalid_calls(
         &mut self,
         plan: &BatchPlan<'_>,
-        (own, attend): (LayerId, &Attend),
+        own: LayerId,
+        attend: &Attend,
         [k, v, q]: [&B::Input; 3],
         out: &mut B::Output,
     ) {

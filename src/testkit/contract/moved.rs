@@ -160,9 +160,9 @@ impl<B: TestBackend> World<'_, B> {
     /// comparisons check that nothing moved.
     fn check_invalid_moves(&mut self) {
         let (pages, swaps) = (self.case.layout.page_count(), self.swap.pages.len() as u32);
-        let of = |device, swap| PageMove { device: PageId::new(device), swap: SwapPageId::new(swap) };
+        let pair = |device, swap| PageMove { device: PageId::new(device), swap: SwapPageId::new(swap) };
         let (next, last) = (self.swap.next(), MoveId::new(self.swap.next().raw() - 1));
-        for (id, moves) in [(next, [of(pages, 0)]), (next, [of(0, swaps)]), (last, [of(0, 0)])] {
+        for (id, moves) in [(next, [pair(pages, 0)]), (next, [pair(0, swaps)]), (last, [pair(0, 0)])] {
             let seed = self.seed;
             assert!(self.backend.save_pages(id, &moves).is_err(), "seed {seed}: {id:?} {moves:?}");
             assert!(self.backend.load_pages(id, &moves).is_err(), "seed {seed}: {id:?} {moves:?}");

@@ -22,7 +22,7 @@ pub fn check_rotated<O>(filter: &Filter, options: impl Fn(&Case) -> O + Sync, se
 where
     O: OpenBackend<Backend: TestBackend>,
 {
-    let also: ExtraCheck<O::Backend> = |world, step, layer, _, _| world.check_rotated(step, layer);
+    let also: ExtraCheck<O::Backend> = |world, step, inputs| world.check_rotated(step, inputs.layer);
     check_seeds(filter, options, seeds, Some(also))
 }
 
@@ -55,8 +55,8 @@ impl RopeInputs {
             let (a, b) = if sign < 0.0 { (low[i], high[i]) } else { (high[i], low[i]) };
             (a * cos + sign * b * sin, (a * cos).abs() + (b * sin).abs())
         };
-        let of = |sign| (0..dim / 2).map(move |i| pair((i, sign)));
-        of(-1.0).chain(of(1.0)).collect()
+        let half = |sign| (0..dim / 2).map(move |i| pair((i, sign)));
+        half(-1.0).chain(half(1.0)).collect()
     }
 }
 

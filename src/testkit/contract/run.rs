@@ -26,21 +26,23 @@ pub(super) struct Step {
 /// A call to attention whose outputs are compared after `synchronize`.
 pub(super) struct Pending<B: TestBackend> {
     pub step: usize,
+    pub inputs: Inputs,
+    pub out: B::Output,
+    pub lse: Option<B::Sums>,
+    /// Buffers that the backend may read until `synchronize`.
+    _buffers: ([B::Input; 3], Option<B::Input>),
+}
+
+/// An additional check of one layer of a step, which runs after the store and attention of this layer.
+pub(super) type ExtraCheck<B> = fn(&mut World<'_, B>, &Step, &Inputs);
+
+/// The layer of a call to attention, its parameters and queries, and its sinks if any.
+pub(super) struct Inputs {
     pub layer: usize,
     pub attend: Attend,
     pub q: HostRows,
     pub sinks: Option<HostRows>,
-    pub out: B::Output,
-    pub lse: Option<B::Sums>,
-    /// Inputs that the backend may read until `synchronize`.
-    _inputs: ([B::Input; 3], Option<B::Input>),
 }
-
-/// An additional check of one layer of a step, which runs after the store and attention of this layer.
-pub(super) type ExtraCheck<B> = fn(&mut World<'_, B>, &Step, usize, &Attend, Inputs<'_>);
-
-/// The queries of a call to attention, and its sinks if any.
-pub(super) type Inputs<'a> = (&'a HostRows, Option<&'a HostRows>);
 
 /// A kind of attention. Groups may have different shapes, so the same window in two groups is two kinds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -349,14 +351,15 @@ impl<B: TestBackend> World<'_, B> {
         let mut out = self.backend.output(&poison);
         let mut lse = self.rng.one_in(2).then(|| self.backend.sums(tokens * attend.q_heads as usize));
         if self.rng.one_in(8) {
-            self.check_invalid_calls(&plan, (id, &attend), [&k, &v, &q_rows], &mut out);
+            self.check_invalid_calls(&plan, id, &attend, [&k, &v, &q_rows], &mut out);
         }
         let sums = lse.as_mut().map(B::lse);
         let queries = Queries { rows: B::rows(&q_rows), sinks: sinks_at.as_ref().map(B::sinks) };
         self.backend.attend_queries(&plan, id, &attend, queries, B::rows_mut(&mut out), sums).expect("valid attention");
+        let inputs = Inputs { layer, attend, q, sinks };
         if let Some(also) = self.also {
-            also(self, &steps[step], layer, &attend, (&q, sinks.as_ref()));
+            also(self, &steps[step], &inputs);
         }
-        Pending { step, layer, attend, q, sinks, out, lse, _inputs: ([k, v, q_rows], sinks_at) }
+        Pending { step, inputs, out, lse, _buffers: ([k, v, q_rows], sinks_at) }
     }
 }

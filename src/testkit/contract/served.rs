@@ -252,8 +252,8 @@ impl<B: TestBackend> Server<'_, B> {
                 continue;
             }
             let seq = self.texts[i].seq;
-            let of = self.engine.sequence(seq).expect("it is live");
-            let known = of.token_len - of.planned_len;
+            let sequence = self.engine.sequence(seq).expect("it is live");
+            let known = sequence.token_len - sequence.planned_len;
             let len = if known > 0 {
                 self.rng.pick(&[known, known, known.div_ceil(2)])
             } else {
@@ -334,8 +334,8 @@ impl<B: TestBackend> Server<'_, B> {
             values: vec![f32::NAN; plan.token_count() * width],
         });
         for (item, row) in items.iter().zip(plan.rows) {
-            let of = &self.text(item.seq).layers[layer].rows;
-            let new = &of[(row.kv_len - row.extend_len) as usize..row.kv_len as usize];
+            let all = &self.text(item.seq).layers[layer].rows;
+            let new = &all[(row.kv_len - row.extend_len) as usize..row.kv_len as usize];
             for (token, kv) in (row.qo_start as usize..).zip(new) {
                 for (rows, values) in rows.iter_mut().zip(kv) {
                     rows.values[token * rows.width..][..rows.width].copy_from_slice(values);

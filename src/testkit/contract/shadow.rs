@@ -4,7 +4,7 @@ use super::TestBackend;
 use super::run::World;
 use super::stored::{Stored, planes};
 use crate::id::{LayerId, PageId, SlotId};
-use crate::layout::{PlaneName, PoolLayout};
+use crate::layout::PoolLayout;
 
 impl<B: TestBackend> World<'_, B> {
     /// Writes rows of k and v to a slot of the shadow.
@@ -13,15 +13,11 @@ impl<B: TestBackend> World<'_, B> {
         let layout = self.case.of(layer).layout;
         for (plane, row) in planes(&layout).into_iter().zip(rows) {
             if !row.is_empty() {
-                self.shadow_row(&layout, (plane, layer), slot, row);
+                let stored = Stored::new(&layout, &self.given, plane, layer, row);
+                let (page, offset) = layout.page_of(slot);
+                stored.write(&layout, layer, offset, &mut self.shadow[page.index()]);
             }
         }
-    }
-
-    fn shadow_row(&mut self, layout: &PoolLayout, (plane, layer): (PlaneName, LayerId), slot: SlotId, row: &[f32]) {
-        let stored = Stored::new(layout, &self.given, plane, layer, row);
-        let (page, offset) = layout.page_of(slot);
-        stored.write(layout, layer, offset, &mut self.shadow[page.index()]);
     }
 
     /// Copies one slot's bytes in the shadow, in all planes and lanes.

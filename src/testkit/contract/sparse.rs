@@ -44,14 +44,14 @@ pub fn check_sparse_backend<O>(filter: &Filter, options: impl Fn(&Case) -> O + S
 where
     O: OpenBackend<Backend: SparseTestBackend>,
 {
-    let also: ExtraCheck<O::Backend> =
-        |world, step, layer, attend, inputs| world.check_sparse(step, layer, attend, inputs);
+    let also: ExtraCheck<O::Backend> = |world, step, inputs| world.check_sparse(step, inputs);
     check_seeds(filter, options, seeds, Some(also))
 }
 
 impl<B: SparseTestBackend> World<'_, B> {
     /// Checks one layer of one step.
-    fn check_sparse(&mut self, step: &Step, layer: usize, attend: &Attend, (q, sinks): Inputs<'_>) {
+    fn check_sparse(&mut self, step: &Step, inputs: &Inputs) {
+        let Inputs { layer, ref attend, ref q, ref sinks } = *inputs;
         let (plan, id) = (step.plan.plan(), LayerId::new(layer as u32));
         let top = self.top();
         let lists = plan.rows.len() * self.case.layout.kv_heads() as usize;
@@ -82,12 +82,12 @@ impl<B: SparseTestBackend> World<'_, B> {
         let mut lse = self.backend.sums(plan.token_count() * attend.q_heads as usize);
         let selection = Selection { positions: B::positions(&chosen), top };
         let (to, sums) = (B::rows_mut(&mut out), Some(B::lse(&mut lse)));
-        let sinks_at = sinks.map(|sinks| self.backend.input(sinks));
+        let sinks_at = sinks.as_ref().map(|sinks| self.backend.input(sinks));
         let queries = Queries { rows: B::rows(&q_rows), sinks: sinks_at.as_ref().map(B::sinks) };
         self.backend.attend_selected(&plan, id, attend, selection, queries, to, sums).expect("valid attention");
         self.backend.synchronize().expect("nothing failed");
         let (out, lse) = (self.backend.read_output(&out), self.backend.read_sums(&lse));
-        self.compare_selected(step, layer, attend, ((q, sinks), top, &positions), (&out, &lse));
+        self.compare_selected(step, inputs, top, &positions, (&out, &lse));
     }
 
     /// Returns the length of the lists. It is constant for a seed, because a GPU allocates memory for each length.
@@ -198,9 +198,9 @@ impl<B: SparseTestBackend> World<'_, B> {
     fn compare_selected(
         &mut self,
         step: &Step,
-        layer: usize,
-        attend: &Attend,
-        ((q, sinks), top, positions): (Inputs<'_>, u32, &[u32]),
+        Inputs { layer, attend, q, sinks }: &Inputs,
+        top: u32,
+        positions: &[u32],
         (out, lse): (&[f32], &[f32]),
     ) {
         let (plan, case, seed) = (step.plan.plan(), self.case, self.seed);
@@ -220,7 +220,7 @@ impl<B: SparseTestBackend> World<'_, B> {
                     0 => vec![],
                     _ => list.iter().map(|&x| x as usize).filter(|x| seen.contains(x)).collect(),
                 };
-                let sink = sinks.map_or(f32::NEG_INFINITY, |sinks| sinks.values[head]);
+                let sink = sinks.as_ref().map_or(f32::NEG_INFINITY, |sinks| sinks.values[head]);
                 if list.is_empty() {
                     let alone = if row.kv_len == 0 { f32::NEG_INFINITY } else { sink };
                     let nothing = got.iter().all(|&x| x == 0.0) && sum == alone;
@@ -230,11 +230,11 @@ impl<B: SparseTestBackend> World<'_, B> {
                 let (Item::Extend { sequence, .. } | Item::Requery { sequence, .. }) = step.items[i] else {
                     unreachable!("padding has kv_len 0")
                 };
-                let History { k, v, .. } = &self.history[sequence][layer];
+                let History { k, v, .. } = &self.history[sequence][*layer];
                 let q = &q.row(at)[head * head_dim..(head + 1) * head_dim];
                 let heads = (kv_heads, kv_head);
                 let exact = attention_to(attend, q, k, v, heads, list.iter().copied(), sink);
-                self.compare_row(&self.case.clone(), got, (Some(sum), &exact), &location);
+                self.compare_row(&self.case.clone(), got, Some(sum), &exact, &location);
             }
         }
     }

@@ -12,14 +12,14 @@ use crate::layout::{PoolLayout, Reach};
 
 impl Tree {
     /// Turns cells on, for the limited groups of a pool.
-    pub(in crate::testkit) fn keep_groups(&mut self, layout: &PoolLayout) {
+    pub(super) fn keep_groups(&mut self, layout: &PoolLayout) {
         let mut start = 0;
-        let of = |(group, reach)| {
+        let limited = |(group, reach)| {
             let tracks = start..start + layout.tracks_of(group) as usize;
             start = tracks.end;
             (reach, tracks)
         };
-        self.limited = layout.groups().limited().map(of).collect();
+        self.limited = layout.groups().limited().map(limited).collect();
     }
 
     /// Returns the first place that a sequence holds in a track of this reach when `published` of its pages are
@@ -40,7 +40,7 @@ impl Tree {
     }
 
     /// Returns the number of pages of the longest prefix of a text whose tails have all their cells.
-    pub(in crate::testkit) fn hit(&self, scope: Scope, tokens: &[TokenId]) -> usize {
+    pub(super) fn hit(&self, scope: Scope, tokens: &[TokenId]) -> usize {
         let has = |group, place| self.cells.contains_key(&self.key(group, scope, tokens, place));
         let complete = |pages: &usize| {
             let mut groups = self.limited.iter().enumerate();
@@ -51,7 +51,7 @@ impl Tree {
     }
 
     /// Returns the keys of all cells in the tails of a prefix.
-    pub(in crate::testkit) fn tail_cells(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Vec<CellKey> {
+    pub(super) fn tail_cells(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Vec<CellKey> {
         let keys = self.limited.iter().enumerate().flat_map(|(group, (reach, _))| {
             let places = self.tail(*reach, pages);
             places.map(move |at| self.key(group, scope, tokens, at))
@@ -60,7 +60,7 @@ impl Tree {
     }
 
     /// Returns the number of idle pages in the cells of the tails of a prefix.
-    pub(in crate::testkit) fn idle_in_tails(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> u32 {
+    pub(super) fn idle_in_tails(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> u32 {
         let keys = self.tail_cells(scope, tokens, pages);
         let cells = keys.iter().map(|key| &self.cells[key]);
         cells.filter(|cell| cell.is_idle()).map(|cell| cell.pages.len() as u32).sum()
@@ -71,7 +71,7 @@ impl Tree {
         (group, self.path(scope, tokens, place + 1))
     }
 
-    pub(in crate::testkit) fn release_cell(&mut self, key: &CellKey, last_step: u64, completed: u64) {
+    pub(super) fn release_cell(&mut self, key: &CellKey, last_step: u64, completed: u64) {
         self.clock += 1;
         let cell = self.cells.get_mut(key).expect("a used cell is cached");
         cell.users -= 1;
@@ -83,7 +83,7 @@ impl Tree {
 
     /// Completes the steps up to this one. Cells that waited for them become idle, in the order of their steps. Cells
     /// of one step become idle in the order in which they began to wait.
-    pub(in crate::testkit) fn complete_cells(&mut self, step: u64) {
+    pub(super) fn complete_cells(&mut self, step: u64) {
         let mut idle = Vec::new();
         for (key, cell) in &mut self.cells {
             let until = cell.waits.iter().max().copied();
@@ -118,7 +118,7 @@ impl Tree {
     }
 
     /// Counts one more user of a cell. A used cell on the device has no swap pages.
-    pub(in crate::testkit) fn acquire_cell(&mut self, key: &CellKey) {
+    pub(super) fn acquire_cell(&mut self, key: &CellKey) {
         let cell = self.cells.get_mut(key).expect("it is cached");
         cell.users += 1;
         if !cell.pages.is_empty() {

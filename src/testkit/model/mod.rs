@@ -22,8 +22,7 @@ pub use admission::AdmissionWant;
 pub use pages::{PageIs, Pages};
 pub use step::{PlanWant, RowWant};
 pub use stores::PutWant;
-pub(super) use tree::{CellHeld, CellKey};
-pub use tree::{Published, Tree};
+use tree::Tree;
 
 use crate::config::{EngineShape, PrefixMode};
 use crate::error::Error;
@@ -158,7 +157,7 @@ impl Model {
         }
         Self {
             shape,
-            pages: Pages::new(page_count),
+            pages: Pages::new(page_count, shape.reserved_pages),
             tree,
             sequences: BTreeMap::new(),
             steps: BTreeMap::new(),
@@ -191,7 +190,7 @@ impl Model {
     fn reaches(&self) -> Vec<(Reach, usize)> {
         let layout = &self.shape.layout;
         let ahead = self.shape.promise_ahead as usize;
-        let of = |(group, reach): (u32, Reach)| {
+        let of_group = |(group, reach): (u32, Reach)| {
             let back = match reach {
                 Reach::Window(size) | Reach::Chunk(size) => size as usize - 1,
                 _ => unreachable!("group 0 is not limited"),
@@ -199,7 +198,7 @@ impl Model {
             let most = (back + ahead).div_ceil(self.page_size()) + 1;
             (0..layout.tracks_of(group)).map(move |_| (reach, most))
         };
-        layout.groups().limited().flat_map(of).collect()
+        layout.groups().limited().flat_map(of_group).collect()
     }
 
     /// Returns the maximum number of pages that a sequence of `places` places holds.
@@ -225,10 +224,10 @@ impl Model {
         self.shares() || self.tracks() > 1
     }
 
-    /// Returns the tokens of a prompt that may match. At least one token must be computed.
-    fn findable<'a>(&self, tokens: &'a [TokenId]) -> &'a [TokenId] {
+    /// Returns the tokens of a prompt that may match: at most `at_most`. At least one token must be computed.
+    fn findable<'a>(&self, tokens: &'a [TokenId], at_most: u32) -> &'a [TokenId] {
         match tokens.split_last() {
-            Some((_, before)) if self.shares() => before,
+            Some((_, before)) if self.shares() => &before[..before.len().min(at_most as usize)],
             _ => &[],
         }
     }
@@ -266,7 +265,7 @@ impl Model {
         Ok(&self.sequence(seq)?.table)
     }
 
-    /// `Engine::track_table`
+    /// `Engine::page_runs`, as one list
     pub fn track_table(&self, seq: SeqKey, track: u32) -> Result<&[PageId], Error> {
         let sequence = self.sequence(seq)?;
         Ok(match track {

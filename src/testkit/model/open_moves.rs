@@ -18,7 +18,7 @@ pub(super) struct PageVersion {
 pub(super) struct Put {
     pub number: u64,
     /// The page; `None` once its generation has ended.
-    pub of: Option<PageVersion>,
+    pub page: Option<PageVersion>,
     /// The swap page that the store reads; `None` for a page of the stage.
     pub swap_page: Option<SwapPageId>,
     /// Number of the last save to the page; the store reads the page after this save.
@@ -62,6 +62,6 @@ impl Stores {
     pub fn end_generation(&mut self) {
         self.queue.clear();
         self.refused.clear();
-        self.puts.iter_mut().for_each(|put| put.of = None);
+        self.puts.iter_mut().for_each(|put| put.page = None);
     }
 }

@@ -3,7 +3,7 @@
 use super::{AdmissionKind, ForkWant, Lock, Model, PageIs, Released, Sequence, Step};
 use crate::error::Error;
 use crate::id::{Scope, SeqKey, StepId, TokenId};
-use crate::plan::Keep;
+use crate::plan::{Admit, Keep};
 use crate::sequence::SWAP_MARKS;
 
 impl Sequence {
@@ -59,32 +59,24 @@ impl Model {
     }
 
     /// Publishes the whole pages of known, computed tokens.
-    ///
-    /// As in the engine, one call of `insert` publishes the pages of one chunk. The second call may grow the leaf of
-    /// the first, which makes matches stale. Nothing else depends on this division into calls.
     pub(super) fn publish(&mut self, seq: SeqKey) {
         let page_size = self.page_size();
-        let chunk_pages = self.shape.table.chunk_pages as usize;
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         if sequence.pending > 0 {
             return;
         }
         let end = sequence.cached_len.min(sequence.tokens.len()) / page_size;
-        let (mut duplicates, before) = (Vec::new(), sequence.published);
-        while sequence.published < end {
-            let start = sequence.published;
-            let stop = end.min((start / chunk_pages + 1) * chunk_pages);
-            let own = &sequence.table[start..stop];
-            let published = self.tree.insert(sequence.scope, &sequence.tokens, start, own);
-            sequence.table[start..stop].copy_from_slice(&published.table);
-            sequence.published = stop;
+        let start = sequence.published;
+        let mut duplicates = Vec::new();
+        if start < end {
+            let published = self.tree.insert(sequence.scope, &sequence.tokens, start, &sequence.table[start..end]);
+            sequence.table[start..end].copy_from_slice(&published.table);
             self.pages.turn(&published.taken, PageIs::Private, PageIs::Cached);
             self.counters.published_pages += published.taken.len() as u64;
             self.counters.duplicate_pages += published.duplicates.len() as u64;
-            duplicates.extend(published.duplicates);
+            duplicates = published.duplicates;
         }
-        let (last_step, end) = (sequence.last_step, sequence.published);
-        sequence.published = before;
+        let (last_step, end) = (sequence.last_step, end.max(start));
         while let Some(&mark) = self.sequences[&seq].marks.first().filter(|&&mark| mark <= end) {
             if self.keeps_promises(seq, mark) {
                 duplicates.extend(self.keep_tails(seq, mark));
@@ -195,17 +187,17 @@ impl Model {
     }
 
     /// `Engine::resume`
-    pub fn resume(&mut self, seq: SeqKey, promise: u32) -> Result<(), Error> {
+    pub fn resume(&mut self, seq: SeqKey, admit: Admit) -> Result<(), Error> {
         let sequence = self.sequence(seq)?;
         if !sequence.preempted {
             return Err(Error::NotPreempted { seq });
         }
-        self.check_promise(promise)?;
+        self.check_promise(admit.promise)?;
         // The sequence begins anew: in the present generation, or without prefix reuse in its own generation.
         let scope = self.next_scope(sequence.scope.namespace);
-        self.estimate(scope, &sequence.tokens, promise).check()?;
-        let pages = self.used_hit(scope, &sequence.tokens, promise);
-        let hit_len = self.begin_with(seq, scope, promise, pages);
+        self.estimate(scope, &sequence.tokens, admit)?.check()?;
+        let pages = self.used_hit(scope, &sequence.tokens, admit);
+        let hit_len = self.begin_with(seq, scope, admit, pages);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.admission_kind = Some(match sequence.admission_kind {
             Some(AdmissionKind::Admitted { prompt_len, .. }) => AdmissionKind::Admitted { prompt_len, hit_len },

@@ -27,20 +27,20 @@ pub struct PutWant {
 impl Tree {
     /// Returns the page of an open put, if a prompt could still match it.
     fn page_of(&self, put: &Put) -> Option<PageVersion> {
-        put.of.clone().filter(|of| self.is_present(of))
+        put.page.clone().filter(|page| self.is_present(page))
     }
 
-    fn is_present(&self, of: &PageVersion) -> bool {
-        self.pages.get(&of.path).is_some_and(|held| held.version == of.version)
+    fn is_present(&self, page: &PageVersion) -> bool {
+        self.pages.get(&page.path).is_some_and(|held| held.version == page.version)
     }
 
     /// Queues a published page to be put.
     pub(super) fn queue_put(&mut self, path: Path) {
         let version = self.pages[&path].version;
-        let of = PageVersion { path, version };
+        let page = PageVersion { path, version };
         match self.stores.refused.is_empty() {
-            true => self.stores.queue.push_back(of),
-            false => self.stores.refused.push_back(of),
+            true => self.stores.queue.push_back(page),
+            false => self.stores.refused.push_back(page),
         }
         self.limit_puts();
     }
@@ -60,18 +60,18 @@ impl Tree {
         let (mut staged, end) = (0, PUTS_MAX.min(self.stores.puts.len() + max));
         let before = self.stores.puts.len();
         while self.stores.puts.len() < end {
-            let Some(of) = self.stores.queue.pop_front() else { break };
-            if !self.is_present(&of) || self.pages[&of.path].stored {
+            let Some(page) = self.stores.queue.pop_front() else { break };
+            if !self.is_present(&page) || self.pages[&page.path].stored {
                 continue;
             }
-            let swap_page = self.pages[&of.path].swap_page;
+            let swap_page = self.pages[&page.path].swap_page;
             let save = match swap_page {
-                Some(page) => {
-                    self.swap.begin_read(page);
-                    self.swap.saved_by[page.index()]
+                Some(swap_page) => {
+                    self.swap.begin_read(swap_page);
+                    self.swap.saved_by[swap_page.index()]
                 }
                 None if self.stores.stage_free == 0 => {
-                    self.stores.queue.push_front(of);
+                    self.stores.queue.push_front(page);
                     break;
                 }
                 None => {
@@ -81,7 +81,7 @@ impl Tree {
             };
             self.stores.last_put += 1;
             let number = self.stores.last_put;
-            self.stores.puts.push(Put { number, of: Some(of), swap_page, save, is_given: false });
+            self.stores.puts.push(Put { number, page: Some(page), swap_page, save, is_given: false });
         }
         if self.stores.puts.len() == before && self.stores.queue.is_empty() {
             self.stores.queue = std::mem::take(&mut self.stores.refused);
@@ -94,7 +94,7 @@ impl Tree {
         let last = self.swap.moves;
         let failed = |put: &Put| put.swap_page.is_none() && put.save == last;
         for put in self.stores.puts.clone().iter().rev().filter(|put| failed(put)) {
-            put.of.iter().for_each(|of| self.stores.queue.push_front(of.clone()));
+            put.page.iter().for_each(|page| self.stores.queue.push_front(page.clone()));
             self.stores.stage_free += 1;
         }
         self.stores.puts.retain(|put| !failed(put));
@@ -106,9 +106,9 @@ impl Tree {
         let mut given = Vec::new();
         for at in 0..self.stores.puts.len() {
             let put = &self.stores.puts[at];
-            if let Some(of) = self.page_of(put).filter(|_| !put.is_given && put.save <= saved) {
+            if let Some(page) = self.page_of(put).filter(|_| !put.is_given && put.save <= saved) {
                 let Put { number, swap_page, .. } = *put;
-                given.push(PutWant { number, path: of.path, swap_page });
+                given.push(PutWant { number, path: page.path, swap_page });
                 self.stores.puts[at].is_given = true;
             }
         }
@@ -125,16 +125,16 @@ impl Tree {
             return false;
         };
         let put = self.stores.puts.remove(at);
-        let (of, swap_page) = (self.page_of(&put), put.swap_page);
-        match swap_page {
-            Some(page) => self.swap.end_read(page),
+        let page = self.page_of(&put);
+        match put.swap_page {
+            Some(swap_page) => self.swap.end_read(swap_page),
             None => self.stores.stage_free += 1,
         }
-        if let Some(of) = of {
+        if let Some(page) = page {
             match ok {
-                true => self.pages.get_mut(&of.path).expect("it is cached").stored = true,
+                true => self.pages.get_mut(&page.path).expect("it is cached").stored = true,
                 false => {
-                    self.stores.refused.push_back(of);
+                    self.stores.refused.push_back(page);
                     self.limit_puts();
                 }
             }
@@ -148,22 +148,11 @@ impl Tree {
     fn insert_fetched(&mut self, scope: Scope, tokens: &[TokenId], locked: usize, pages: &[SwapPageId]) -> usize {
         let end = locked + pages.len();
         let old = self.matched_len(scope, &tokens[..end * self.page_size]);
-        if old > locked {
-            self.cut(scope, tokens, old);
-        }
         for at in old..end {
             self.versions += 1;
             let (swap_page, version) = (pages[at - locked], self.versions);
             self.swap.end_fill(swap_page, true);
-            let held = Held {
-                page: None,
-                swap_page: Some(swap_page),
-                users: 0,
-                idle_since: 0,
-                first_of_node: at == old,
-                stored: true,
-                version,
-            };
+            let held = Held { page: None, swap_page: Some(swap_page), users: 0, idle_since: 0, stored: true, version };
             self.pages.insert(self.path(scope, tokens, at + 1), held);
         }
         self.count_up(scope, tokens, locked, end);

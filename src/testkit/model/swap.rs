@@ -280,13 +280,13 @@ impl Model {
     fn begin_load(&mut self, seqs: &[SeqKey]) -> Result<Vec<(PageId, SwapPageId)>, Error> {
         let (mut lacking, mut drawn) = (Vec::new(), 0);
         for &seq in seqs {
-            let new: Vec<_> = self.lacking(seq)?.into_iter().filter(|of| !lacking.contains(of)).collect();
+            let new: Vec<_> = self.lacking(seq)?.into_iter().filter(|page| !lacking.contains(page)).collect();
             drawn += new.len().min(self.promised_to_load(seq));
             lacking.extend(new);
         }
         self.check_pages(lacking.len(), drawn)?;
         let pages = self.take_pages(lacking.len());
-        let loads = lacking.iter().zip(pages).map(|(of, page)| match of {
+        let loads = lacking.iter().zip(pages).map(|(lacking, page)| match lacking {
             (Idle::Page(path), _) => {
                 let held = self.tree.pages.get_mut(path).expect("it is locked");
                 held.page = Some(page);

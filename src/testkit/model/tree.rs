@@ -1,7 +1,6 @@
 //! The prefix tree as a map with an entry for each page, and LRU eviction of single pages.
 //!
-//! The key of a page is its scope and all tokens up to its end. The engine's division into nodes affects only which
-//! matches become stale. To predict this, each page stores whether a node begins at it.
+//! The key of a page is its scope and all tokens up to its end. The engine's division into nodes affects no result.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,8 +21,6 @@ pub(super) struct Held {
     pub users: u32,
     /// The time when it lost its last user; smaller is older. It has no meaning while the page has users.
     pub idle_since: u64,
-    /// Whether a node begins here.
-    pub first_of_node: bool,
     /// Whether a store has it.
     pub stored: bool,
     /// Distinguishes it from earlier pages of its path.
@@ -31,10 +28,10 @@ pub(super) struct Held {
 }
 
 /// The index of a limited group, and the path of the page that has the cell.
-pub(in crate::testkit) type CellKey = (usize, Path);
+pub(super) type CellKey = (usize, Path);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::testkit) struct CellHeld {
+pub(super) struct CellHeld {
     /// Its pages on the device: one for each track of the group, or none.
     pub pages: Vec<PageId>,
     /// Its pages in swap memory: one for each track of the group, or none.
@@ -73,7 +70,7 @@ pub struct Published {
 pub struct Tree {
     pub(super) page_size: usize,
     /// The reach of each limited group, and its range among the further tracks.
-    pub(in crate::testkit) limited: Vec<(Reach, Range<usize>)>,
+    pub(super) limited: Vec<(Reach, Range<usize>)>,
     pub(super) pages: BTreeMap<Path, Held>,
     pub(super) swap: Swap,
     pub(super) stores: Stores,
@@ -81,13 +78,12 @@ pub struct Tree {
     pub(super) put_queue_len: usize,
     /// Number of pages added so far.
     pub(super) versions: u64,
-    pub(in crate::testkit) cells: BTreeMap<CellKey, CellHeld>,
+    pub(super) cells: BTreeMap<CellKey, CellHeld>,
     /// Number of pages and number of cells evicted so far.
-    pub(in crate::testkit) evicted: (u64, u64),
+    pub(super) evicted: (u64, u64),
     /// The generation whose idle pages are kept. Pages of other generations are removed with their last user.
     kept_generation: Option<u64>,
     pub(super) clock: u64,
-    changes: u64,
 }
 
 impl Tree {
@@ -108,7 +104,6 @@ impl Tree {
             evicted: (0, 0),
             kept_generation,
             clock: 0,
-            changes: 0,
         }
     }
 
@@ -160,25 +155,6 @@ impl Tree {
         path.filter(|held| held.users == 0 && held.page.is_some()).count() as u32
     }
 
-    /// Returns the number of changes that make earlier matches stale: splits, growth, evictions and resets.
-    pub fn changes(&self) -> u64 {
-        self.changes
-    }
-
-    /// Splits the node after the first `pages` pages of a path, unless a node ends there.
-    pub(super) fn cut(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) {
-        if pages == 0 {
-            return;
-        }
-        for child in self.children(&self.path(scope, tokens, pages)) {
-            let held = self.pages.get_mut(&child).expect("children are cached");
-            if !held.first_of_node {
-                held.first_of_node = true;
-                self.changes += 1;
-            }
-        }
-    }
-
     /// Counts one more user of the pages `from..to` of a path.
     pub(super) fn count_up(&mut self, scope: Scope, tokens: &[TokenId], from: usize, to: usize) {
         for pages in from + 1..=to {
@@ -197,7 +173,6 @@ impl Tree {
 
     /// Locks the first `pages` pages of a path.
     pub fn lock(&mut self, scope: Scope, tokens: &[TokenId], pages: usize) {
-        self.cut(scope, tokens, pages);
         self.count_up(scope, tokens, 0, pages);
     }
 
@@ -229,8 +204,6 @@ impl Tree {
         let end = locked + own.len();
         let text = &tokens[..end * self.page_size];
         let (old, on_device) = (self.matched_len(scope, text), self.matched(scope, text).len());
-        let grows = self.can_grow(scope, tokens, old, locked);
-        self.cut(scope, tokens, old);
         // Entries in swap memory alone take the caller's device pages.
         for pages in on_device + 1..=old {
             let path = self.path(scope, tokens, pages);
@@ -240,26 +213,14 @@ impl Tree {
             self.swap.free(swap_page);
         }
         for pages in old + 1..=end {
-            let first_of_node = pages == old + 1 && !grows;
             let page = Some(own[pages - 1 - locked]);
             self.versions += 1;
-            let held = Held {
-                page,
-                swap_page: None,
-                users: 0,
-                idle_since: 0,
-                first_of_node,
-                stored: false,
-                version: self.versions,
-            };
+            let held = Held { page, swap_page: None, users: 0, idle_since: 0, stored: false, version: self.versions };
             let path = self.path(scope, tokens, pages);
             self.pages.insert(path.clone(), held);
             if self.put_queue_len > 0 && self.kept_generation == Some(scope.generation) {
                 self.queue_put(path);
             }
-        }
-        if grows && end > old {
-            self.changes += 1;
         }
         self.count_up(scope, tokens, locked, end);
         let (duplicates, taken) = own.split_at(on_device - locked);
@@ -268,17 +229,6 @@ impl Tree {
             taken: taken.to_vec(),
             duplicates: duplicates.to_vec(),
         }
-    }
-
-    /// Returns whether new pages after the first `old` pages become part of the node that ends there. The node must
-    /// have no children, and no user but the caller, whose lock has moved along the cached pages to the node's end.
-    fn can_grow(&self, scope: Scope, tokens: &[TokenId], old: usize, locked: usize) -> bool {
-        if old == 0 {
-            return false;
-        }
-        let path = self.path(scope, tokens, old);
-        let others = self.pages[&path].users - u32::from(old == locked);
-        others == 0 && self.children(&path).is_empty()
     }
 
     /// Evicts cells and pages, the longest idle one first, until at least `count` device pages are free. Returns them.
@@ -294,7 +244,6 @@ impl Tree {
         let idle = self.pages.iter().filter(|(_, held)| held.users == 0 && held.page.is_some());
         let oldest = idle.min_by_key(|(_, held)| held.idle_since);
         let oldest = oldest.map(|(path, held)| (held.idle_since, path.clone()));
-        self.changes += 1;
         match (self.oldest_cell(), oldest) {
             (Some((cell, key)), page) if page.as_ref().is_none_or(|page| cell < page.0) => {
                 if self.swap.exists() {
@@ -323,7 +272,6 @@ impl Tree {
     /// Drops every idle page and returns the device pages. From now on, the tree keeps only idle pages of
     /// `kept_generation`.
     pub fn reset(&mut self, kept_generation: Option<u64>) -> Vec<PageId> {
-        self.changes += 1;
         self.kept_generation = kept_generation;
         self.stores.end_generation();
         let idle = self.pages.iter().filter(|(_, held)| held.users == 0);

@@ -3,7 +3,7 @@
 
 use crate::backend::{Backend, Cpu, Moved, Null, SwapMemory};
 use crate::id::{LayerId, Scope, SlotId, SwapPageId, TokenId};
-use crate::layout::{Plane, PlaneName, PoolLayout, Scaling};
+use crate::layout::{PlaneName, PoolLayout, Scaling};
 use crate::plan::BatchPlan;
 use crate::testkit::quantised::value;
 use crate::testkit::rng::mix;
@@ -107,34 +107,33 @@ pub(super) fn seeds(scope: Scope, tokens: &[TokenId]) -> Vec<u64> {
 
 /// Returns a token's values in one plane, `[heads, elements]`, which the pool represents exactly. In a quantised pool,
 /// the bytes depend on the seed, and so do scales by token.
-pub(super) fn numbers(layout: &PoolLayout, seed: u64, plane: usize, layer: LayerId) -> Vec<f32> {
-    let of = &layout.planes()[plane];
+pub(super) fn numbers(layout: &PoolLayout, seed: u64, index: usize, layer: LayerId) -> Vec<f32> {
+    let plane = &layout.planes()[index];
     // Layer and plane have separate bits, because groups may have different numbers of planes.
-    let row = u64::from(layer.raw()) << 40 | (plane as u64) << 32;
-    let count = u64::from(of.heads * of.elements);
+    let row = u64::from(layer.raw()) << 40 | (index as u64) << 32;
+    let count = u64::from(plane.heads * plane.elements);
     let drawn = (0..count).map(|i| (mix(seed ^ mix(row | i)) & 0xff) as u8);
-    let source = match of.name {
+    let source = match plane.name {
         PlaneName::KScales if layout.is_latent() => PlaneName::Latent,
         PlaneName::KScales => PlaneName::K,
         PlaneName::VScales => PlaneName::V,
         name => name,
     };
     let scale = |head| scale(layout, seed ^ mix(row_of(layout, source, layer)), head);
-    if source != of.name {
-        return (0..of.heads).map(scale).collect();
+    if source != plane.name {
+        return (0..plane.heads).map(scale).collect();
     }
-    if !of.dtype.is_quantised() {
+    if !plane.dtype.is_quantised() {
         return drawn.map(f32::from).collect();
     }
     let drawn: Vec<u8> = drawn.collect();
-    let heads = (0..).zip(drawn.chunks_exact(of.elements as usize));
-    heads.flat_map(|(head, bytes)| head_of(layout, of, bytes, scale(head))).collect()
+    let heads = (0..).zip(drawn.chunks_exact(plane.elements as usize));
+    heads.flat_map(|(head, bytes)| head_of(layout, bytes, scale(head))).collect()
 }
 
 /// Returns the numbers of one head. With scales by token, the first number has the largest magnitude, from which the
 /// store computes the scale.
-fn head_of(layout: &PoolLayout, of: &Plane, bytes: &[u8], scale: f32) -> Vec<f32> {
-    debug_assert_eq!(bytes.len(), of.elements as usize);
+fn head_of(layout: &PoolLayout, bytes: &[u8], scale: f32) -> Vec<f32> {
     const LARGEST: u8 = 0x7e;
     let number = |(i, &byte): (usize, &u8)| {
         let makes = i == 0 && layout.scaling() == Some(Scaling::ByToken);

@@ -6,6 +6,7 @@ use super::host::{Host, OTHER, names};
 use crate::error::Error;
 use crate::event::Event;
 use crate::id::{LayerId, Namespace, PageId, SeqKey, SwapPageId, TokenId};
+use crate::plan::Extend;
 
 impl<B: Inspect> Host<B> {
     /// Compares the engine's state with the model's, and the match of one earlier text. Verifies the engine.
@@ -42,6 +43,9 @@ impl<B: Inspect> Host<B> {
         agree("cached_len", &engine.cached_len(seq), &model.cached_len(seq))?;
         agree("outstanding", &engine.outstanding(seq), &model.outstanding(seq))?;
         agree("planned_len", &engine.planned_len(seq), &model.planned_len(seq))?;
+        let stands = model.is_preempted(seq) || model.waiting(seq).is_some();
+        let extend_max = if stands { Ok(0) } else { model.extend_max(seq) };
+        agree("extend_max", &engine.extend_max(seq), &extend_max)?;
         let tokens = model.tokens(seq).map(<[TokenId]>::to_vec);
         let count = tokens.as_ref().map(|tokens| tokens.len() as u32).map_err(|error| *error);
         agree("token_count", &engine.token_count(seq), &count)?;
@@ -49,8 +53,16 @@ impl<B: Inspect> Host<B> {
         let table = engine.page_table(seq).map(Iterator::collect::<Vec<_>>);
         agree("page_table", &table, &model.page_table(seq).map(<[_]>::to_vec))?;
         for track in 0..engine.shape().table.tracks {
-            let table = engine.track_table(seq, track).map(Iterator::collect::<Vec<_>>);
-            agree("track_table", &table, &model.track_table(seq, track).map(<[_]>::to_vec))?;
+            let runs = engine.page_runs(seq, track).map(|runs| runs.collect::<Vec<_>>().concat());
+            let want = model.track_table(seq, track).map(<[_]>::to_vec);
+            agree("page_runs", &runs, &want)?;
+            let width = model.page_table(seq).map_or(0, <[_]>::len) + 1;
+            let mut dense = vec![0; width];
+            let written = engine.write_tables(&[Extend { seq, len: 0 }], track, width, 7, &mut dense);
+            let kept = want.iter().flatten().map(|page| page.raw());
+            let before = width - 1 - want.as_ref().map_or(0, Vec::len);
+            let want: Vec<_> = std::iter::repeat_n(7, before).chain(kept).chain([7]).collect();
+            agree("write_tables", &written.map(|()| dense), &Ok(want))?;
         }
         self.compare_bytes(seq).map_err(|what| format!("{seq:?}: {what}"))
     }
@@ -106,8 +118,8 @@ impl<B: Inspect> Host<B> {
     fn check_swap_pages(&self) -> Result<(), String> {
         let prefixes = &self.engine.world().prefixes;
         let mut pages = (0..self.engine.shape().layout.swap_pages()).map(SwapPageId::new);
-        let unsaved =
-            |page: &SwapPageId| prefixes.is_host_page_cached(*page) && !self.engine.backend().has_swap_page(*page);
+        let is_cached = |page| prefixes.has_swap() && prefixes.swap().is_cached(page);
+        let unsaved = |page: &SwapPageId| is_cached(*page) && !self.engine.backend().has_swap_page(*page);
         match pages.find(unsaved) {
             Some(page) => Err(format!("H6: {page:?} has bytes of no save and no fetch")),
             None => Ok(()),

@@ -5,7 +5,7 @@ use super::bytes::Inspect;
 use super::host::Host;
 use crate::error::EngineError;
 use crate::id::SeqKey;
-use crate::plan::{Branch, Compaction, Draft, DraftTree, Extend, OwnedPlan};
+use crate::plan::{Branch, Compaction, Draft, DraftTree, Extend, OwnedPlan, PlanSize};
 use crate::testkit::rng::Rng;
 
 impl<B: Inspect> Host<B> {
@@ -61,7 +61,10 @@ impl<B: Inspect> Host<B> {
     pub(super) fn plan_with(&mut self, items: &[Extend], drafts: &[Draft<'_>]) -> Result<(), String> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let failures = self.engine.backend().failures();
-        let planned = self.engine.plan_drafts(&mut scratch, items, drafts);
+        let planned = match self.padded_size(items) {
+            Some(size) => self.engine.plan_padded(&mut scratch, items, drafts, size),
+            None => self.engine.plan_drafts(&mut scratch, items, drafts),
+        };
         let got = planned.as_ref().map(OwnedPlan::from);
         let got = got.map_err(|error| match error {
             EngineError::Core(error) => Some(*error),
@@ -78,6 +81,14 @@ impl<B: Inspect> Host<B> {
         }
         let want = self.model.counted(want);
         self.compare_planned(items, got, want, failures)
+    }
+
+    /// Returns a size with up to two padding rows for two thirds of the batches, if it does not exceed the config.
+    fn padded_size(&self, items: &[Extend]) -> Option<PlanSize> {
+        let rows = self.ops as usize % 3;
+        let tokens = items.iter().map(|item| item.len as usize).sum::<usize>() + rows * (self.ops as usize % 4).max(1);
+        let fits = rows > 0 && tokens <= self.engine.shape().max_step_tokens as usize;
+        fits.then_some(PlanSize { rows: items.len() + rows, tokens })
     }
 
     pub(super) fn accept(&mut self, pick: u8, seed: u8) -> Result<(), String> {
@@ -119,8 +130,8 @@ impl<B: Inspect> Host<B> {
             // The moved K and V are lost, so the replay aborts the step.
             agree("a failed call", &(self.engine.backend().failures() > failures), &true)?;
             self.summary.count("accept Backend".to_owned());
-            agree("abort", &self.engine.abort(step), &self.model.abort(step))?;
-            return Ok(());
+            self.undo_words(step);
+            return agree("abort", &self.engine.abort(step), &self.model.abort(step));
         }
         let got = got.map_err(|error| match error {
             EngineError::Core(error) => error,

@@ -10,10 +10,10 @@ use crate::error::Error;
 use crate::hash::{NamespaceNames, PageHash};
 use crate::id::{Namespace, PageId, SeqKey, StepId, SwapPageId, TokenId};
 use crate::moves::{FetchId, PutId};
-use crate::plan::{Leader, StepScratch};
+use crate::plan::{Admit, Leader, StepScratch};
 use crate::testkit::index::Index;
 use crate::testkit::model::Model;
-use crate::testkit::op::{Promise, Prompt, SmallConfig};
+use crate::testkit::op::{Limit, Promise, Prompt, SmallConfig};
 use crate::testkit::rng::mix;
 
 /// Number of earlier texts whose prefixes new prompts may share.
@@ -67,6 +67,8 @@ pub(super) struct Host<B> {
     pub(super) earlier: VecDeque<Vec<TokenId>>,
     /// The page tables after the table writes of all plans.
     pub(super) words: Vec<u32>,
+    /// The page tables before each unfinished plan. An abort restores them: the engine sends the words again.
+    pub(super) words_before: BTreeMap<StepId, Vec<u32>>,
     pub(super) scratch: StepScratch,
     /// Pages that each unfinished step may access: those of its rows, or of its copies.
     pub(super) touched: BTreeMap<StepId, BTreeSet<PageId>>,
@@ -98,6 +100,7 @@ impl<B: Inspect> Host<B> {
             texts: BTreeMap::new(),
             earlier: VecDeque::new(),
             words,
+            words_before: BTreeMap::new(),
             scratch: StepScratch::new(),
             touched: BTreeMap::new(),
             leaders: VecDeque::new(),
@@ -226,6 +229,12 @@ impl<B: Inspect> Host<B> {
         }
     }
 
+    /// Returns what a sequence of `tokens` tokens asks of its admission.
+    pub(super) fn terms(&self, promise: Promise, limit: Limit, tokens: usize) -> Admit {
+        let at_most = if limit < 224 { u32::MAX } else { u32::from(limit) % (tokens as u32 + 2) };
+        Admit { promise: self.promise(promise, tokens), at_most }
+    }
+
     pub(super) fn remember(&mut self, text: Vec<TokenId>) {
         if self.earlier.len() == TEXTS {
             self.earlier.pop_front();
@@ -241,6 +250,13 @@ impl<B: Inspect> Host<B> {
         let planned = self.model.planned_len(seq).unwrap_or(0) as usize;
         if let Some(text) = self.texts.get_mut(&seq) {
             text.truncate(known.max(planned));
+        }
+    }
+
+    /// Drops the words of the plans from `step` on, which is aborted.
+    pub(super) fn undo_words(&mut self, step: StepId) {
+        if let Some(words) = self.words_before.remove(&step) {
+            self.words = words;
         }
     }
 

@@ -85,24 +85,36 @@ pub fn replay_on<B: Inspect>(
     backend: impl OpenBackend<Backend = B>,
     ops: &[Op],
 ) -> Result<Summary, Mismatch> {
+    replay_each(config, backend, ops, |_| ())
+}
+
+/// Replays as [`replay_on`] does. `each` receives the engine before the first op and after each op.
+pub(crate) fn replay_each<B: Inspect>(
+    config: &SmallConfig,
+    backend: impl OpenBackend<Backend = B>,
+    ops: &[Op],
+    mut each: impl FnMut(&mut Engine<B>),
+) -> Result<Summary, Mismatch> {
     let nowhere = |what: String| Mismatch { index: None, op: None, what };
     let shape = config.engine().shape();
     let shape = shape.map_err(|error| nowhere(format!("the config: {error}")))?;
     let engine = Engine::with_hash_bits(config.engine(), backend, config.hash_bits);
     let engine = engine.map_err(|error| nowhere(error.to_string()))?;
     let mut host = Host::new(engine, Model::new(shape), config);
+    each(&mut host.engine);
     for (index, &op) in ops.iter().enumerate() {
         host.apply(op).and_then(|()| host.listen()).and_then(|()| host.compare()).map_err(|what| Mismatch {
             index: Some(index),
             op: Some(op),
             what,
         })?;
+        each(&mut host.engine);
     }
     host.close().map_err(|what| nowhere(format!("after the last op: {what}")))?;
     Ok(host.into_summary(ops.len()))
 }
 
 /// Returns `Ok` if both values are equal, else the difference.
-pub(super) fn agree<T: PartialEq + fmt::Debug>(what: &str, got: &T, want: &T) -> Result<(), String> {
+fn agree<T: PartialEq + fmt::Debug>(what: &str, got: &T, want: &T) -> Result<(), String> {
     if got == want { Ok(()) } else { Err(format!("{what}: engine {got:?}, model {want:?}")) }
 }

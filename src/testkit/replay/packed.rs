@@ -17,11 +17,18 @@ struct Read {
 
 impl<B: Inspect> Host<B> {
     /// Compares the packed arrays of a plan in both forms. If items are trees, both forms must reject the first tree.
-    pub(super) fn compare_packed(&self, plan: &BatchPlan<'_>, items: &[Extend], want: &PlanWant) -> Result<(), String> {
+    /// `whole` is the plan with its padding.
+    pub(super) fn compare_packed(
+        &self,
+        whole: &BatchPlan<'_>,
+        plan: &BatchPlan<'_>,
+        items: &[Extend],
+        want: &PlanWant,
+    ) -> Result<(), String> {
         let mut scratch = [StepScratch::new(), StepScratch::new()];
         let [of_packed, of_levels] = &mut scratch;
         let packed = self.engine.packed(of_packed, items);
-        let levels = self.engine.packed_levels(of_levels, plan, items);
+        let levels = self.engine.packed_levels(of_levels, whole, items);
         if let Some(item) = items.iter().find(|item| self.model.has_tree(item.seq)) {
             let refused = Err(Error::PackedTree { seq: item.seq });
             agree("packed arrays of a tree", &packed.map(|_| ()), &refused)?;

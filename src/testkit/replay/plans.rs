@@ -10,8 +10,9 @@ use super::host::Host;
 use crate::error::Error;
 use crate::id::LayerId;
 use crate::layout::PlaneName;
-use crate::plan::{BatchPlan, Extend, OwnedPlan};
+use crate::plan::{BatchPlan, Extend, OwnedPlan, PlanSize, StepScratch};
 use crate::testkit::model::PlanWant;
+use crate::testkit::padded::{padded, unpadded};
 use crate::testkit::rng::mix;
 use crate::testkit::spans::{Spans, unordered};
 
@@ -52,14 +53,19 @@ impl<B: Inspect> Host<B> {
     fn planned(&mut self, items: &[Extend], plan: &OwnedPlan, want: &PlanWant) -> Result<(), String> {
         let again = OwnedPlan::from_bytes(plan.as_bytes()).map_err(|error| error.to_string())?;
         agree("the plan's bytes", &again, plan)?;
-        let plan = &again.plan();
+        let (whole, mut scratch) = (again.plan(), [(); 2].map(|()| StepScratch::new()));
+        let [of_plan, of_padded] = &mut scratch;
+        let plan = &unpadded(&whole, of_plan, PlanSize { rows: want.rows.len(), tokens: want.tokens.len() });
+        let size = PlanSize { rows: whole.rows.len(), tokens: whole.token_count() };
+        agree("the padding", &whole, &padded(plan, of_padded, size))?;
         self.compare_plan(plan, want)?;
+        self.words_before.insert(plan.step, self.words.clone());
         for write in plan.table_writes {
             self.words[write.index as usize] = write.value;
         }
         self.compare_rows(plan, want)?;
         self.compare_spans(plan, want)?;
-        self.compare_packed(plan, items, want)?;
+        self.compare_packed(&whole, plan, items, want)?;
         for row in &want.rows {
             let old = (row.kv_len - row.extend_len) as usize;
             for (first, table) in row.tables() {
@@ -70,7 +76,7 @@ impl<B: Inspect> Host<B> {
         let pages = tables.flat_map(|(_, pages)| pages).copied().collect();
         self.touched.insert(want.step, pages);
         self.sample(want);
-        self.store(plan, want)
+        self.store(&whole, want)
     }
 
     /// Compares the shared spans with the page tables.
@@ -141,7 +147,9 @@ impl<B: Inspect> Host<B> {
                     let planes = planes.clone();
                     planes.flat_map(move |plane| bytes::numbers(&layout, seed, plane, layer))
                 };
-                seeds.iter().flat_map(row).collect()
+                let mut rows: Vec<f32> = seeds.iter().flat_map(row).collect();
+                rows.resize(rows.len() / seeds.len() * plan.token_count(), 0.0);
+                rows
             });
             let stored = self.engine.backend_mut().store(plan, layer, &k, &v);
             stored.map_err(|error| error.to_string())?;

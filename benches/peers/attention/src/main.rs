@@ -6,7 +6,7 @@
 //! ```
 //!
 //! candle attends to one sequence at a time. It runs in the case's element type and in f32, and the faster of both
-//! counts. It has no fp8 and no latent rows.
+//! counts. It has no fp8, no latent rows and no paged store.
 
 #[path = "../../../attention/table.rs"]
 mod table;
@@ -58,8 +58,12 @@ impl Rows {
     }
 }
 
-/// Returns candle's attention in the case's type or in f32, whichever is faster. `None` for fp8 and latent rows.
+/// Returns candle's attention in the case's type or in f32, whichever is faster. `None` for fp8, latent rows and
+/// stores.
 fn fastest(case: &Case) -> Option<impl FnMut() + use<>> {
+    if case.stores {
+        return None;
+    }
     let wide = Rows::new::<f32>(case, DType::F32);
     let narrow = match case.dtype {
         KvDtype::F16 => Rows::new::<f16>(case, DType::F16),

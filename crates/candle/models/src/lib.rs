@@ -7,35 +7,24 @@ pub mod config;
 pub mod contiguous;
 pub mod serve;
 
-/// candle's unpatched models with candle's caches, the baseline of `batch` and of the examples.
+macro_rules! modules {
+    ($prefix:literal: $($name:ident)*) => {
+        $(pub mod $name {
+            include!(concat!(env!("OUT_DIR"), "/", $prefix, stringify!($name), ".rs"));
+        })*
+    };
+}
+
+/// candle's unpatched models with candle's caches, the baseline of `batch` and of the example.
 #[allow(clippy::all, missing_docs, dead_code, unexpected_cfgs)]
 pub mod models {
-    pub mod gemma3 {
-        include!(concat!(env!("OUT_DIR"), "/gemma3.rs"));
-    }
-    pub mod llama {
-        include!(concat!(env!("OUT_DIR"), "/llama.rs"));
-    }
-    pub mod qwen3 {
-        include!(concat!(env!("OUT_DIR"), "/qwen3.rs"));
-    }
-    pub mod with_tracing {
-        include!(concat!(env!("OUT_DIR"), "/with_tracing.rs"));
-    }
+    modules! { "": gemma3 llama qwen3 with_tracing }
 }
 
 /// The patched models: K and V are in pages of an arena.
 #[allow(clippy::all, missing_docs, dead_code, unexpected_cfgs)]
 pub mod paged {
-    pub mod gemma3 {
-        include!(concat!(env!("OUT_DIR"), "/paged_gemma3.rs"));
-    }
-    pub mod llama {
-        include!(concat!(env!("OUT_DIR"), "/paged_llama.rs"));
-    }
-    pub mod qwen3 {
-        include!(concat!(env!("OUT_DIR"), "/paged_qwen3.rs"));
-    }
+    modules! { "paged_": gemma3 llama qwen3 }
 }
 
 #[allow(clippy::all, dead_code)]

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use candle::D;
 use kvarena::{Extend, Namespace, SeqKey, TokenId};
-use kvarena_candle::{Error, KvArena};
+use kvarena_candle::KvArena;
 
-use crate::Model;
+use crate::{Model, Outcome};
 
 /// Limits of a run.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,7 @@ pub fn serve(
     end: &[u32],
     limits: Limits,
     mut watch: impl FnMut(usize, Option<u32>, u32),
-) -> Result<Served, Error> {
+) -> Outcome<Served> {
     let mut served = Served { texts: vec![Vec::new(); prompts.len()], ..Served::default() };
     let mut waiting: VecDeque<usize> = (0..prompts.len()).collect();
     let mut running: Vec<Running> = Vec::new();
@@ -76,7 +76,7 @@ pub fn serve(
             }
             served.texts[prompt].push(token);
             watch(prompt, Some(token), 0);
-            arena.engine.append(item.seq, &[TokenId::new(token)]).map_err(kvarena::EngineError::from)?;
+            arena.engine.append(item.seq, &[TokenId::new(token)])?;
         }
         arena.close(step)?;
         served.steps += 1;
@@ -94,7 +94,7 @@ fn admit(
     waiting: &mut VecDeque<usize>,
     running: &mut Vec<Running>,
     served: &mut Served,
-) -> Result<(), Error> {
+) -> Outcome {
     for _ in 0..limits.joins {
         let Some(&prompt) = waiting.front() else { break };
         let tokens: Vec<TokenId> = prompts[prompt].iter().copied().map(TokenId::new).collect();
@@ -103,7 +103,7 @@ fn admit(
         let seq = match arena.engine.admit(Namespace::default(), &tokens, promise) {
             Ok(seq) => seq,
             Err(error) if error.is_shortage() && !running.is_empty() => break,
-            Err(error) => return Err(kvarena::EngineError::from(error).into()),
+            Err(error) => return Err(error.into()),
         };
         waiting.pop_front();
         let left = left(arena, seq)?;
@@ -116,7 +116,7 @@ fn admit(
 
 /// Returns the tokens of each sequence for the next step, oldest sequence first, up to the step's
 /// limit.
-fn items(arena: &KvArena, running: &[Running], step_tokens: u32) -> Result<Vec<Extend>, Error> {
+fn items(arena: &KvArena, running: &[Running], step_tokens: u32) -> Outcome<Vec<Extend>> {
     let (mut items, mut room) = (Vec::new(), step_tokens);
     for one in running {
         let len = left(arena, one.seq)?.min(room);
@@ -129,25 +129,18 @@ fn items(arena: &KvArena, running: &[Running], step_tokens: u32) -> Result<Vec<E
 }
 
 /// Returns the number of known tokens of a sequence that no step has planned.
-fn left(arena: &KvArena, seq: SeqKey) -> Result<u32, Error> {
-    let (engine, failed) = (&arena.engine, kvarena::EngineError::from);
-    Ok(engine.token_count(seq).map_err(failed)? - engine.planned_len(seq).map_err(failed)?)
+fn left(arena: &KvArena, seq: SeqKey) -> Outcome<u32> {
+    Ok(arena.engine.token_count(seq)? - arena.engine.planned_len(seq)?)
 }
 
 /// Finishes sequences whose text has all new tokens or an end token.
-fn finish(
-    arena: &mut KvArena,
-    end: &[u32],
-    limits: Limits,
-    running: &mut Vec<Running>,
-    served: &Served,
-) -> Result<(), Error> {
+fn finish(arena: &mut KvArena, end: &[u32], limits: Limits, running: &mut Vec<Running>, served: &Served) -> Outcome {
     let is_done = |one: &Running| {
         let text = &served.texts[one.prompt];
         text.len() == limits.new_tokens.get() || text.last().is_some_and(|token| end.contains(token))
     };
     for one in running.iter().filter(|one| is_done(one)) {
-        arena.engine.finish(one.seq).map_err(kvarena::EngineError::from)?;
+        arena.engine.finish(one.seq)?;
     }
     running.retain(|one| !is_done(one));
     Ok(())

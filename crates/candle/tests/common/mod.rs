@@ -78,19 +78,19 @@ pub struct Sequence {
 pub fn exact(rows: &[Vec<f32>], head: usize) -> Vec<f64> {
     let q = &rows.last().expect("a row")[head * DIM..][..DIM];
     let kv_head = head / (Q_HEADS / KV_HEADS);
-    let of = |row: &[f32], side: usize| {
+    let numbers_of = |row: &[f32], side: usize| {
         let from = (Q_HEADS + side * KV_HEADS + kv_head) * DIM;
         row[from..from + DIM].iter().map(|&x| f64::from(x)).collect::<Vec<_>>()
     };
     let weight = |row: &Vec<f32>| {
-        let product: f64 = of(row, 0).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum();
+        let product: f64 = numbers_of(row, 0).iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum();
         (product / (DIM as f64).sqrt()).exp()
     };
     let weights: Vec<f64> = rows.iter().map(weight).collect();
     let total: f64 = weights.iter().sum();
     let mut out = vec![0.0; DIM];
     for (row, weight) in rows.iter().zip(&weights) {
-        for (out, v) in out.iter_mut().zip(of(row, 1)) {
+        for (out, v) in out.iter_mut().zip(numbers_of(row, 1)) {
             *out += weight / total * v;
         }
     }

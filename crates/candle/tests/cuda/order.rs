@@ -75,9 +75,9 @@ fn address(x: &Tensor) -> u64 {
 /// Returns q, k and v of all rows, and a tensor like k that contains only NaN.
 fn tensors(device: &Device) -> ([Tensor; 3], Tensor) {
     let numbers = numbers(&mut Rng::new(5), ROWS);
-    let of = |rows: Vec<f32>, heads| Tensor::from_vec(rows, (ROWS, heads, DIM), device);
-    let qkv = [0, 1, 2].map(|side| of(packed(&numbers, side), HEADS[side]).expect("numbers"));
-    (qkv, of(vec![f32::NAN; WORDS], KV_HEADS).expect("numbers"))
+    let tensor = |rows: Vec<f32>, heads| Tensor::from_vec(rows, (ROWS, heads, DIM), device);
+    let qkv = [0, 1, 2].map(|side| tensor(packed(&numbers, side), HEADS[side]).expect("numbers"));
+    (qkv, tensor(vec![f32::NAN; WORDS], KV_HEADS).expect("numbers"))
 }
 
 /// Launches a layer over all rows.

@@ -1,6 +1,6 @@
 // add_bias: y += bias, in every row.
 // norm_add: x += RMSNorm(y), row by row.
-// Twin:    src/gpu/twin.rs add_bias, norm_add  (the specification)
+// Twin:    tests/common/twin.rs add_bias, norm_add (the specification)
 // Params:  BiasParams, 24 bytes; NormAddParams, 32 bytes
 // Shapes:  see params.cuh
 // Grid:    add_bias: x = ceil(width / 8 / 128), y = rows, block 128; norm_add: x = rows, block hidden / 8 rounded up to 32

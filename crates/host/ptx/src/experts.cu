@@ -2,7 +2,7 @@
 // experts_up: computes gate and up of each token's experts, clamps both and applies the activation of gpt-oss:
 // gate * sigmoid(1.702 gate) * (up + 1).
 // experts_down: computes the weighted sum of the outputs of each token's experts.
-// Twin:    src/gpu/twin.rs route, expert_up, expert_down       (the specification)
+// Twin:    tests/common/twin.rs route, expert_up, expert_down (the specification)
 // Params:  RouteParams, 48 bytes; ExpertsParams, 56 bytes
 // Shapes:  see params.cuh; the experts' matrices are [ins, outs], so that neighbouring threads read neighbouring columns
 // Grid:    route: x = tokens, block 128; experts_up: x = tokens * per_token, y = ceil(outs / 128), block 128;

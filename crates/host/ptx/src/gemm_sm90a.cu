@@ -14,7 +14,7 @@
 // end. The matrix already contains the weights of the norm (src/gpu/weights.rs). Two more warps sum the squares of each row for
 // the factor, while x is in shared memory.
 //
-// Twin:    src/gpu/twin.rs skinny                  (the specification)
+// Twin:    tests/common/twin.rs skinny (the specification)
 // Params:  GemmParams, 320 bytes
 // Shapes:  see params.cuh
 // Grid:    x = split * ceil(outs / OUTS), for silu split * ceil(outs / (OUTS / 2)); y = ceil(tokens / TOKENS); block 160, with

@@ -1,6 +1,6 @@
 // embed: computes each token's embedding times a factor, and its RMSNorm for the first layer.
 // rms_norm: computes the RMSNorm of the rows of x, or of the rows that draws select.
-// Twin:    src/gpu/twin.rs rms_norm                (the specification)
+// Twin:    tests/common/twin.rs rms_norm (the specification)
 // Params:  EmbedParams, 64 bytes; NormParams, 40 bytes
 // Shapes:  see params.cuh
 // Grid:    x = rows, block hidden / 8 rounded up to 32

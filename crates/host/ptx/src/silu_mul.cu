@@ -1,6 +1,6 @@
 // silu_mul: out = silu(gate) * up
 // gelu_mul: out = gelu(gate) * up, with the tanh approximation of GeLU
-// Twin:    src/gpu/twin.rs silu_mul, gelu_mul  (the specification)
+// Twin:    tests/common/twin.rs activate (the specification)
 // Params:  SiluMulParams, 24 bytes
 // Shapes:  gate_up bf16 [tokens, 2, width], out bf16 [tokens, width]
 // Grid:    x = ceil(width / 8 / 128), y = tokens

@@ -11,7 +11,7 @@
 // No kernel of a step writes the matrix, so each block loads AHEAD rounds of it before the previous kernel has ended. The
 // blocks also prefetch the start of the next product's matrix into the L2 cache. Thus the memory is also busy between products.
 //
-// Twin:    src/gpu/twin.rs skinny              (the specification)
+// Twin:    tests/common/twin.rs skinny (the specification)
 // Params:  SkinnyParams, 72 bytes
 // Shapes:  see params.cuh
 // Grid:    x = outs / (8 * TILES), silu: outs / (4 * TILES)

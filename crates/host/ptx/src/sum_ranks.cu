@@ -1,5 +1,5 @@
 // sum_ranks: x += the sum over ranks of y. Each rank has its y and x in the memory of its GPU and launches one kernel.
-// Twin:    src/gpu/twin.rs sum_ranks           (the specification)
+// Twin:    tests/common/twin.rs sum_ranks (the specification)
 // Params:  SumRanksParams, 112 bytes
 // Shapes:  see params.cuh
 // Grid:    x = ceil(units / 512), at least 1 and at most SUM_BLOCKS; block 512. The same on every rank.

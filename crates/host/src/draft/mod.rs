@@ -42,10 +42,9 @@ pub struct Drafter {
 impl Drafter {
     /// Returns the drafts in a plan's form, if there are any.
     pub fn planned(&self, seq: SeqKey) -> Option<Draft<'_>> {
-        match (self.drafts.is_empty(), self.drafts.is_chain()) {
-            (true, _) => None,
-            (false, true) => Some(Draft::chain(seq)),
-            (false, false) => Some(self.tree.draft(seq)),
+        if self.drafts.is_empty() {
+            return None;
         }
+        Some(if self.drafts.is_chain() { Draft::chain(seq) } else { self.tree.draft(seq) })
     }
 }

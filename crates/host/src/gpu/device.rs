@@ -58,9 +58,6 @@ impl Device {
     }
 
     /// Allocates zeroed memory of at least `bytes` bytes.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn zeros(&self, bytes: usize) -> Result<DeviceBuffer, GpuError> {
         let mut buffer = DeviceBuffer::new(&self.gpu, bytes.next_multiple_of(256) as u64)?;
         buffer.fill(0)?;
@@ -68,9 +65,6 @@ impl Device {
     }
 
     /// Copies from the device to pinned memory in the stream's order, without waiting.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     ///
     /// # Panics
     /// If the target is too short.

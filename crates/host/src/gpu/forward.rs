@@ -30,7 +30,7 @@ use crate::sparse::channels::Measured;
 use experts::Mixture;
 use operands::qkv_width;
 
-/// A deliberate fault, to verify that `kvarena-server --check` finds it.
+/// A deliberate fault, to verify that a comparison with the CPU finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum InjectedFault {
     /// No fault.
@@ -226,18 +226,12 @@ impl Forward {
 
     /// From now on, rows of one new token read only `top` positions for each kv head. A step has at most `rows` such
     /// rows.
-    ///
-    /// # Errors
-    /// The driver's error, if memory is short.
     pub fn read_sparsely(&mut self, device: &Device, top: u32, rows: usize) -> Result<(), GpuError> {
         self.chosen = Some(Chosen::new(device, top, (rows, self.config.kv_heads))?);
         Ok(())
     }
 
     /// Measures the importance of each channel of K from now on. The caller must not capture steps as graphs meanwhile.
-    ///
-    /// # Errors
-    /// The driver's error, if memory is short.
     pub fn measure_channels(&mut self, device: &Device) -> Result<(), GpuError> {
         self.gauge = Some(Gauge::new(device, &self.config, padded_rows(self.limits.tokens))?);
         Ok(())
@@ -264,11 +258,8 @@ impl Forward {
         Ok(backend.prepare(&Prepare { attend: &attend, lists: &lists, rope_store: true, ..*work })?)
     }
 
-    /// Prepares sums over ranks. A kernel reaches the device at its first launch, and NCCL connects at its first call; neither
-    /// may happen in a capture or during a request. All ranks call this at the same time. Overwrites x.
-    ///
-    /// # Errors
-    /// The driver or NCCL failed.
+    /// Prepares sums over ranks. A kernel reaches the device at its first launch, and NCCL connects at its first call;
+    /// neither may happen in a capture or during a request. All ranks call this at the same time. Overwrites x.
     pub fn warm_sums(&self, device: &Device) -> Result<(), GpuError> {
         let Some(link) = &self.link else { return Ok(()) };
         let most = padded_rows(self.limits.tokens) * self.config.hidden;

@@ -113,9 +113,6 @@ impl GemmMethod {
 
     /// Submits a product.
     ///
-    /// # Errors
-    /// Errors of the driver.
-    ///
     /// # Safety
     /// The addresses are valid for that many rows until the work is done.
     pub unsafe fn launch(self, device: &Device, gemm: &Gemm) -> Result<(), GpuError> {

@@ -18,18 +18,12 @@ pub struct KeptLogits {
 
 impl KeptLogits {
     /// Allocates memory for at most this many draws of each of `STAGING_BUFFERS` steps, of `vocab` logits each.
-    ///
-    /// # Errors
-    /// The driver's error, if memory is short.
     pub fn new(device: &Device, draws: usize, vocab: usize) -> GpuResult<Self> {
         let memory = PinnedBuffer::new(&device.gpu, STAGING_BUFFERS * draws * 2 * vocab)?;
         Ok(Self { memory, draws, vocab })
     }
 
     /// Copies the logits of some of a step's draws. They can be read when the step is done.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     ///
     /// # Panics
     /// If there is no memory for these draws.
@@ -45,7 +39,7 @@ impl KeptLogits {
     }
 
     /// Returns the logits of a step's draws: bf16 `[draws, vocab]`. The step must be done.
-    pub fn of(&self, number: u64, draws: usize) -> &[bf16] {
+    pub fn logits(&self, number: u64, draws: usize) -> &[bf16] {
         let all: &[bf16] = bytemuck::cast_slice(self.memory.as_slice());
         &all[self.start(number)..][..draws * self.vocab]
     }

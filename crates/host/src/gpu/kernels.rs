@@ -145,9 +145,6 @@ impl<P> Kernel<P> {
 impl<P: Pod> Kernel<P> {
     /// Launches the kernel without waiting.
     ///
-    /// # Errors
-    /// Errors of the driver.
-    ///
     /// # Safety
     /// Grid, block and parameters meet the kernel's requirements (see its source), and the addresses are valid for its
     /// accesses until it is done. The stream lives, and its context is current.
@@ -157,9 +154,6 @@ impl<P: Pod> Kernel<P> {
     }
 
     /// Launches the kernel with dynamic shared memory and clusters.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     ///
     /// # Safety
     /// See [`Kernel::launch`].

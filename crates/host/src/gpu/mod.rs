@@ -16,7 +16,8 @@
 //! runner               the `Runner` on a GPU: graphs, steps in flight, times
 //! ```
 //!
-//! Each GPU's launches go to one stream, so they run in the order of submission.
+//! Each GPU's launches go to one stream, so they run in the order of submission. A function without a section about
+//! errors fails only if the driver or a library fails, or if memory is short.
 #![allow(unsafe_code)]
 
 pub mod device;

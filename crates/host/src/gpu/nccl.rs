@@ -99,9 +99,6 @@ impl Comm {
 
     /// Replaces `count` numbers in bf16 with their sums over all ranks, in the stream's order.
     ///
-    /// # Errors
-    /// Errors of NCCL.
-    ///
     /// # Safety
     /// Until the sum is done, `address` is valid for `count` numbers in this rank's memory. All ranks submit the same
     /// sum.
@@ -114,9 +111,6 @@ impl Comm {
     }
 
     /// Replaces `count` numbers of 32 bits with the first rank's numbers, in the stream's order.
-    ///
-    /// # Errors
-    /// Errors of NCCL.
     ///
     /// # Safety
     /// See [`Comm::all_reduce`].

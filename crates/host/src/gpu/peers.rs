@@ -116,9 +116,6 @@ impl Peers {
     /// order of ranks, and rounded once. If all ranks begin with the same x, they get the same x. A count of 0 only
     /// prepares the kernel.
     ///
-    /// # Errors
-    /// The launch failed.
-    ///
     /// # Panics
     /// If there are more numbers than [`Peers::max_elements`], or if the count is not a multiple of 8.
     ///

@@ -136,9 +136,6 @@ fn lt(call: &'static str, error: result::CublasError) -> GpuError {
 
 impl Products {
     /// Returns products without implementations.
-    ///
-    /// # Errors
-    /// cublasLt failed, or memory is short.
     pub fn new(device: &Device, config: &ModelConfig, choice: Choice, adds_from: usize) -> Result<Self, GpuError> {
         let (eps, activation) = (config.norm_eps, config.activation);
         let handle = result::create_handle().map_err(|e| lt("cublasLtCreate", e))?;
@@ -165,9 +162,6 @@ impl Products {
     }
 
     /// Submits a product.
-    ///
-    /// # Errors
-    /// The driver or cublasLt failed.
     ///
     /// # Panics
     /// If no implementation was chosen.
@@ -198,20 +192,11 @@ impl Products {
         method: Method,
         operands: Operands,
     ) -> Result<(), GpuError> {
-        let Operands { weight, x, y, norm, draws, normed, gate_up, next } = operands;
+        let Operands { weight, x, y, norm, draws, gate_up, next, .. } = operands;
         let (kernels, stream) = (&device.kernels, device.raw());
         let mode = self.mode_of(op, padded_rows(tokens));
-        // Norms x, if it needs a norm, and returns the address of the rows.
-        let norm_rows = || {
-            if norm == 0 {
-                return Ok(x);
-            }
-            let params = NormParams { x, weight: norm, normed, draws, hidden: ins as u32, eps: self.eps };
-            let block = (ins / 8).next_multiple_of(32) as u32;
-            // SAFETY: widths were checked when the forward pass was created; the caller guarantees the operands.
-            unsafe { kernels.rms_norm.launch(stream, (tokens as u32, 1), block, &params) }?;
-            Ok::<_, GpuError>(normed)
-        };
+        // SAFETY: the caller guarantees the operands.
+        let norm_rows = || unsafe { self.norm_rows(device, ins, tokens, operands) };
         match method {
             Method::Skinny(kernel) => {
                 let tiles = SKINNY[kernel].1;
@@ -259,6 +244,28 @@ impl Products {
                 unsafe { kernel.launch(stream, grid, 128, &params) }
             }
         }
+    }
+
+    /// Norms x, if it needs a norm, and returns the address of the rows.
+    ///
+    /// # Safety
+    /// As [`Products::run`].
+    unsafe fn norm_rows(
+        &self,
+        device: &Device,
+        ins: usize,
+        tokens: usize,
+        operands: Operands,
+    ) -> Result<u64, GpuError> {
+        let Operands { x, norm: weight, normed, draws, .. } = operands;
+        if weight == 0 {
+            return Ok(x);
+        }
+        let params = NormParams { x, weight, normed, draws, hidden: ins as u32, eps: self.eps };
+        let block = (ins / 8).next_multiple_of(32) as u32;
+        // SAFETY: widths were checked when the forward pass was created; the caller guarantees the operands.
+        unsafe { device.kernels.rms_norm.launch(device.raw(), (tokens as u32, 1), block, &params) }?;
+        Ok(normed)
     }
 
     /// Returns whether the output and down products of this many rows are added to their target.

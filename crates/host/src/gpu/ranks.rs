@@ -2,7 +2,7 @@
 //! its own pool for the K and V of its heads.
 //!
 //! ```text
-//! main thread     Server, Engine, GpuRunner of rank 0 --- Message ---> threads of the others: GpuRunner, Cuda
+//! main thread     Server, Engine, GpuRunner of rank 0 ---- Job ----> threads of the others: GpuRunner, Cuda
 //!                 plan, launch, collect                                launch the same plan on their GPU
 //! GPUs            a sum over all ranks after attention's output and after the MLP; rank 0 chooses the tokens
 //! ```
@@ -19,7 +19,6 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::channel;
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaRead, CudaWrite};
 use kvarena::{
@@ -28,7 +27,7 @@ use kvarena::{
 };
 
 use super::device::Device;
-use super::error::GpuResult;
+use super::error::{GpuError, GpuResult};
 use super::runner::{GpuOptions, GpuRunner, OnGpu, injected_failure};
 use super::shape::check_shape;
 use super::sparse::Reading;
@@ -40,7 +39,7 @@ use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::runner::{Runner, Work};
 use crate::source::Random;
-use others::{Direction, Message, Moving, OtherRanks, Progress, begin_moves, or_end};
+use others::{OtherRanks, Progress, Rank, or_end};
 
 /// The source of a model's weights.
 #[derive(Clone, Debug)]
@@ -87,14 +86,19 @@ pub struct Ranks {
 
 impl Ranks {
     /// Begins to move each rank's part of the pages. Returns an error if a rank cannot begin its moves.
-    fn move_pages(&mut self, direction: Direction, id: MoveId, moves: &[PageMove]) -> Moving {
-        let (begun, answers) = channel();
-        self.others.send(|| Message::Move(direction, id, moves.to_vec(), begun.clone()));
-        drop(begun);
-        let own = begin_moves(&mut self.own, direction, id, moves);
-        answers.iter().fold(own, Moving::and)
+    fn move_pages(&mut self, begin: Begin, id: MoveId, moves: &[PageMove]) -> Moving {
+        let owned = moves.to_vec();
+        let answers = self.others.ask(move |rank| Ok(begin(rank.pool()?, id, &owned)));
+        let own = begin(&mut self.own, id, moves);
+        answers.iter().flatten().fold(own, Moving::and)
     }
 }
+
+/// Whether a rank began its part of a batch of moves.
+type Moving = std::result::Result<(), CudaError>;
+
+/// Begins to save or to load pages.
+type Begin = fn(&mut Cuda, MoveId, &[PageMove]) -> Moving;
 
 impl OpenBackend for RanksOptions {
     type Backend = Ranks;
@@ -120,12 +124,12 @@ impl Backend for Ranks {
     type Lse<'a> = ();
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> std::result::Result<(), CudaError> {
-        // The other ranks begin the step when they receive `Message::Launch`.
+        // The other ranks begin the step when they launch it.
         self.own.begin(plan)
     }
 
     fn end(&mut self, end: StepEnd) {
-        self.others.send(|| Message::End(end));
+        self.others.send(move |rank| rank.pool().map(|pool| pool.end(end)));
         self.own.end(end);
     }
 
@@ -156,12 +160,14 @@ impl Backend for Ranks {
     }
 
     fn copy_pages(&mut self, copies: &[PageCopy]) -> std::result::Result<(), CudaError> {
-        self.others.send(|| Message::Copy(copies.to_vec()));
+        let owned = copies.to_vec();
+        self.others.send(move |rank| Ok(rank.pool()?.copy_pages(&owned).map_err(GpuError::from)?));
         self.own.copy_pages(copies)
     }
 
     fn compact(&mut self, compactions: &[Compaction]) -> std::result::Result<(), CudaError> {
-        self.others.send(|| Message::Compact(compactions.to_vec()));
+        let owned = compactions.to_vec();
+        self.others.send(move |rank| Ok(rank.pool()?.compact(&owned).map_err(GpuError::from)?));
         self.own.compact(compactions)
     }
 
@@ -173,17 +179,18 @@ impl Backend for Ranks {
     }
 
     fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Moving {
-        self.move_pages(Direction::Save, id, moves)
+        self.move_pages(Cuda::save_pages, id, moves)
     }
 
     fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Moving {
-        self.move_pages(Direction::Load, id, moves)
+        self.move_pages(Cuda::load_pages, id, moves)
     }
 
     /// Returns the minimum of all ranks' progress. For the other ranks, it is the progress that they published after
-    /// their last message.
+    /// their last job.
     fn moved(&mut self) -> std::result::Result<Moved, CudaError> {
-        self.others.send(|| Message::Moved);
+        // Each rank publishes its progress after a job.
+        self.others.send(|_| Ok(()));
         let least = |all: Moved, rank: &Arc<Progress>| Moved {
             saved: all.saved.min(MoveId::new(rank.saved.load(Ordering::Acquire))),
             loaded: all.loaded.min(MoveId::new(rank.loaded.load(Ordering::Acquire))),
@@ -202,12 +209,12 @@ impl SwapMemory for Ranks {
     type Write = Vec<CudaWrite>;
 
     fn lease(&mut self, page: SwapPageId) -> Vec<CudaRead> {
-        let others = or_end(0, || self.others.request(|lease| Message::Lease(page, lease)));
+        let others = or_end(0, || self.others.request(move |rank| Ok(rank.pool()?.lease(page))));
         iter::once(self.own.lease(page)).chain(others).collect()
     }
 
     fn lease_mut(&mut self, page: SwapPageId) -> Vec<CudaWrite> {
-        let others = or_end(0, || self.others.request(|lease| Message::LeaseMut(page, lease)));
+        let others = or_end(0, || self.others.request(move |rank| Ok(rank.pool()?.lease_mut(page))));
         iter::once(self.own.lease_mut(page)).chain(others).collect()
     }
 }
@@ -253,9 +260,6 @@ impl RanksRunner {
 
     /// Returns the smallest free memory of the GPUs, in bytes. For rank 0 it is the present free memory; for the
     /// others, the free memory after they read their weights.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn free_memory(&self) -> GpuResult<u64> {
         Ok(self.own.device().gpu.free_memory()?.min(self.others.free))
     }
@@ -273,14 +277,24 @@ impl RanksRunner {
     pub fn warm(&mut self, backend: &mut Ranks, streams: &[usize]) -> Result<()> {
         let Ranks { own, table, bounds, .. } = backend;
         let (layout, table, bounds) = (*own.layout(), *table, *bounds);
-        let reading = || self.reading.clone();
-        let open = |answer| Message::Open(reading(), Box::new(layout), table, bounds, answer);
-        let opened = self.others.request(open)?;
+        let reading = self.reading.clone();
+        let open = move |rank: &mut Rank| {
+            if let Some(reading) = reading {
+                rank.runner.read_sparsely(reading.of_rank(&rank.model, rank.share)?)?;
+            }
+            rank.backend = Some(rank.runner.backend().open(&layout, &table, bounds).map_err(GpuError::from)?);
+            Ok(())
+        };
+        let opened = self.others.request(move |rank| Ok(open(rank)))?;
         opened.into_iter().collect::<Result<()>>()?;
-        self.others.send(|| Message::Warm(streams.to_vec()));
+        let owned = streams.to_vec();
+        self.others.send(move |rank| {
+            let (runner, pool) = rank.parts()?;
+            Ok(runner.warm(pool, &owned)?)
+        });
         or_end(0, || Ok(self.own.warm(own, streams)?));
         // The other ranks may take longer to choose.
-        self.others.request(Message::Settle).map(|_| ())
+        self.others.request(settle).map(|_| ())
     }
 }
 
@@ -296,6 +310,11 @@ impl OnGpu for RanksRunner {
     fn late_modules(&self, backend: &Ranks) -> usize {
         backend.own.modules_after_prepare()
     }
+}
+
+fn settle(rank: &mut Rank) -> Result<()> {
+    let (runner, pool) = rank.parts()?;
+    runner.settle(pool)
 }
 
 /// Returns a copy of a step's work without edits, for a rank that chooses no tokens.
@@ -321,7 +340,13 @@ impl Runner for RanksRunner {
     }
 
     fn launch(&mut self, backend: &mut Ranks, work: &Work, clock: &mut Clock) -> Result<()> {
-        self.others.send(|| Message::Launch(copy(work)));
+        let owned = Arc::new(copy(work));
+        self.others.send(move |rank| {
+            let (runner, pool) = rank.parts()?;
+            runner.before_plan()?;
+            pool.begin(&owned.plan.plan()).map_err(GpuError::from)?;
+            runner.launch(pool, &owned, &mut Clock::default())
+        });
         or_end(0, || self.own.launch(&mut backend.own, work, clock));
         Ok(())
     }
@@ -334,14 +359,18 @@ impl Runner for RanksRunner {
         tokens: &mut Vec<u32>,
         clock: &mut Clock,
     ) -> Result<()> {
-        self.others.send(|| Message::Collect);
+        // Only rank 0 chooses tokens, so the others drop the tokens that they collect.
+        self.others.send(|rank| {
+            let (runner, pool) = rank.parts()?;
+            runner.collect(pool, &Work::default(), false, &mut Vec::new(), &mut Clock::default())
+        });
         or_end(0, || self.own.collect(&mut backend.own, work, false, tokens, clock));
         injected_failure(fail)
     }
 
     fn settle(&mut self, backend: &mut Ranks) -> Result<()> {
         or_end(0, || self.own.settle(&mut backend.own));
-        self.others.request(Message::Settle).map(|_| ())
+        self.others.request(settle).map(|_| ())
     }
 
     fn draws_max(&self) -> usize {

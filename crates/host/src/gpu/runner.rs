@@ -105,10 +105,7 @@ impl GpuRunner {
         let limits = StepLimits { tokens, logits: decode.min(rows.max(DRAFT_LOGITS_MAX)), draws };
         let images = Images::new(&device, padded_rows(tokens), draws)?;
         let shapes = Shapes::new(&device, draws, config.vocab)?;
-        let kept = match options.keep_logits {
-            true => Some(KeptLogits::new(&device, draws, config.vocab)?),
-            false => None,
-        };
+        let kept = options.keep_logits.then(|| KeptLogits::new(&device, draws, config.vocab)).transpose()?;
         let forward = Forward::new(&device, config, weights, limits, options.choice, link)?;
         Ok(Self {
             device,
@@ -131,9 +128,6 @@ impl GpuRunner {
     }
 
     /// Makes generating streams read the positions that labels find, in backends opened from now on.
-    ///
-    /// # Errors
-    /// The driver's error, if memory is short.
     pub fn read_sparsely(&mut self, reading: Reading) -> GpuResult<()> {
         let (rows, _) = self.options.decode_max();
         self.forward.read_sparsely(&self.device, reading.top, rows)?;
@@ -144,9 +138,6 @@ impl GpuRunner {
 
     /// Measures the importance of each channel of K in backends opened from now on. In each step, the
     /// host then waits for every layer.
-    ///
-    /// # Errors
-    /// The driver's error, if memory is short.
     pub fn measure_channels(&mut self) -> GpuResult<()> {
         self.forget();
         self.forward.measure_channels(&self.device)
@@ -336,7 +327,7 @@ impl GpuRunner {
         }
         if let Some(kept) = &self.kept {
             self.logits.clear();
-            self.logits.extend(kept.of(number, draws).iter().map(|x| x.to_f32()));
+            self.logits.extend(kept.logits(number, draws).iter().map(|x| x.to_f32()));
         }
         Ok(())
     }

@@ -74,9 +74,6 @@ impl Link {
 
     /// Replaces numbers in bf16 by their sums over all ranks, through NCCL.
     ///
-    /// # Errors
-    /// Errors of NCCL.
-    ///
     /// # Safety
     /// See [`Comm::all_reduce`].
     pub unsafe fn all_reduce(&self, device: &Device, x: u64, count: usize) -> Result<(), GpuError> {
@@ -85,9 +82,6 @@ impl Link {
     }
 
     /// Replaces numbers of 32 bits by those of the first rank, through NCCL.
-    ///
-    /// # Errors
-    /// Errors of NCCL.
     ///
     /// # Safety
     /// See [`Comm::broadcast`].

@@ -1,8 +1,8 @@
 //! A model's weights in device memory. Sinks and frequencies are f32; all other weights are bf16. One matrix of a layer
 //! contains q, k and v; another contains gate and up.
 //!
-//! One allocation contains everything; each tensor first gets its offset and is then filled. The weights of the norms
-//! before `qkv` and a dense `gate_up` are folded into these matrices and are replaced by ones.
+//! One allocation contains everything: tensors get places to find its size, then addresses, and are then filled. The
+//! weights of the norms before `qkv` and a dense `gate_up` are folded into these matrices and are replaced by ones.
 
 use std::ptr::{null, null_mut};
 
@@ -70,37 +70,6 @@ pub struct ExpertWeights {
     pub down_bias: u64,
 }
 
-impl LayerWeights {
-    /// Returns all addresses.
-    fn addresses(&mut self) -> [&mut u64; 19] {
-        let Self { attention_norm, qkv, q_norm, k_norm, o, mlp_norm, gate_up, down, .. } = self;
-        let Self { qkv_bias, o_bias, sinks, output_norms: [norm, last_norm], experts, .. } = self;
-        let ExpertWeights { router, router_bias, gate_up_bias, down_bias, .. } = experts;
-        let ExpertWeights { gate_up: up, down: last, .. } = experts;
-        [
-            attention_norm,
-            qkv,
-            q_norm,
-            k_norm,
-            o,
-            mlp_norm,
-            gate_up,
-            down,
-            qkv_bias,
-            o_bias,
-            sinks,
-            norm,
-            last_norm,
-            router,
-            router_bias,
-            up,
-            gate_up_bias,
-            last,
-            down_bias,
-        ]
-    }
-}
-
 /// A model's weights on the device.
 #[derive(Debug)]
 pub struct Weights {
@@ -136,9 +105,9 @@ impl Share {
     /// A size is not a multiple of the number of ranks.
     pub fn of(self, config: &ModelConfig) -> GpuResult<ModelConfig> {
         let ModelConfig { q_heads, kv_heads, intermediate, .. } = *config;
-        let part = |value: usize, what| match value.is_multiple_of(self.ranks) {
-            true => Ok(value / self.ranks),
-            false => Err(GpuError::Ranks { ranks: self.ranks, what }),
+        let ranks = self.ranks;
+        let part = |value: usize, what| {
+            if value.is_multiple_of(ranks) { Ok(value / ranks) } else { Err(GpuError::Ranks { ranks, what }) }
         };
         let (q_heads, kv_heads) = (part(q_heads, "query heads")?, part(kv_heads, "heads of K and V")?);
         let intermediate = part(intermediate, "intermediate size")?;
@@ -163,7 +132,7 @@ enum Cut {
     Cols,
 }
 
-/// A tensor and its offset in the allocation.
+/// A tensor and its address.
 struct NamedTensor {
     name: String,
     /// Shape of the whole tensor.
@@ -182,18 +151,20 @@ impl NamedTensor {
     }
 }
 
-/// Assigns consecutive offsets to tensors.
-struct Offsets {
+/// Assigns consecutive addresses to tensors.
+struct Places {
     list: Vec<NamedTensor>,
+    base: u64,
+    /// Bytes from `base` on that are assigned.
     end: u64,
     ranks: usize,
     /// Whether the model is Gemma 3. Its checkpoints store each norm's weight minus 1.
     is_gemma: bool,
 }
 
-impl Offsets {
+impl Places {
     fn add(&mut self, name: String, shape: &[usize], cut: Cut) -> u64 {
-        let at = self.end;
+        let at = self.base + self.end;
         let cut = if self.ranks == 1 { Cut::Whole } else { cut };
         let view = match *shape {
             [rows] => [rows, 1],
@@ -334,22 +305,24 @@ impl Weights {
         let config = &share.of(whole)?;
         let (vocab, hidden) = (config.vocab, config.hidden);
         let is_gemma = config.family == Family::Gemma3;
-        // The first offset is not 0, because 0 means that there is no tensor.
-        let mut offsets = Offsets { list: Vec::new(), end: ALIGN, ranks: share.ranks, is_gemma };
-        let mut layers: Vec<LayerWeights> = (0..config.layers).map(|i| offsets.layer(whole, i)).collect();
-        let mut embedding = offsets.aligned("model.embed_tokens.weight".into(), &[vocab, hidden]);
-        let mut norm = offsets.aligned("model.norm.weight".into(), &[hidden]);
-        let mut output = match config.tied {
-            true => embedding,
-            false => offsets.aligned("lm_head.weight".into(), &[vocab, hidden]),
+        let place = |base| {
+            let mut places = Places { list: Vec::new(), base, end: 0, ranks: share.ranks, is_gemma };
+            let layers: Vec<LayerWeights> = (0..config.layers).map(|i| places.layer(whole, i)).collect();
+            let embedding = places.aligned("model.embed_tokens.weight".into(), &[vocab, hidden]);
+            let norm = places.aligned("model.norm.weight".into(), &[hidden]);
+            let mut output = embedding;
+            if !config.tied {
+                output = places.aligned("lm_head.weight".into(), &[vocab, hidden]);
+            }
+            (places, layers, [embedding, norm, output])
         };
-        let frequencies_at = offsets.end.next_multiple_of(ALIGN);
-        let parted = offsets.list.iter().filter(|tensor| tensor.cut != Cut::Whole);
+        let places = place(0).0;
+        let parted = places.list.iter().filter(|tensor| tensor.cut != Cut::Whole);
         let scratch = 2 * parted.map(NamedTensor::elements).max().unwrap_or(0) as u64;
-        let ropes = [&config.rope, config.window_rope.as_ref().unwrap_or(&config.rope)];
-        let sinks_at = frequencies_at + 2 * 4 * config.rope.frequencies.len() as u64;
+        let tensor_bytes = places.end.next_multiple_of(ALIGN);
+        let rope_bytes = 4 * config.rope.frequencies.len() as u64;
         let sinks_bytes = 4 * config.q_heads as u64;
-        let own = sinks_at + sinks_bytes * config.layers as u64;
+        let own = tensor_bytes + 2 * rope_bytes + sinks_bytes * config.layers as u64;
         let wanted = own + scratch;
         let free = device.gpu.free_memory().map_err(GpuError::from)?;
         if wanted > free {
@@ -357,33 +330,28 @@ impl Weights {
         }
         let mut memory = DeviceBuffer::new(&device.gpu, own).map_err(GpuError::from)?;
         let mut scratch = DeviceBuffer::new(&device.gpu, scratch.max(ALIGN)).map_err(GpuError::from)?;
-        for tensor in &offsets.list {
+        let base = memory.address();
+        let (places, mut layers, [embedding, norm, output]) = place(base);
+        for tensor in &places.list {
             if tensor.cut == Cut::Whole {
-                fill(&mut memory, tensor.at, tensor)?;
+                fill(&mut memory, tensor.at - base, tensor)?;
                 continue;
             }
             fill(&mut scratch, 0, tensor)?;
-            part(device, tensor, share, scratch.address(), memory.address() + tensor.at)?;
+            part(device, tensor, share, scratch.address(), tensor.at)?;
         }
-        let mut frequencies = [frequencies_at, frequencies_at + (sinks_at - frequencies_at) / 2];
-        for (at, rope) in frequencies.iter_mut().zip(ropes) {
-            memory.write(*at, &rope.frequencies).map_err(GpuError::from)?;
-            *at += memory.address();
+        let ropes = [&config.rope, config.window_rope.as_ref().unwrap_or(&config.rope)];
+        let frequencies = [tensor_bytes, tensor_bytes + rope_bytes];
+        for (at, rope) in frequencies.into_iter().zip(ropes) {
+            memory.write(at, &rope.frequencies).map_err(GpuError::from)?;
         }
+        let frequencies = frequencies.map(|at| base + at);
         device.stream.synchronize().map_err(GpuError::from)?;
-        for (layer, at) in layers.iter_mut().zip((sinks_at..).step_by(sinks_bytes as usize)) {
+        for (layer, to) in layers.iter_mut().zip((tensor_bytes + 2 * rope_bytes..).step_by(sinks_bytes as usize)) {
             if layer.sinks > 0 {
-                layer.sinks = widen_sinks(&mut memory, layer.sinks, at, config.q_heads)?;
+                widen_sinks(&mut memory, layer.sinks - base, to, config.q_heads)?;
+                layer.sinks = base + to;
             }
-        }
-
-        let base = memory.address();
-        let all = layers.iter_mut().flat_map(LayerWeights::addresses);
-        for address in all.filter(|address| **address > 0) {
-            *address += base;
-        }
-        for address in [&mut embedding, &mut norm, &mut output] {
-            *address += base;
         }
         fold_norms(device, config, &layers)?;
         Ok(Self { memory, layers, embedding, norm, output, frequencies })
@@ -427,12 +395,11 @@ fn part(device: &Device, tensor: &NamedTensor, share: Share, source: u64, target
     Ok(device.stream.synchronize()?)
 }
 
-/// Converts a layer's sinks to f32, and returns their offset.
-fn widen_sinks(memory: &mut DeviceBuffer, from: u64, to: u64, heads: usize) -> GpuResult<u64> {
+/// Converts a layer's sinks at offset `from` to f32 at offset `to`.
+fn widen_sinks(memory: &mut DeviceBuffer, from: u64, to: u64, heads: usize) -> GpuResult<()> {
     let sinks: Vec<bf16> = memory.read(from, heads)?;
     let wide: Vec<f32> = sinks.into_iter().map(bf16::to_f32).collect();
-    memory.write(to, &wide)?;
-    Ok(to)
+    Ok(memory.write(to, &wide)?)
 }
 
 /// Folds the norms before `qkv` and a dense `gate_up` into these matrices, and waits.

@@ -100,7 +100,7 @@ impl<R: Runner> Server<R> {
         let drafted = flight.pending.iter().enumerate().filter_map(|(i, pending)| {
             let stream = streams.get(pending.stream).filter(|stream| !stream.drafter.drafts.is_empty());
             let seq = stream.and_then(|stream| stream.seq)?;
-            Some(Branch { seq, tokens: branches.of(i) })
+            Some(Branch { seq, tokens: branches.get(i) })
         });
         let drafted: Vec<Branch<'_>> = drafted.collect();
         if !drafted.is_empty() {
@@ -130,7 +130,7 @@ impl Branches {
     }
 
     /// Returns the accepted branch of pending sample `index`.
-    pub fn of(&self, index: usize) -> &[u32] {
+    pub fn get(&self, index: usize) -> &[u32] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.numbers[start..self.ends[index]]
     }

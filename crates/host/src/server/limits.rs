@@ -29,10 +29,8 @@ pub fn longest(shape: &EngineShape) -> u32 {
     let (mut fits, mut above) = (0, shape.max_sequence_len + 1);
     while above - fits > 1 {
         let middle = fits + (above - fits) / 2;
-        match shape.most_pages(middle) <= shape.layout.page_count().into() {
-            true => fits = middle,
-            false => above = middle,
-        }
+        let has_pages = shape.most_pages(middle) <= shape.layout.page_count().into();
+        (fits, above) = if has_pages { (middle, above) } else { (fits, middle) };
     }
     fits
 }

@@ -315,10 +315,10 @@ impl<R: Runner> Server<R> {
     /// Returns the request if a step can draw the first tokens of all its samples.
     fn check_draws(&self, request: Request) -> std::result::Result<Request, String> {
         let (samples, most) = (request.samples, self.runner.draws_max());
-        match samples as usize > most {
-            true => Err(format!("{samples} samples are more than the {most} draws of a step")),
-            false => Ok(request),
+        if samples as usize > most {
+            return Err(format!("{samples} samples are more than the {most} draws of a step"));
         }
+        Ok(request)
     }
 
     /// Returns the request if its edits of logits are valid, and the runner supports them and min-p.
@@ -343,10 +343,10 @@ impl<R: Runner> Server<R> {
         }
         let known = request.prompt.len() + request.max_new_tokens.unwrap_or(0) as usize;
         let most = shaping.edits_max(known, request.stop.len(), vocab);
-        match most > room || room == 0 {
-            true => Err(format!("a step edits up to {most} logits, and the backend has room for {room}")),
-            false => Ok(request),
+        if most > room || room == 0 {
+            return Err(format!("a step edits up to {most} logits, and the backend has room for {room}"));
         }
+        Ok(request)
     }
 
     fn request(&self, stream: &Stream) -> &Request {

@@ -88,10 +88,8 @@ impl<R: Runner> Server<R> {
         if let Some(names) = names {
             self.engine.name_namespace(namespace, names).map_err(refused)?;
         }
-        let leader = match finds_leader {
-            true => self.engine.admission(namespace, &known, 0).map(|found| found.leader),
-            false => Ok(None),
-        };
+        let admission = finds_leader.then(|| self.engine.admission(namespace, &known, 0));
+        let leader = admission.transpose().map(|found| found.and_then(|found| found.leader));
         let admitted = match leader {
             Ok(None) => self.engine.admit(namespace, &known, 0).map(Some),
             Ok(found) => {
@@ -351,11 +349,8 @@ impl<R: Runner> Server<R> {
             return if needed <= draws { len } else { 0 };
         }
         let available = draws.saturating_sub(reserved).max(1).min(draws);
-        match needed <= available {
-            true => len,
-            // Without its last token, a prompt has at most one draw for each token.
-            false => (len - 1).min(available as u32),
-        }
+        // Without its last token, a prompt has at most one draw for each token.
+        if needed <= available { len } else { (len - 1).min(available as u32) }
     }
 
     /// Returns the maximum number of edits of a stream's next draw.

@@ -34,12 +34,10 @@ impl<R: Runner> Server<R> {
         for (i, pending) in flight.pending.iter().enumerate() {
             // A stream that ended after the plan of this step takes no more tokens.
             let Some(stream) = self.streams.get(pending.stream) else { continue };
-            let index = match pending.sample == stream.sample {
-                true => pending.stream,
-                false => self.fork(pending.stream, pending.sample)?,
-            };
-            for n in 0..self.branches.of(i).len() {
-                let branch = self.branches.of(i);
+            let is_own = pending.sample == stream.sample;
+            let index = if is_own { pending.stream } else { self.fork(pending.stream, pending.sample)? };
+            for n in 0..self.branches.get(i).len() {
+                let branch = self.branches.get(i);
                 let (draw, is_last) = (pending.draw + branch[n] as usize, n + 1 == branch.len());
                 if flight.work.forbids(draw, self.tokens[draw]) {
                     // No token is allowed. A shaped stream has no drafts, so this draw is its only one.
@@ -83,9 +81,10 @@ impl<R: Runner> Server<R> {
         }
         let runs = stream.seq.is_some();
         let key = self.streams.insert(stream);
-        match runs {
-            true => self.running.push(key),
-            false => self.waiting.push_front(key),
+        if runs {
+            self.running.push(key)
+        } else {
+            self.waiting.push_front(key)
         }
         self.requests[request_key].open += 1;
         Ok(key)
@@ -129,11 +128,11 @@ impl<R: Runner> Server<R> {
             let stream = &self.streams[index];
             let request = self.request(stream);
             let gone = request.cancel_after.is_some_and(|n| stream.tokens.len() as u32 >= n);
-            let finish = match request.max_new_tokens == Some(0) {
-                // No token is requested, so the stream ends before it takes part in a step.
-                true => Some(Finish::Length),
-                false if gone => Some(Finish::Cancelled),
-                false => sink.ends(stream),
+            // If no token is requested, the stream ends before it takes part in a step.
+            let finish = match request.max_new_tokens {
+                Some(0) => Some(Finish::Length),
+                _ if gone => Some(Finish::Cancelled),
+                _ => sink.ends(stream),
             };
             if let Some(finish) = finish {
                 self.tally.cancelled += u64::from(finish == Finish::Cancelled);

@@ -78,9 +78,6 @@ impl<R: Runner> Server<R> {
     pub(super) fn namespace(&self, key: StreamKey) -> Namespace {
         let stream = &self.streams[key];
         let request = self.request(stream);
-        match request.scores_prompt {
-            true => Namespace::new(SCORED | stream.request as u64),
-            false => request.namespace,
-        }
+        if request.scores_prompt { Namespace::new(SCORED | stream.request as u64) } else { request.namespace }
     }
 }

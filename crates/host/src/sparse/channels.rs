@@ -29,11 +29,11 @@ pub struct Measured {
 impl Measured {
     /// Starts an empty measurement for a model whose layers have one shape.
     pub fn new(config: &ModelConfig) -> Self {
-        Self::of(config.layers, config.kv_heads, config.head_dim)
+        Self::with_sizes(config.layers, config.kv_heads, config.head_dim)
     }
 
     /// Starts an empty measurement for this many layers, heads and channels.
-    pub fn of(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
+    fn with_sizes(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
         let zeros = vec![0.0; layers * kv_heads * head_dim];
         Self { layers, kv_heads, head_dim, q: zeros.clone(), k: zeros }
     }
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn channels_of_great_products_are_chosen() {
-        let mut measured = Measured::of(1, 2, 4);
+        let mut measured = Measured::with_sizes(1, 2, 4);
         // Two query heads for each kv head: in channel 0, the queries of the first kv head cancel out.
         let q = [9.0, 1.0, 1.0, 0.0, -9.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
         let k = [9.0, 2.0, -3.0, 9.0, 1.0, -1.0, 1.0, 1.0];

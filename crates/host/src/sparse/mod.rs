@@ -5,14 +5,12 @@
 //! reader     attention of a step over selected positions
 //! recall     the share of attention's weight on selected positions
 //! change     counts of the tokens that sparse reads change
-//! reference  logits of streams with given tokens
 //! ```
 
 pub mod change;
 pub mod channels;
 pub mod reader;
 pub mod recall;
-pub mod reference;
 
 use std::str::FromStr;
 

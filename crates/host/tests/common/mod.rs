@@ -3,10 +3,12 @@
 #![allow(dead_code)] // each test uses a part
 
 pub mod byte_tokenizer;
+pub mod contiguous;
 pub mod files;
 pub mod gguf;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod reference;
 pub mod serving;
 pub mod tokenizers;
 #[cfg(feature = "cuda")]

@@ -40,6 +40,8 @@ pub struct Setting {
     pub schedule: Schedule,
     /// Prompt tokens of a step, if `schedule` sets no number.
     pub chunk: u32,
+    /// Streams at a time, if `schedule` sets no number.
+    pub concurrency: u32,
     pub overlap: bool,
     pub fail_every: Option<u64>,
     pub drafts: Option<Drafting>,
@@ -58,6 +60,7 @@ impl Default for Setting {
             prefix: PrefixMode::Radix,
             schedule: Schedule::AllAtOnce,
             chunk: 512,
+            concurrency: 16,
             overlap: false,
             fail_every: None,
             drafts: None,
@@ -142,11 +145,11 @@ pub fn server_on<R: Runner>(
     options: impl OpenBackend<Backend = R::Backend>,
 ) -> Server<R> {
     let model = runner.config();
-    let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max().expect("a request");
-    let tokens = if setting.schedule == Schedule::SmallPool { longest } else { 4096 };
+    let longest = requests.iter().map(|r| r.prompt.len() as u32 + 20 - 1).max();
+    let tokens = longest.filter(|_| setting.schedule == Schedule::SmallPool).unwrap_or(4096);
     let policy = Policy {
         chunk: if setting.schedule == Schedule::ChunksOf7 { 7 } else { setting.chunk },
-        concurrency: if setting.schedule == Schedule::OneByOne { 1 } else { 16 },
+        concurrency: if setting.schedule == Schedule::OneByOne { 1 } else { setting.concurrency },
         overlap: setting.overlap,
         fail_every: setting.fail_every,
         wait_for_leaders: true,

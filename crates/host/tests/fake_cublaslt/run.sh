@@ -33,7 +33,7 @@ FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 -- $all --test gpu_sums
 $again -- $all --test gpu_groups
 $again -- $all --test gpu_sparse
 $again -- $all --test gpu_ranks
-FAKE_DRIVER_PEERS=0 -- $all --test gpu_sums the_bench_names
+FAKE_DRIVER_PEERS=0 -- $all --test gpu_sums the_report_names
 LD_LIBRARY_PATH= -- $all --test gpu why_it_cannot_run
 LD_LIBRARY_PATH=$lt -- $all --test gpu why_it_cannot_run
 LD_LIBRARY_PATH=$driver -- $all --test gpu why_it_cannot_run

@@ -10,21 +10,21 @@
 //! other ranks.
 
 mod load;
-mod sums;
 
 use std::io::Write;
 
+use kvarena::KvDtype;
 use serde_json::{Value, json};
 
-use super::report::{idle, median_ms};
+use super::report::{host_us, idle};
 use super::setup::Loaded;
-use crate::args::{Args, Bench, DtypeName, Shape};
+use crate::args::{Args, Bench, Shape};
 use crate::setup::{config_of, engine_config, unusable};
 use kvarena_host::clock::Part;
 use kvarena_host::error::{Error, Result};
-use kvarena_host::gpu::products::Op;
-use kvarena_host::gpu::runner::OnGpu;
-use kvarena_host::gpu::sums::{Link, Transport};
+use kvarena_host::gpu::products::{Op, padded_rows};
+use kvarena_host::gpu::runner::{OnGpu, StepTime};
+use kvarena_host::gpu::sums::Link;
 use kvarena_host::gpu::weights::Share;
 use kvarena_host::request::{Defaults, Request};
 use kvarena_host::sample::{Sampling, splitmix};
@@ -41,24 +41,12 @@ const PREFILL_PROMPTS: usize = 64;
 struct Discard;
 impl Sink for Discard {}
 
-/// Random prompts.
-struct Prompts {
+/// A server, and the generator of its prompts.
+struct Run<'a, R: OnGpu> {
+    server: &'a mut Server<R>,
     state: u64,
-    /// All tokens are below this number.
-    vocab: u64,
     /// The length of the prefix that all prompts share.
     common: usize,
-}
-
-impl Prompts {
-    fn request(&mut self, len: usize, new_tokens: u32, temperature: f32) -> Request {
-        let sampling = Sampling { temperature, seed: self.state, ..Sampling::default() };
-        let defaults = Defaults { max_new_tokens: Some(new_tokens), samples: 1, sampling, stop: Vec::new() };
-        let (vocab, mut fixed) = (self.vocab, 0xC0);
-        let token = |state: &mut u64| (splitmix(state) % vocab) as u32;
-        let tokens = (0..len).map(|i| token(if i < self.common { &mut fixed } else { &mut self.state }));
-        defaults.request(tokens.collect())
-    }
 }
 
 /// Measures a part and prints one row in each line.
@@ -67,21 +55,21 @@ impl Prompts {
 /// No usable GPU, an option that cannot be served, or a failed run.
 pub fn run(args: &Args, part: Bench, out: &mut impl Write) -> Result<()> {
     let shape = args.random_model.unwrap_or(Shape::Qwen3_0_6B);
-    let batches: Vec<usize> = args.batch.iter().map(|&n| n as usize).collect();
     let concurrency = match part {
-        Bench::Decode => batches.iter().copied().max().unwrap_or(1) as u32,
+        Bench::Decode => args.batch.iter().copied().max().unwrap_or(1),
         Bench::Offline => 256,
         Bench::Prefill => PREFILL_PROMPTS as u32,
         Bench::Load => 1,
-        Bench::Sums => return sums::run(args, shape, &batches, out),
     };
-    let args =
-        Args { random_model: Some(shape), concurrency, kv_dtype: DtypeName::Bf16, first_logits: 0, ..args.clone() };
-    let args = if part == Bench::Load { load::args(&args, page_bytes(&args, shape)?) } else { args };
+    let mut args =
+        Args { random_model: Some(shape), concurrency, kv_dtype: KvDtype::Bf16, first_logits: 0, ..args.clone() };
+    if part == Bench::Load {
+        args = load::args(&args, page_bytes(&args, shape)?);
+    }
     let mut loaded = Loaded::new(&args)?;
     match args.tp {
-        1 => rows(&args, (part, shape), &batches, &mut loaded.one(&args)?, out),
-        _ => rows(&args, (part, shape), &batches, &mut loaded.ranks(&args)?, out),
+        1 => rows(&args, part, &mut loaded.one(&args)?, out),
+        _ => rows(&args, part, &mut loaded.ranks(&args)?, out),
     }
 }
 
@@ -93,183 +81,166 @@ fn page_bytes(args: &Args, shape: Shape) -> Result<u64> {
     Ok(config.shape().map_err(unusable)?.layout.page_bytes())
 }
 
-fn rows(
-    args: &Args,
-    (part, shape): (Bench, Shape),
-    batches: &[usize],
-    server: &mut Server<impl OnGpu>,
-    out: &mut impl Write,
-) -> Result<()> {
-    let vocab = server.runner().config().vocab.min(10_000) as u64;
+fn rows(args: &Args, part: Bench, server: &mut Server<impl OnGpu>, out: &mut impl Write) -> Result<()> {
     let common = if part == Bench::Decode { args.common as usize } else { 0 };
-    let mut prompts = Prompts { state: args.seed ^ 0xBE4C, vocab, common };
-    let sums = server.runner().gpu().forward().link().map(Link::sums);
-    let mut print = |row| print(args, shape, sums, row, out);
+    let mut run = Run { server, state: args.seed ^ 0xBE4C, common };
     let context = args.context as usize;
+    let mut print = |run: &Run<_>, row| print(args, run.server, row, out);
     match part {
-        Bench::Decode => {
-            let (alone, temperature) = (args.tp == 1, args.temperature.unwrap_or(0.0));
-            for &batch in batches {
-                print(decode(server, &mut prompts, (batch, context, alone), temperature)?)?;
-            }
-            Ok(())
-        }
+        Bench::Decode => args.batch.iter().try_for_each(|&batch| {
+            let row = run.decode(args, batch as usize)?;
+            print(&run, row)
+        }),
         Bench::Offline => {
-            warm(server, &mut prompts, 0.6)?;
-            print(offline(server, &mut prompts)?)
+            run.warm(0.6)?;
+            let row = run.offline()?;
+            print(&run, row)
         }
         Bench::Prefill => {
-            prefill(server, &mut prompts, context)?;
-            print(prefill(server, &mut prompts, context)?)
+            run.prefill(context)?;
+            let row = run.prefill(context)?;
+            print(&run, row)
         }
-        Bench::Load => load::rows(server, &mut prompts, context)?.into_iter().try_for_each(print),
-        Bench::Sums => unreachable!("sums need no server"),
+        Bench::Load => {
+            let rows = load::rows(&mut run, context)?;
+            rows.into_iter().try_for_each(|row| print(&run, row))
+        }
     }
 }
 
 /// Prints a row as a line, with its parameters.
-fn print(args: &Args, shape: Shape, sums: Option<Transport>, mut row: Value, out: &mut impl Write) -> Result<()> {
-    row["model"] = shape.name().into();
-    if let Some(sums) = sums {
+fn print(args: &Args, server: &Server<impl OnGpu>, mut row: Value, out: &mut impl Write) -> Result<()> {
+    row["model"] = args.random_model.map(Shape::name).into();
+    if let Some(sums) = server.runner().gpu().forward().link().map(Link::sums) {
         row["tp"] = args.tp.into();
         row["sums"] = sums.name().into();
     }
     if let Some(sparse) = args.sparse {
         row["sparse"] = sparse.top.into();
     }
-    let line = if args.json { row.to_string() } else { plain(&row) };
+    let fields = row.as_object().into_iter().flatten().map(|(name, value)| format!("{name} {value}"));
+    let line = if args.json { row.to_string() } else { fields.collect::<Vec<_>>().join(", ") };
     writeln!(out, "{line}").map_err(|e| Error::run(format!("cannot write: {e}")))
 }
 
-fn plain(row: &Value) -> String {
-    let fields = row.as_object().into_iter().flatten();
-    fields.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+/// Returns the median time between the ends of these steps, in milliseconds.
+fn median_ms(times: &[StepTime]) -> Option<f32> {
+    let mut periods: Vec<f32> = times.iter().filter_map(|time| time.period_ms).collect();
+    periods.sort_by(f32::total_cmp);
+    periods.get(periods.len() / 2).copied()
 }
 
-fn submit(server: &mut Server<impl OnGpu>, requests: Vec<Request>) -> Result<()> {
-    requests.into_iter().try_for_each(|request| server.submit(request).map(|_| ()))
-}
+impl<R: OnGpu> Run<'_, R> {
+    /// Returns a request with a random prompt.
+    fn request(&mut self, len: usize, new_tokens: u32, temperature: f32) -> Request {
+        let sampling = Sampling { temperature, seed: self.state, ..Sampling::default() };
+        let defaults = Defaults { max_new_tokens: Some(new_tokens), samples: 1, sampling, stop: Vec::new() };
+        let (vocab, mut fixed) = (self.server.runner().config().vocab.min(10_000) as u64, 0xC0);
+        let token = |state: &mut u64| (splitmix(state) % vocab) as u32;
+        let tokens = (0..len).map(|i| token(if i < self.common { &mut fixed } else { &mut self.state }));
+        defaults.request(tokens.collect())
+    }
 
-/// Captures the graphs of steps of up to 256 streams.
-fn warm(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, temperature: f32) -> Result<()> {
-    let mut before = 0;
-    for streams in 1..=256 {
-        let size = kvarena_host::gpu::products::padded_rows(streams);
-        if size == before {
-            continue;
+    fn requests(&mut self, count: usize, len: usize, new_tokens: u32, temperature: f32) -> Vec<Request> {
+        (0..count).map(|_| self.request(len, new_tokens, temperature)).collect()
+    }
+
+    /// Serves requests. Returns the seconds, and the times of the steps.
+    fn serve(&mut self, requests: Vec<Request>) -> Result<(f64, Vec<StepTime>)> {
+        for request in requests {
+            self.server.submit(request)?;
         }
-        before = size;
-        submit(server, (0..streams).map(|_| prompts.request(2, 3, temperature)).collect())?;
-        server.run(&mut Discard)?;
+        self.server.runner_mut().gpu_mut().take_times();
+        let before = self.server.tally().0.seconds;
+        self.server.run(&mut Discard)?;
+        Ok((self.server.tally().0.seconds - before, self.server.runner_mut().gpu_mut().take_times()))
     }
-    Ok(())
-}
 
-/// Returns the host's microseconds in the engine, in launches and in waits, summed over all runs of the server.
-fn host_us(server: &Server<impl OnGpu>) -> [f64; 3] {
-    let (_, clock) = server.tally();
-    [Part::Engine, Part::Launch, Part::Wait].map(|part| clock.spent(part).as_secs_f64() * 1e6)
-}
-
-fn decode(
-    server: &mut Server<impl OnGpu>,
-    prompts: &mut Prompts,
-    (batch, context, alone): (usize, usize, bool),
-    temperature: f32,
-) -> Result<Value> {
-    // The first run captures graphs and measures the parts; the second measures the steps.
-    let requests = |prompts: &mut Prompts, steps| -> Vec<Request> {
-        (0..batch).map(|_| prompts.request(context, steps, temperature)).collect()
-    };
-    let chunks = (batch * context).div_ceil(server.policy().chunk as usize) as u32;
-    let more = chunks.saturating_sub(FIRST_STEPS / 2);
-    submit(server, requests(prompts, FIRST_STEPS + more))?;
-    if alone {
-        server.runner_mut().gpu_mut().measure_parts(batch);
+    /// Captures the graphs of steps of up to 256 streams.
+    fn warm(&mut self, temperature: f32) -> Result<()> {
+        let mut sizes: Vec<usize> = (1..=256).collect();
+        sizes.dedup_by_key(|streams| padded_rows(*streams));
+        for streams in sizes {
+            let requests = self.requests(streams, 2, 3, temperature);
+            self.serve(requests)?;
+        }
+        Ok(())
     }
-    server.run(&mut Discard)?;
-    let parts = server.runner_mut().gpu_mut().take_parts();
-    let part_ms = |part: usize| parts.map(|parts| parts[part]);
-    server.runner_mut().gpu_mut().take_times();
-    let before = host_us(server);
-    submit(server, requests(prompts, DECODE_STEPS + 1 + more))?;
-    server.run(&mut Discard)?;
-    let after = host_us(server);
-    let times = server.runner_mut().gpu_mut().take_times();
-    let [engine, launch, wait] = [0, 1, 2].map(|i| (after[i] - before[i]) / times.len() as f64);
-    let decodes: Vec<_> = times.iter().copied().filter(|t| t.decode && t.tokens == batch).collect();
-    let products = server.runner().gpu().forward().products();
-    let ways: Vec<String> =
-        [Op::Qkv, Op::Out, Op::GateUp, Op::Down, Op::Logits].map(|op| products.method(op, batch)).to_vec();
-    Ok(json!({
-        "part": "decode",
-        "batch": batch,
-        "context": context,
-        "common": prompts.common,
-        "ms": median_ms(&decodes, batch),
-        // Median of the first steps, before the contexts have grown.
-        "ms_at_context": median_ms(&decodes[..decodes.len().min(9)], batch),
-        "attention_ms": part_ms(1),
-        "products_ms": part_ms(2),
-        "small_ms": part_ms(3),
-        "graph_ms": part_ms(0),
-        "gpu_idle": idle(&decodes[1.min(decodes.len())..]),
-        "engine_us": engine,
-        "launch_us": launch,
-        "wait_us": wait,
-        "ways": ways,
-    }))
-}
 
-fn offline(server: &mut Server<impl OnGpu>, prompts: &mut Prompts) -> Result<Value> {
-    let list: Value = serde_json::from_str(OFFLINE).expect("the list is JSON");
-    let field = |item: &Value, name: &str| item[name].as_u64().expect("a number");
-    let items = list.as_array().expect("a list");
-    let requests = items.iter().map(|item| {
-        let (len, new) = (field(item, "prompt_tokens"), field(item, "output_tokens"));
-        prompts.request(len as usize, new as u32, 0.6)
-    });
-    submit(server, requests.collect())?;
-    server.runner_mut().gpu_mut().take_times();
-    let seconds = server.tally().0.seconds;
-    server.run(&mut Discard)?;
-    let seconds = server.tally().0.seconds - seconds;
-    let outputs: u64 = items.iter().map(|item| field(item, "output_tokens")).sum();
-    let times = server.runner_mut().gpu_mut().take_times();
-    let whole = |decode| {
-        let wanted = times.iter().filter(|time| time.decode == decode);
-        wanted.filter_map(|time| time.period_ms).map(f64::from).sum::<f64>() / 1e3
-    };
-    let decodes: Vec<_> = times.iter().copied().filter(|t| t.decode).collect();
-    Ok(json!({
-        "part": "offline",
-        "batch": items.len(),
-        "context": Value::Null,
-        "tokens_s": outputs as f64 / seconds,
-        "seconds": seconds,
-        "steps": times.len(),
-        "decode_s": whole(true),
-        "other_s": whole(false),
-        "gpu_idle": idle(&times),
-        "gpu_idle_decode": idle(&decodes),
-    }))
-}
+    fn decode(&mut self, args: &Args, batch: usize) -> Result<Value> {
+        let (context, temperature) = (args.context as usize, args.temperature.unwrap_or(0.0));
+        let chunks = (batch * context).div_ceil(self.server.policy().chunk as usize) as u32;
+        let more = chunks.saturating_sub(FIRST_STEPS / 2);
+        // The first run captures graphs and measures the parts; the second measures the steps.
+        let requests = self.requests(batch, context, FIRST_STEPS + more, temperature);
+        if args.tp == 1 {
+            self.server.runner_mut().gpu_mut().measure_parts(batch);
+        }
+        self.serve(requests)?;
+        let parts = self.server.runner_mut().gpu_mut().take_parts();
+        let part_ms = |part: usize| parts.map(|parts| parts[part]);
+        let host = |server: &_| [Part::Engine, Part::Launch, Part::Wait].map(|part| host_us(server, part));
+        let before = host(self.server);
+        let requests = self.requests(batch, context, DECODE_STEPS + 1 + more, temperature);
+        let (_, times) = self.serve(requests)?;
+        let after = host(self.server);
+        let [engine, launch, wait] = [0, 1, 2].map(|i| (after[i] - before[i]) / times.len() as f64);
+        let decodes: Vec<_> = times.iter().copied().filter(|t| t.decode && t.tokens == batch).collect();
+        let products = self.server.runner().gpu().forward().products();
+        let ways = [Op::Qkv, Op::Out, Op::GateUp, Op::Down, Op::Logits].map(|op| products.method(op, batch));
+        Ok(json!({
+            "part": "decode",
+            "batch": batch,
+            "context": context,
+            "common": self.common,
+            "ms": median_ms(&decodes),
+            // Median of the first steps, before the contexts have grown.
+            "ms_at_context": median_ms(&decodes[..decodes.len().min(9)]),
+            "attention_ms": part_ms(1),
+            "products_ms": part_ms(2),
+            "small_ms": part_ms(3),
+            "graph_ms": part_ms(0),
+            "gpu_idle": idle(&decodes[1.min(decodes.len())..]),
+            "engine_us": engine,
+            "launch_us": launch,
+            "wait_us": wait,
+            "ways": ways,
+        }))
+    }
 
-fn prefill(server: &mut Server<impl OnGpu>, prompts: &mut Prompts, context: usize) -> Result<Value> {
-    let requests = (0..PREFILL_PROMPTS).map(|_| prompts.request(context, 1, 0.0));
-    submit(server, requests.collect())?;
-    server.runner_mut().gpu_mut().take_times();
-    let seconds = server.tally().0.seconds;
-    server.run(&mut Discard)?;
-    let seconds = server.tally().0.seconds - seconds;
-    let times = server.runner_mut().gpu_mut().take_times();
-    Ok(json!({
-        "part": "prefill",
-        "batch": PREFILL_PROMPTS,
-        "context": context,
-        "tokens_s": (PREFILL_PROMPTS * context) as f64 / seconds,
-        "seconds": seconds,
-        "steps": times.len(),
-        "gpu_idle": idle(&times),
-    }))
+    fn offline(&mut self) -> Result<Value> {
+        let items: Vec<Value> = serde_json::from_str(OFFLINE).expect("the file is a list");
+        let field = |item: &Value, name: &str| item[name].as_u64().expect("a number");
+        let sizes = items.iter().map(|item| (field(item, "prompt_tokens"), field(item, "output_tokens")));
+        let requests = sizes.clone().map(|(len, new)| self.request(len as usize, new as u32, 0.6)).collect();
+        let (seconds, times) = self.serve(requests)?;
+        let (decodes, others): (Vec<_>, Vec<_>) = times.iter().copied().partition(|time| time.decode);
+        let whole = |times: &[StepTime]| times.iter().filter_map(|time| time.period_ms).map(f64::from).sum::<f64>();
+        Ok(json!({
+            "part": "offline",
+            "batch": items.len(),
+            "context": Value::Null,
+            "tokens_s": sizes.map(|(_, new)| new).sum::<u64>() as f64 / seconds,
+            "seconds": seconds,
+            "steps": times.len(),
+            "decode_s": whole(&decodes) / 1e3,
+            "other_s": whole(&others) / 1e3,
+            "gpu_idle": idle(&times),
+            "gpu_idle_decode": idle(&decodes),
+        }))
+    }
+
+    fn prefill(&mut self, context: usize) -> Result<Value> {
+        let requests = self.requests(PREFILL_PROMPTS, context, 1, 0.0);
+        let (seconds, times) = self.serve(requests)?;
+        Ok(json!({
+            "part": "prefill",
+            "batch": PREFILL_PROMPTS,
+            "context": context,
+            "tokens_s": (PREFILL_PROMPTS * context) as f64 / seconds,
+            "seconds": seconds,
+            "steps": times.len(),
+            "gpu_idle": idle(&times),
+        }))
+    }
 }

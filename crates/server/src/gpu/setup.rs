@@ -7,8 +7,8 @@ use std::time::Duration;
 use kvarena::backend::cuda::CudaOptions;
 use kvarena::{Backend, Engine, EngineConfig, KvDtype, LabelChannels};
 
-use crate::args::{Args, DtypeName, Switch};
-use crate::built_in::GLOSSARY;
+use crate::args::{Args, Switch};
+use crate::built_in;
 use crate::setup;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::error::{Error, Result};
@@ -45,13 +45,13 @@ impl Loaded {
     /// # Errors
     /// A model or an option that no GPU supports, or a file that cannot be read.
     pub fn new(args: &Args) -> Result<Self> {
-        check_dtype(KvDtype::from(args.kv_dtype))?;
+        check_dtype(args.kv_dtype)?;
         let (config, text) = setup::model_files(args)?;
         check_shape(&config)?;
         let source = match &args.model {
             _ if args.random_model.is_some() => WeightSource::Random(args.seed),
             Some(dir) => WeightSource::Files(dir.clone()),
-            None => WeightSource::InMemory(GLOSSARY.weights),
+            None => WeightSource::InMemory(built_in::WEIGHTS),
         };
         let reading = reading(args, &config)?;
         let policy = setup::policy(args, &config)?;
@@ -122,7 +122,7 @@ impl Loaded {
 ///
 /// # Errors
 /// The memory cannot be pinned.
-pub(super) fn wait_for_swap_pages<B: Backend>(engine: &mut Engine<B>) -> Result<()> {
+pub fn wait_for_swap_pages<B: Backend>(engine: &mut Engine<B>) -> Result<()> {
     let wanted = engine.shape().layout.swap_region_pages();
     while engine.backend().swap_pages() < wanted {
         engine.backend_mut().moved().map_err(|error| Error::run(error.to_string()))?;
@@ -152,7 +152,7 @@ fn engine_config(args: &Args, model: &ModelConfig, free: u64, channels: Option<u
 fn reading(args: &Args, model: &ModelConfig) -> Result<Option<Reading>> {
     let Some(sparse) = args.sparse else { return Ok(None) };
     let refuse = |what| Err(Error::request(what));
-    if args.kv_dtype != DtypeName::Bf16 {
+    if args.kv_dtype != KvDtype::Bf16 {
         return refuse("--sparse on a GPU is for --kv-dtype bf16");
     }
     if args.recall {

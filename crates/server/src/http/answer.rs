@@ -11,7 +11,6 @@ use super::choice::{Choice, Echo, GeneratedToken, Piece, Stops};
 use super::fields::Kind;
 use super::host::Host;
 use super::job::{Event, Logprob};
-use kvarena_host::decoder::Decoder;
 use kvarena_host::stream::Finish;
 
 /// An answer in progress.
@@ -45,16 +44,8 @@ impl Answer {
         let prefix = if checked.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (mut choices, mut prompts, mut echoes) = (Vec::new(), Vec::new(), Vec::new());
-        for (request, own) in checked.requests.iter().zip(&checked.texts) {
+        for (request, (decoder, text)) in checked.requests.iter().zip(&checked.beginnings) {
             prompts.push((choices.len() as u32, 0));
-            let tokens: Vec<u32> = request.prompt.iter().map(|token| token.raw()).collect();
-            let decoder = match checked.kind {
-                Kind::Completion if own.as_ref().is_none_or(|own| !own.text.is_empty()) => {
-                    Decoder::after(&host.text, &tokens)
-                }
-                // An answer to a chat is a text of its own.
-                _ => Decoder::default(),
-            };
             let min_tokens = request.shaping.as_ref().map_or(0, |shaping| shaping.rules().min_tokens);
             for _ in 0..request.samples {
                 let number = choices.len() as u32;
@@ -63,8 +54,10 @@ impl Answer {
                 choices.push(Choice::new(number, stops, decoder.clone()));
             }
             if checked.echo {
+                let tokens: Vec<u32> = request.prompt.iter().map(|token| token.raw()).collect();
                 let scored = if request.scores_prompt { tokens.len() } else { 0 };
-                echoes.push(Echo { tokens, text: own.clone(), logprobs: vec![None; scored] });
+                let text = text.clone().unwrap_or_default();
+                echoes.push(Echo { tokens, text, logprobs: vec![None; scored] });
             }
         }
         Self {
@@ -105,10 +98,8 @@ impl Answer {
                 if let Some(prompt) = self.prompts.iter_mut().find(|(first, _)| *first == choice) {
                     prompt.1 = cached;
                 }
-                let new = match self.hides_new {
-                    true => None,
-                    false => self.choices[choice as usize].token(text, token, logprob),
-                };
+                let choice = &mut self.choices[choice as usize];
+                let new = if self.hides_new { None } else { choice.token(text, token, logprob) };
                 Ok(Piece::join(echo, new))
             }
             Event::Done { choice, finish } => {
@@ -125,7 +116,7 @@ impl Answer {
         let is_first = !std::mem::replace(&mut self.has_echoed[choice as usize], true);
         let prompt = self.prompts.partition_point(|&(first, _)| first <= choice) - 1;
         let echo = self.echoes.get(prompt).filter(|_| is_first)?;
-        Some(self.choices[choice as usize].echo(&self.host.text, echo))
+        Some(self.choices[choice as usize].echo(echo))
     }
 
     /// Returns the cached tokens of the prompts, and the number of new tokens.
@@ -134,7 +125,6 @@ impl Answer {
         (cached, self.choices.iter().map(Choice::tokens).sum())
     }
 
-    /// Returns whether all choices have ended.
     pub fn is_whole(&self) -> bool {
         self.choices.iter().all(Choice::is_done)
     }

@@ -12,15 +12,12 @@ pub(super) type Result<T> = std::result::Result<T, ApiError>;
 /// A status and its error body.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ApiError {
-    /// The HTTP status.
     pub status: u16,
     /// `type` of the error.
     pub kind: &'static str,
     /// The error's description for the client.
     pub message: String,
-    /// The field with the error.
     pub param: Option<String>,
-    /// The machine-readable code.
     pub code: Option<&'static str>,
 }
 
@@ -41,12 +38,10 @@ impl ApiError {
         Self { status, kind, message: message.into(), param: None, code: None }
     }
 
-    /// Returns the error for an invalid request.
     pub fn bad(message: impl Into<String>) -> Self {
         Self::new(400, "invalid_request_error", message)
     }
 
-    /// Returns the error for an invalid field.
     pub fn field(name: &str, message: impl Into<String>) -> Self {
         Self { param: Some(name.into()), ..Self::bad(message) }
     }
@@ -58,7 +53,6 @@ impl ApiError {
         Self { code: Some("context_length_exceeded"), ..Self::field(name, message) }
     }
 
-    /// Returns the error for a request that names another model.
     pub fn unknown_model(name: &str) -> Self {
         Self {
             status: 404,
@@ -77,13 +71,11 @@ impl ApiError {
         Self { code: Some("unsupported_parameter"), ..Self::field(name, message) }
     }
 
-    /// Returns the error for a body that is too long.
     pub fn body_too_long(most: usize) -> Self {
         let what = format!("the body has more than {most} bytes (--max-body)");
         Self { status: 413, code: Some("body_too_long"), ..Self::bad(what) }
     }
 
-    /// Returns the error for a body that took too long to arrive.
     pub fn body_too_slow(time: Duration) -> Self {
         let what = format!("the body did not come within {} s", time.as_secs_f32());
         Self { status: 408, code: Some("body_too_slow"), ..Self::bad(what) }
@@ -95,7 +87,6 @@ impl ApiError {
         Self { code: Some("crowded"), ..Self::new(429, "rate_limit_error", message) }
     }
 
-    /// Returns the error for a connection beyond the limit.
     pub fn no_connection() -> Self {
         let message = "too many connections are open; try again later";
         Self { code: Some("too_many_connections"), ..Self::new(503, "server_error", message) }
@@ -107,24 +98,20 @@ impl ApiError {
         Self { status: 401, code: Some("invalid_api_key"), ..Self::bad(message) }
     }
 
-    /// Returns the error for a full queue.
     pub fn full(waiting: usize) -> Self {
         let message = format!("{waiting} streams wait already; try again later");
         Self { code: Some("queue_full"), ..Self::new(429, "rate_limit_error", message) }
     }
 
-    /// Returns the error for a server that is shutting down.
     pub fn closing() -> Self {
         let message = "the server is shutting down";
         Self { code: Some("shutting_down"), ..Self::new(503, "server_error", message) }
     }
 
-    /// Returns the error for a failed engine.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::new(500, "server_error", message)
     }
 
-    /// Returns OpenAI's error object.
     pub fn json(&self) -> Value {
         json!({ "error": {
             "message": self.message,

@@ -69,12 +69,10 @@ impl<'a> RequestBody<'a> {
 pub struct Body<'a>(pub &'a Map<String, Value>);
 
 impl<'a> Body<'a> {
-    /// Returns a field.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    /// Returns all fields.
     pub fn all(&self) -> &'a Map<String, Value> {
         self.0
     }
@@ -100,7 +98,6 @@ impl<'a> Body<'a> {
         self.typed(name, "whole number in range", read)
     }
 
-    /// Returns a number.
     pub fn number(&self, name: &str) -> Result<Option<f32>, ApiError> {
         self.typed(name, "number", |value| value.as_f64().map(|x| x as f32))
     }
@@ -120,17 +117,14 @@ impl<'a> Body<'a> {
         Ok(self.typed(name, "boolean", Value::as_bool)?.unwrap_or(false))
     }
 
-    /// Returns a text.
     pub fn text(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
         self.typed(name, "string", Value::as_str)
     }
 
-    /// Returns an object.
     pub fn object(&self, name: &str) -> Result<Option<Body<'a>>, ApiError> {
         Ok(self.typed(name, "object", Value::as_object)?.map(Body))
     }
 
-    /// Returns a list.
     pub fn list(&self, name: &str) -> Result<Option<&'a [Value]>, ApiError> {
         self.typed(name, "list", |value| value.as_array().map(Vec::as_slice))
     }

@@ -11,8 +11,10 @@ use super::api_error::{ApiError, Result};
 use super::body::{Body, RequestBody, brief};
 use super::fields::Kind;
 use super::host::{CHOICES_MAX, Host};
-use super::prompt::{Prompt, PromptText, messages, prediction, prompts, token};
+use super::prompt::{Prompt, PromptText, known, messages, prediction, prompts, token};
+use kvarena_host::decoder::Decoder;
 use kvarena_host::request::Request;
+use kvarena_host::sample::Sampling;
 use kvarena_host::shaping::Shaping;
 
 /// Maximum number of stop strings.
@@ -35,17 +37,14 @@ const TOP_MAX: u32 = 20;
 const COMPLETION_TOKENS: u32 = 16;
 
 /// A request that the server can serve.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct CheckedRequest {
-    /// Kind of the request.
     pub kind: Kind,
-    /// Request of each prompt.
     pub requests: Vec<Request>,
-    /// Text of each prompt; `None` for a prompt of tokens and for a chat.
-    pub texts: Vec<Option<PromptText>>,
+    /// The state of the decoder after each prompt, and the prompt's text if the answer begins with it.
+    pub beginnings: Vec<(Decoder, Option<PromptText>)>,
     /// Stop strings. The answer does not contain them.
     pub stop: Vec<String>,
-    /// Whether tokens are streamed.
     pub stream: bool,
     /// Whether a stream ends with the counts of tokens.
     pub include_usage: bool,
@@ -95,21 +94,49 @@ impl CheckedRequest {
             // With n = 1, every allowed number of prompts is valid, so the error names `n`.
             return Err(ApiError::field("n", message));
         }
-        let (mut requests, mut texts) = (Vec::new(), Vec::new());
+        let (mut requests, mut beginnings) = (Vec::new(), Vec::new());
         let is_seeded = body.get("seed").is_some();
         for Prompt { tokens, mut text } in prompts {
             if let Some(own) = text.as_mut().filter(|_| template.scores_prompt) {
                 own.offsets = host.text.offsets(&own.text).map_err(|e| ApiError::field("prompt", e.message))?;
             }
+            beginnings.push(beginning(host, kind, echo, &tokens, text));
             requests.push(settle(host, kind, &template, tokens)?);
-            texts.push(text);
             if !is_seeded {
                 // Equal prompts without a seed have different answers.
                 template.sampling.seed = template.sampling.seed.wrapping_add(1);
             }
         }
-        Ok(Self { kind, requests, texts, stop, stream, include_usage, logprobs, echo, hides_new })
+        Ok(Self { kind, requests, beginnings, stop, stream, include_usage, logprobs, echo, hides_new })
     }
+}
+
+/// Decodes a prompt as far as its answer needs it. `own` is the prompt's text, unless the prompt is a list of tokens or a
+/// chat.
+pub(super) fn beginning(
+    host: &Host,
+    kind: Kind,
+    echo: bool,
+    tokens: &[u32],
+    own: Option<PromptText>,
+) -> (Decoder, Option<PromptText>) {
+    let is_empty = own.as_ref().is_some_and(|own| own.text.is_empty());
+    // An answer to a chat is a text of its own.
+    if kind == Kind::Chat || is_empty {
+        return (Decoder::default(), own);
+    }
+    if !echo || own.is_some() {
+        return (Decoder::after(&host.text, tokens), own);
+    }
+    // Tokens that end inside a character are held back for the choice's own tokens.
+    let (mut decoder, mut shown, mut offsets, mut chars) = (Decoder::default(), String::new(), Vec::new(), 0);
+    for &token in tokens {
+        offsets.push(chars);
+        let text = decoder.push_shown(&host.text, token);
+        chars += text.chars().count();
+        shown += &text;
+    }
+    (decoder, Some(PromptText { text: shown, offsets }))
 }
 
 /// Returns the parameters that all prompts of a request share, as a request without a prompt.
@@ -127,32 +154,11 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
         let message = format!("n is {} but must be from 1 to {}", request.samples, host.samples_max);
         return Err(ApiError::field("n", message));
     }
-    let sampling = &mut request.sampling;
-    let temperature = body.number_in("temperature", (0.0, 2.0))?;
-    sampling.temperature = temperature.unwrap_or(sampling.temperature);
-    sampling.min_p = body.number_in("min_p", (0.0, 1.0))?.unwrap_or(sampling.min_p);
-    sampling.top_p = body.number("top_p")?.unwrap_or(sampling.top_p);
-    if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
-        let message = format!("top_p {} is not above 0 and at most 1", sampling.top_p);
-        return Err(ApiError::field("top_p", message));
-    }
-    if sampling.min_p > 0.0 && !host.edits_logits {
-        return Err(ApiError::unsupported("min_p", "this backend does not support min_p"));
-    }
-    // In vLLM, -1 stands for all tokens.
-    sampling.top_k = match body.whole::<i64>("top_k")? {
-        None => sampling.top_k,
-        Some(-1) => 0,
-        Some(k) => {
-            u32::try_from(k).map_err(|_| ApiError::field("top_k", format!("top_k {k} is below -1 or too large")))?
-        }
-    };
-    // OpenAI's seeds are signed; any mapping to unsigned numbers is valid.
-    sampling.seed = body.whole::<i64>("seed")?.map_or(seed, |seed| seed as u64);
+    request.sampling = sampling(body, host, seed)?;
     if body.flag("ignore_eos")? {
         request.stop.clear();
     }
-    request.stop.extend(ids(body, "stop_token_ids", STOP_TOKENS_MAX, host.limits.vocab)?);
+    request.stop.extend(ids(body, "stop_token_ids", STOP_TOKENS_MAX, host)?);
     request.shaping = shaping(body, host)?.map(Shaping::prepare);
     if request.shaping.as_ref().is_some_and(|s| !s.allows_some(&request.stop, host.limits.vocab)) {
         let name = ["allowed_token_ids", "bad_words"].into_iter().find(|name| body.get(name).is_some());
@@ -172,20 +178,43 @@ fn template(body: Body<'_>, host: &Host, kind: Kind, seed: u64) -> Result<Reques
     Ok(request)
 }
 
+/// Returns the parameters of draws; those of the host replace missing ones.
+fn sampling(body: Body<'_>, host: &Host, seed: u64) -> Result<Sampling> {
+    let usual = host.defaults.sampling;
+    let temperature = body.number_in("temperature", (0.0, 2.0))?.unwrap_or(usual.temperature);
+    let min_p = body.number_in("min_p", (0.0, 1.0))?.unwrap_or(usual.min_p);
+    let top_p = body.number("top_p")?.unwrap_or(usual.top_p);
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        return Err(ApiError::field("top_p", format!("top_p {top_p} is not above 0 and at most 1")));
+    }
+    if min_p > 0.0 && !host.edits_logits {
+        return Err(ApiError::unsupported("min_p", "this backend does not support min_p"));
+    }
+    // In vLLM, -1 stands for all tokens.
+    let top_k = match body.whole::<i64>("top_k")? {
+        None => usual.top_k,
+        Some(-1) => 0,
+        Some(k) => {
+            u32::try_from(k).map_err(|_| ApiError::field("top_k", format!("top_k {k} is below -1 or too large")))?
+        }
+    };
+    // OpenAI's seeds are signed; any mapping to unsigned numbers is valid.
+    let seed = body.whole::<i64>("seed")?.map_or(seed, |seed| seed as u64);
+    Ok(Sampling { temperature, top_k, top_p, min_p, seed })
+}
+
 /// Returns a list of at most `most` token ids of the model, without duplicates.
-fn ids(body: Body<'_>, name: &str, most: usize, vocab: usize) -> Result<Vec<u32>> {
+fn ids(body: Body<'_>, name: &str, most: usize, host: &Host) -> Result<Vec<u32>> {
     let list = body.list(name)?.unwrap_or_default();
     let wrong = |what: String| ApiError::field(name, format!("{name}: {what}"));
-    let mut ids = list.iter().map(token).collect::<std::result::Result<Vec<_>, _>>().map_err(wrong)?;
-    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
-        return Err(wrong(format!("token {id} is past the model's vocabulary of {vocab} tokens")));
-    }
+    let ids = list.iter().map(token).collect::<std::result::Result<Vec<_>, _>>().map_err(wrong)?;
+    let mut ids = known(host, name, ids)?;
     ids.sort_unstable();
     ids.dedup();
-    match ids.len() > most {
-        true => Err(wrong(format!("{} tokens, of at most {most}", ids.len()))),
-        false => Ok(ids),
+    if ids.len() > most {
+        return Err(wrong(format!("{} tokens, of at most {most}", ids.len())));
     }
+    Ok(ids)
 }
 
 /// Returns the edits of logits, if any.
@@ -204,7 +233,7 @@ fn shaping(body: Body<'_>, host: &Host) -> Result<Option<Shaping>> {
             Some([]) => {
                 return Err(ApiError::field("allowed_token_ids", "allowed_token_ids: the list is empty"));
             }
-            Some(_) => Some(ids(body, "allowed_token_ids", vocab, vocab)?),
+            Some(_) => Some(ids(body, "allowed_token_ids", vocab, host)?),
             None => None,
         },
         bad_words: bad_words(body, host)?,
@@ -287,9 +316,13 @@ fn settle(host: &Host, kind: Kind, template: &Request, prompt: Vec<u32>) -> Resu
         max_new_tokens: Some(new_tokens),
         ..template.clone()
     };
-    host.limits.check(request).map_err(|what| match new_tokens as usize > room {
-        true => ApiError::too_long(name, what, host.limits.longest_prompt()),
-        false => ApiError::field(name, what),
+    host.limits.check(request).map_err(|what| {
+        let is_too_long = new_tokens as usize > room;
+        if is_too_long {
+            ApiError::too_long(name, what, host.limits.longest_prompt())
+        } else {
+            ApiError::field(name, what)
+        }
     })
 }
 
@@ -338,10 +371,10 @@ fn stops(body: Body<'_>) -> Result<Vec<String>> {
     if let Some(stop) = stops.iter().find(|stop| stop.len() > STOP_BYTES_MAX) {
         return Err(wrong(format!("a stop string of {} bytes, of at most {STOP_BYTES_MAX}", stop.len())));
     }
-    match stops.iter().any(String::is_empty) {
-        true => Err(wrong("a stop string is empty".into())),
-        false => Ok(stops),
+    if stops.iter().any(String::is_empty) {
+        return Err(wrong("a stop string is empty".into()));
     }
+    Ok(stops)
 }
 
 #[cfg(test)]

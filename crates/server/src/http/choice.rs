@@ -10,7 +10,6 @@ use kvarena_host::text::Text;
 /// A token of a choice or of its echoed prompt, with its log-probability.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GeneratedToken {
-    /// The token.
     pub token: u32,
     /// Log-probability of the token; `None` for the first token of a prompt.
     pub logprob: Option<Logprob>,
@@ -23,7 +22,6 @@ pub struct GeneratedToken {
 /// Rules that end a choice.
 #[derive(Clone, Default, Debug)]
 pub struct Stops {
-    /// Stop strings.
     pub strings: Vec<String>,
     /// Tokens that end the choice and do not belong to its text.
     pub tokens: Vec<u32>,
@@ -34,10 +32,9 @@ pub struct Stops {
 /// A prompt with which its choices begin.
 #[derive(Clone, Default, Debug)]
 pub struct Echo {
-    /// The tokens.
     pub tokens: Vec<u32>,
-    /// The text and the offset of each token, if the prompt was a text.
-    pub text: Option<PromptText>,
+    /// The text, and the offset of each token.
+    pub text: PromptText,
     /// The log-probabilities, if requested.
     pub logprobs: Vec<Option<Logprob>>,
 }
@@ -45,9 +42,7 @@ pub struct Echo {
 /// A new chunk of a choice.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Piece {
-    /// Number of the choice.
     pub choice: u32,
-    /// New complete text.
     pub text: String,
     /// Tokens of this text, if log-probabilities are known.
     pub tokens: Vec<GeneratedToken>,
@@ -100,35 +95,18 @@ impl Choice {
 
     /// Returns the text and tokens of the prompt with their log-probabilities. The offsets of the choice's own tokens
     /// then start after the prompt's text.
-    pub fn echo(&mut self, text: &Text, prompt: &Echo) -> Piece {
-        let mut piece = Piece { choice: self.number, ..Piece::default() };
-        let mut offsets = Vec::new();
-        match &prompt.text {
-            Some(own) => {
-                piece.text.clone_from(&own.text);
-                offsets.clone_from(&own.offsets);
-                self.decoded = own.text.chars().count();
-            }
-            // Tokens that end inside a character are held back for the choice's own tokens.
-            None => {
-                self.decoder = Decoder::default();
-                for &token in &prompt.tokens {
-                    offsets.push(self.decoded);
-                    let shown = self.decoder.push_shown(text, token);
-                    self.decoded += shown.chars().count();
-                    piece.text += &shown;
-                }
-            }
-        }
+    pub fn echo(&mut self, prompt: &Echo) -> Piece {
+        let PromptText { text, offsets } = &prompt.text;
+        self.decoded = text.chars().count();
         self.given = self.decoded;
-        let token = |(i, (logprob, offset)): (usize, (&Option<Logprob>, usize))| GeneratedToken {
-            token: prompt.tokens[i],
+        let tokens = prompt.tokens.iter().zip(offsets).zip(&prompt.logprobs).enumerate();
+        let tokens = tokens.map(|(i, ((&token, &offset), logprob))| GeneratedToken {
+            token,
             logprob: logprob.clone(),
             offset,
             is_first: i == 0,
-        };
-        piece.tokens = prompt.logprobs.iter().zip(offsets).enumerate().map(token).collect();
-        piece
+        });
+        Piece { choice: self.number, text: text.clone(), tokens: tokens.collect(), finish: None }
     }
 
     /// Returns the number of generated tokens, including the stop token.
@@ -136,7 +114,6 @@ impl Choice {
         self.tokens
     }
 
-    /// Returns whether the choice has ended.
     pub fn is_done(&self) -> bool {
         self.finish.is_some()
     }
@@ -177,10 +154,8 @@ impl Choice {
 
     fn read(&mut self, decoded: &str) -> Piece {
         self.decoded += decoded.chars().count();
-        let (text, found) = match self.tokens > self.min_tokens {
-            true => self.stops.push(decoded),
-            false => (self.stops.push_open(decoded), false),
-        };
+        let may_stop = self.tokens > self.min_tokens;
+        let (text, found) = if may_stop { self.stops.push(decoded) } else { (self.stops.push_open(decoded), false) };
         self.given += text.chars().count();
         let certain = self.pending.partition_point(|token| token.offset < self.given);
         let tokens = self.pending.drain(..certain).collect();

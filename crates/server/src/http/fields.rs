@@ -26,7 +26,7 @@ impl Kind {
 
 /// Requests to which a field belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Of {
+pub enum Requests {
     /// Completions only.
     Completion,
     /// Chats only.
@@ -65,157 +65,99 @@ pub struct Field {
     /// Name of the field.
     pub name: &'static str,
     /// The requests to which it belongs.
-    pub of: Of,
+    pub requests: Requests,
     /// Use of the field.
     pub usage: Use,
 }
 
-const fn served(of: Of, name: &'static str) -> Field {
-    Field { name, of, usage: Use::Served }
-}
-
-const fn harmless(name: &'static str) -> Field {
-    Field { name, of: Of::Both, usage: Use::Harmless }
-}
-
-const fn refused(name: &'static str) -> Field {
-    refused_but(name, Neutral::Empty)
-}
-
-const fn refused_but(name: &'static str, neutral: Neutral) -> Field {
-    refused_of(Of::Both, name, neutral)
-}
-
-const fn refused_of(of: Of, name: &'static str, neutral: Neutral) -> Field {
-    Field { name, of, usage: Use::Refused(neutral) }
-}
-
-/// The table.
-pub const FIELDS: &[Field] = &[
-    served(Of::Both, "model"),
-    served(Of::Completion, "prompt"),
-    served(Of::Chat, "messages"),
-    served(Of::Both, "max_tokens"),
-    served(Of::Chat, "max_completion_tokens"),
-    served(Of::Both, "min_tokens"),
-    served(Of::Both, "n"),
-    served(Of::Both, "stream"),
-    served(Of::Both, "stream_options"),
-    served(Of::Both, "stop"),
-    served(Of::Both, "stop_token_ids"),
-    served(Of::Both, "ignore_eos"),
-    served(Of::Both, "seed"),
-    served(Of::Both, "temperature"),
-    served(Of::Both, "top_p"),
-    served(Of::Both, "top_k"),
-    served(Of::Both, "min_p"),
-    served(Of::Both, "frequency_penalty"),
-    served(Of::Both, "presence_penalty"),
-    served(Of::Both, "repetition_penalty"),
-    served(Of::Both, "logit_bias"),
-    served(Of::Both, "bad_words"),
-    served(Of::Both, "allowed_token_ids"),
-    served(Of::Both, "logprobs"),
-    served(Of::Chat, "top_logprobs"),
-    served(Of::Completion, "echo"),
-    served(Of::Both, "prediction"),
-    served(Of::Both, "cache_salt"),
-    served(Of::Chat, "chat_template_kwargs"),
-    harmless("user"),
-    harmless("metadata"),
-    harmless("store"),
-    harmless("service_tier"),
-    harmless("safety_identifier"),
-    harmless("prompt_cache_key"),
-    harmless("prompt_cache_retention"),
-    harmless("parallel_tool_calls"),
-    harmless("priority"),
-    harmless("request_id"),
-    harmless("rid"),
-    harmless("session_id"),
-    harmless("prompt_cache_options"),
-    harmless("stream_interval"),
-    harmless("return_token_offsets"),
-    harmless("return_mm_kwargs"),
-    refused("tools"),
-    refused_but("tool_choice", Neutral::Or("\"none\"")),
-    refused("functions"),
-    refused_but("function_call", Neutral::Or("\"none\"")),
-    refused_but("response_format", Neutral::Text),
-    refused_but("modalities", Neutral::Or("[\"text\"]")),
-    refused("audio"),
-    refused("reasoning"),
-    refused("reasoning_effort"),
-    refused("thinking"),
-    refused("thinking_token_budget"),
-    refused_but("include_reasoning", Neutral::Or("true")),
-    refused("verbosity"),
-    refused("web_search_options"),
-    refused("moderation"),
-    refused("suffix"),
-    refused_but("best_of", Neutral::Or("1")),
-    refused("use_beam_search"),
-    refused_but("length_penalty", Neutral::Or("1.0")),
-    refused("include_stop_str_in_output"),
-    refused_but("skip_special_tokens", Neutral::Only("true")),
-    refused_but("spaces_between_special_tokens", Neutral::Or("true")),
-    refused_of(Of::Completion, "add_special_tokens", Neutral::Only("true")),
-    refused_of(Of::Chat, "add_special_tokens", Neutral::Empty),
-    refused_but("add_generation_prompt", Neutral::Only("true")),
-    refused("continue_final_message"),
-    refused("truncate_prompt_tokens"),
-    refused("truncation_side"),
-    refused_of(Of::Chat, "echo", Neutral::Empty),
-    refused("prompt_logprobs"),
-    refused("logprob_token_ids"),
-    refused("prompt_embeds"),
-    refused("input_ids"),
-    refused("documents"),
-    refused("chat_template"),
-    refused("mm_processor_kwargs"),
-    refused("media_io_kwargs"),
-    refused("structured_outputs"),
-    refused("structural_tag"),
-    refused("guided_json"),
-    refused("guided_regex"),
-    refused("guided_choice"),
-    refused("guided_grammar"),
-    refused("guided_decoding_backend"),
-    refused("guided_whitespace_pattern"),
-    refused("regex"),
-    refused("json_schema"),
-    refused("ebnf"),
-    refused("logits_processors"),
-    refused("custom_logit_processor"),
-    refused("custom_params"),
-    refused("repetition_detection"),
-    refused("return_tokens_as_token_ids"),
-    refused("return_token_ids"),
-    refused("return_hidden_states"),
-    refused("return_prompt_text"),
-    refused("routed_experts_prompt_start"),
-    refused("watermarking"),
-    refused("kv_transfer_params"),
-    refused("ec_transfer_params"),
-    refused("vllm_xargs"),
-    refused("lora_path"),
-    refused("session_params"),
-    refused("no_stop_trim"),
-    refused_but("separate_reasoning", Neutral::Or("true")),
-    refused_but("stream_reasoning", Neutral::Or("true")),
+/// The table: the requests to which fields belong, their use, and their names.
+const TABLE: &[(Requests, Use, &str)] = &[
+    (
+        Requests::Both,
+        Use::Served,
+        "model max_tokens min_tokens n stream stream_options stop stop_token_ids ignore_eos seed temperature top_p top_k \
+         min_p frequency_penalty presence_penalty repetition_penalty logit_bias bad_words allowed_token_ids logprobs \
+         prediction cache_salt",
+    ),
+    (Requests::Completion, Use::Served, "prompt echo"),
+    (Requests::Chat, Use::Served, "messages max_completion_tokens top_logprobs chat_template_kwargs"),
+    (
+        Requests::Both,
+        Use::Harmless,
+        "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention \
+         parallel_tool_calls priority request_id rid session_id prompt_cache_options stream_interval \
+         return_token_offsets return_mm_kwargs",
+    ),
+    (
+        Requests::Both,
+        Use::Refused(Neutral::Empty),
+        "tools functions audio reasoning reasoning_effort thinking thinking_token_budget verbosity web_search_options \
+         moderation suffix use_beam_search include_stop_str_in_output continue_final_message truncate_prompt_tokens \
+         truncation_side prompt_logprobs logprob_token_ids prompt_embeds input_ids documents chat_template \
+         mm_processor_kwargs media_io_kwargs structured_outputs structural_tag guided_json guided_regex guided_choice \
+         guided_grammar guided_decoding_backend guided_whitespace_pattern regex json_schema ebnf logits_processors \
+         custom_logit_processor custom_params repetition_detection return_tokens_as_token_ids return_token_ids \
+         return_hidden_states return_prompt_text routed_experts_prompt_start watermarking kv_transfer_params \
+         ec_transfer_params vllm_xargs lora_path session_params no_stop_trim",
+    ),
+    (Requests::Chat, Use::Refused(Neutral::Empty), "echo add_special_tokens"),
+    (Requests::Completion, Use::Refused(Neutral::Only("true")), "add_special_tokens"),
+    (Requests::Both, Use::Refused(Neutral::Only("true")), "skip_special_tokens add_generation_prompt"),
+    (
+        Requests::Both,
+        Use::Refused(Neutral::Or("true")),
+        "include_reasoning spaces_between_special_tokens separate_reasoning stream_reasoning",
+    ),
+    (Requests::Both, Use::Refused(Neutral::Or("1")), "best_of length_penalty"),
+    (Requests::Both, Use::Refused(Neutral::Or("\"none\"")), "tool_choice function_call"),
+    (Requests::Both, Use::Refused(Neutral::Or("[\"text\"]")), "modalities"),
+    (Requests::Both, Use::Refused(Neutral::Text), "response_format"),
 ];
 
+/// Returns the table as Markdown, for `--help fields`.
+pub fn table() -> String {
+    let mut text = "# Fields of requests\n\nThe output of `kvarena-server --help fields`.\n\n\
+                    | requests | use | fields |\n|---|---|---|\n"
+        .to_owned();
+    for (requests, usage, names) in TABLE {
+        let requests = match requests {
+            Requests::Both => "completions and chats",
+            Requests::Completion => "completions",
+            Requests::Chat => "chats",
+        };
+        let usage = match usage {
+            Use::Served => "served".to_owned(),
+            Use::Harmless => "harmless".to_owned(),
+            Use::Refused(Neutral::Empty) => "refused, unless null, false, 0 or empty".to_owned(),
+            Use::Refused(Neutral::Or(json)) => format!("refused, unless null, false, 0, empty or `{json}`"),
+            Use::Refused(Neutral::Only(json)) => format!("refused, unless null or `{json}`"),
+            Use::Refused(Neutral::Text) => "refused, unless null, false, 0, empty or of type `text`".to_owned(),
+        };
+        let names: Vec<_> = names.split(' ').map(|name| format!("`{name}`")).collect();
+        text += &format!("| {requests} | {usage} | {} |\n", names.join(", "));
+    }
+    text
+}
+
 impl Field {
+    /// Returns all fields.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let fields = |&(requests, usage, names): &(Requests, Use, &'static str)| {
+            names.split(' ').map(move |name| Self { name, requests, usage })
+        };
+        TABLE.iter().flat_map(fields)
+    }
+
     /// Returns the field of this name, if requests of this kind have it.
-    pub fn find(name: &str, kind: Kind) -> Option<&'static Field> {
-        FIELDS.iter().find(|field| field.name == name && field.is_of(kind))
+    pub fn find(name: &str, kind: Kind) -> Option<Self> {
+        Self::all().find(|field| field.name == name && field.is_of(kind))
     }
 
     /// Returns whether requests of this kind have the field.
     pub fn is_of(&self, kind: Kind) -> bool {
         match kind {
-            Kind::Completion => self.of != Of::Chat,
-            Kind::Chat => self.of != Of::Completion,
+            Kind::Completion => self.requests != Requests::Chat,
+            Kind::Chat => self.requests != Requests::Completion,
         }
     }
 }
@@ -257,7 +199,7 @@ mod tests {
     #[test]
     fn each_field_is_listed_once() {
         for kind in [Kind::Completion, Kind::Chat] {
-            let of_kind = FIELDS.iter().filter(|field| field.is_of(kind));
+            let of_kind = Field::all().filter(|field| field.is_of(kind));
             let names: Vec<_> = of_kind.map(|field| field.name).collect();
             assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{kind:?}");
         }
@@ -299,25 +241,5 @@ mod tests {
         assert!(Neutral::Only("true").accepts(&json!(null)));
         assert!(Neutral::Text.accepts(&json!({ "type": "text" })));
         assert!(!Neutral::Text.accepts(&json!({ "type": "json_object" })));
-    }
-
-    /// The lists of fields in the README equal those of the table.
-    #[test]
-    fn the_documentation_lists_the_same() {
-        let readme = include_str!("../../README.md");
-        let list = |wanted: fn(&Use) -> bool| {
-            let fields = FIELDS.iter().filter(|field| wanted(&field.usage));
-            let mut names: Vec<_> = fields.map(|field| format!("`{}`", field.name)).collect();
-            names.dedup();
-            names.join(", ")
-        };
-        for (what, names) in [
-            ("served", list(|usage| matches!(usage, Use::Served))),
-            ("harmless", list(|usage| matches!(usage, Use::Harmless))),
-            ("refused", list(|usage| matches!(usage, Use::Refused(_)))),
-        ] {
-            let row = format!("| {what} | {names} |");
-            assert!(readme.lines().any(|line| line == row), "README.md lacks:\n{row}");
-        }
     }
 }

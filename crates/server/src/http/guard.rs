@@ -17,10 +17,7 @@ pub const KEY_BYTES_MAX: usize = 512;
 
 /// Answers 401 unless the request has the key.
 pub async fn check(State(key): State<Secret>, request: Request, next: Next) -> Response {
-    match has_key(&key, request.headers()) {
-        true => next.run(request).await,
-        false => ApiError::wrong_key().response(),
-    }
+    if has_key(&key, request.headers()) { next.run(request).await } else { ApiError::wrong_key().response() }
 }
 
 fn has_key(key: &Secret, headers: &HeaderMap) -> bool {
@@ -45,9 +42,10 @@ pub fn cors(origins: &[String]) -> Result<CorsLayer> {
         let wrong = || Error::request(format!("--cors-origin {origin:?} is no origin"));
         origin.parse::<HeaderValue>().ok().filter(|_| origin.contains("://")).ok_or_else(wrong)
     };
-    let allowed = match origins.iter().any(|origin| origin == "*") {
-        true => AllowOrigin::any(),
-        false => AllowOrigin::list(origins.iter().map(origin).collect::<Result<Vec<_>>>()?),
+    let allowed = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        AllowOrigin::list(origins.iter().map(origin).collect::<Result<Vec<_>>>()?)
     };
     let layer = CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]);
     Ok(layer.allow_headers(AllowHeaders::mirror_request()))

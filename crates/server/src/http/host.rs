@@ -19,15 +19,11 @@ pub struct Host {
     pub model: String,
     /// Tokenizer and chat template of the model.
     pub text: Text,
-    /// Limits of requests.
     pub limits: Limits,
-    /// Defaults of requests.
     pub defaults: Defaults,
-    /// Default of `repetition_penalty`.
     pub repetition: f32,
     /// Maximum number of choices of one prompt. A step draws the first tokens of all of them.
     pub samples_max: u32,
-    /// Whether log-probabilities are available.
     pub keeps_logits: bool,
     /// Whether logits can be edited before the choice of tokens.
     pub edits_logits: bool,

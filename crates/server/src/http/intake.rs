@@ -21,7 +21,6 @@ const BODIES: usize = 16;
 /// before they have sent the whole body.
 const DROPPED_MAX: usize = 64 << 20;
 
-/// Budgets of all requests.
 #[derive(Debug)]
 pub struct Intake {
     body_max: usize,
@@ -39,7 +38,6 @@ pub struct Intake {
 /// A body, and its share of the budget.
 #[derive(Debug)]
 pub struct Read {
-    /// The received bytes.
     pub bytes: Vec<u8>,
     /// Share of the budget, until the body is dropped.
     _reading: Option<OwnedSemaphorePermit>,

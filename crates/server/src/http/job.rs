@@ -13,7 +13,6 @@ use kvarena_host::stream::Finish;
 /// A prompt that a client's request submits.
 #[derive(Debug)]
 pub struct Job {
-    /// The request.
     pub request: Request,
     /// Time of the job's creation, when the server has read and checked the request.
     pub since: Instant,
@@ -35,9 +34,7 @@ pub struct Job {
 pub enum Event {
     /// A choice has a new token.
     Token {
-        /// Number of the choice.
         choice: u32,
-        /// The token.
         token: u32,
         /// Cached tokens of the prompt.
         cached: u32,
@@ -46,11 +43,8 @@ pub enum Event {
         /// Log-probability of the token, if requested and known.
         logprob: Option<Logprob>,
     },
-    /// A choice ended.
     Done {
-        /// Number of the choice.
         choice: u32,
-        /// The reason.
         finish: Finish,
     },
     /// The log-probability of a token of a choice's prompt.
@@ -62,7 +56,6 @@ pub enum Event {
         /// Log-probability of the token.
         logprob: Logprob,
     },
-    /// The engine failed.
     Failed(String),
 }
 

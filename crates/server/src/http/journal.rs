@@ -22,15 +22,10 @@ pub fn begin(form: Option<LogForm>) {
 pub struct Entry {
     /// The answer's id without its prefix. Empty if the server was shutting down when the request arrived.
     pub id: String,
-    /// Path of the request.
     pub path: &'static str,
-    /// Status of the answer.
     pub status: u16,
-    /// Number of prompt tokens.
     pub prompt_tokens: usize,
-    /// Number of cached prompt tokens.
     pub cached_tokens: u32,
-    /// Number of new tokens.
     pub new_tokens: u32,
     /// `done`, `cancelled`, `failed`, the code of an error, or `refused` for an error without a code.
     pub outcome: &'static str,
@@ -39,7 +34,6 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Creates the entry of a new request.
     pub fn new(path: &'static str) -> Self {
         Self {
             id: String::new(),
@@ -54,7 +48,6 @@ impl Entry {
         }
     }
 
-    /// Records the time of the first token.
     pub fn token(&mut self) {
         self.first.get_or_insert_with(Instant::now);
     }

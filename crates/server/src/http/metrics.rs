@@ -172,8 +172,8 @@ mod tests {
             } else if !line.starts_with('#') {
                 let (name, value) = line.rsplit_once(' ').expect("a name and a number");
                 assert!(value.parse::<f64>().is_ok(), "{line}");
-                let of = types.last().expect("a type comes first");
-                assert!(name.starts_with(of), "{line}");
+                let metric = types.last().expect("a type comes first");
+                assert!(name.starts_with(metric), "{line}");
             }
         }
         let open = open_metrics(&text);

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! ```text
-//! options, connections   the command line; accepting, time limits, the bound of open connections
+//! options, connections   the command line; accepting, the bound of open connections
+//! peer, watched          a connection's state and time limits; streams that record it and detect hang-ups
 //! intake, guard          limits of requests; the API key and origins
 //! fields, body, host     the table of fields; typed look-ups; the served model and its limits
 //! checked_request        a request with all its checks
@@ -34,7 +35,7 @@ mod checked_request;
 mod choice;
 mod connections;
 mod engine_loop;
-mod fields;
+pub mod fields;
 mod guard;
 mod host;
 mod intake;
@@ -42,12 +43,14 @@ mod job;
 mod journal;
 mod metrics;
 pub mod options;
+mod peer;
 mod prompt;
 mod queue;
 mod routes;
 mod sse;
 mod stop;
 mod tokens;
+mod watched;
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -64,7 +67,7 @@ use tokio::sync::oneshot;
 use tower_http::cors::CorsLayer;
 
 use crate::args::Args;
-use crate::built_in::GLOSSARY;
+use crate::built_in;
 use crate::setup;
 use announcer::Announcer;
 use host::Host;
@@ -130,14 +133,14 @@ pub fn run<R: Runner>(args: &Args, door: Door, text: Text, server: &mut Server<R
     let host = host(args, &generation, text, server)?;
     let name = host.model.clone();
     let app = app(args, host);
-    let routers = (router(Arc::clone(&app), key, cors), crowded(Arc::clone(&app)));
+    let (router, crowded) = (router(Arc::clone(&app), key, cors), crowded(Arc::clone(&app)));
     let (queue, metrics) = (Arc::clone(&app.queue), Arc::clone(&app.metrics));
     let signals = {
         let _entered = runtime.enter();
         Signals::catch()?
     };
     let (over, is_over) = oneshot::channel();
-    let clients = runtime.spawn(listen(listener, routers, bounds, Arc::clone(&queue), signals, is_over));
+    let clients = runtime.spawn(listen(listener, router, crowded, bounds, Arc::clone(&queue), signals, is_over));
     announce(&format!("serving {name} at http://{local}"))?;
     if let Some((endpoint, replay)) = announcer.as_ref().map(Announcer::endpoints) {
         announce(&format!("events at {endpoint}, missed ones at {replay}"))?;
@@ -167,7 +170,7 @@ fn announce(what: &str) -> Result<()> {
 fn host<R: Runner>(args: &Args, generation: &Generation, text: Text, server: &Server<R>) -> Result<Host> {
     let model = match (&args.model, args.random_model) {
         (_, Some(shape)) => shape.name(),
-        (None, None) => GLOSSARY.name.to_owned(),
+        (None, None) => built_in::NAME.to_owned(),
         (Some(dir), None) => {
             let dir = dir.canonicalize().unwrap_or(dir.clone());
             dir.file_name().unwrap_or(Path::new("model").as_os_str()).to_string_lossy().into_owned()
@@ -215,7 +218,8 @@ fn app(args: &Args, host: Host) -> Arc<App> {
 /// signal the server rejects completions and chats, and `/health` returns 503. A second signal ends the program.
 async fn listen(
     listener: TcpListener,
-    routers: (Router, Router),
+    router: Router,
+    crowded: Router,
     bounds: Bounds,
     queue: Arc<Queue<Job>>,
     mut signals: Signals,
@@ -235,7 +239,7 @@ async fn listen(
         // A dropped sender also ends the wait.
         let _ = is_over.await;
     };
-    connections::serve(listener, routers, bounds, end).await;
+    connections::serve(listener, router, crowded, bounds, end).await;
 }
 
 /// Signals that request the end.

@@ -216,14 +216,6 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_those_of_the_documentation() {
-        let HttpOptions { max_body, max_waiting_tokens, max_n, .. } = options(&[]);
-        assert_eq!((max_body, max_waiting_tokens, max_n), (4 << 20, 1 << 20, 16));
-        let HttpOptions { header_timeout, body_timeout, idle_timeout, .. } = options(&[]);
-        assert_eq!((header_timeout, body_timeout, idle_timeout), (10, 30, 75));
-    }
-
-    #[test]
     fn a_key_is_never_shown() {
         let given = options(&["--api-key", "open sesame"]);
         assert_eq!(given.key().expect("a key").expect("given").bytes(), b"open sesame");

@@ -10,7 +10,6 @@ use super::host::{CHOICES_MAX, Host};
 /// A prompt of a completion.
 #[derive(Debug)]
 pub struct Prompt {
-    /// The tokens.
     pub tokens: Vec<u32>,
     /// The text; `None` for a prompt of tokens.
     pub text: Option<PromptText>,
@@ -19,7 +18,6 @@ pub struct Prompt {
 /// The text of a prompt.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct PromptText {
-    /// The text.
     pub text: String,
     /// Index of the character at which each token begins, if requested.
     pub offsets: Vec<usize>,
@@ -50,7 +48,7 @@ fn encode(host: &Host, name: &str, text: &str, special: bool) -> Result<Vec<u32>
 }
 
 /// Returns the tokens if the model has all of them. A tokenizer may have more tokens, such as those of images.
-fn known(host: &Host, name: &str, tokens: Vec<u32>) -> Result<Vec<u32>> {
+pub fn known(host: &Host, name: &str, tokens: Vec<u32>) -> Result<Vec<u32>> {
     let vocab = host.limits.vocab;
     match tokens.iter().find(|&&token| token as usize >= vocab) {
         Some(token) => Err(ApiError::field(
@@ -113,7 +111,7 @@ fn ids(list: &[&RawValue], host: &Host) -> Result<Vec<u32>> {
     let room = host.limits.room(0);
     if list.len() > room {
         let what = format!("a prompt of {} tokens, but {}", list.len(), host.limits.least(list.len()));
-        return Err(ApiError::too_long("prompt", what, room - 1));
+        return Err(ApiError::too_long("prompt", what, host.limits.longest_prompt()));
     }
     let id = |json: &&RawValue| {
         let wrong = || ApiError::field("prompt", format!("{} is not a token id", brief_json(json.get())));
@@ -173,11 +171,13 @@ fn message(value: &Value) -> std::result::Result<Value, String> {
     let mut message = json!({ "role": role, "content": content });
     for (name, value) in value.as_object().into_iter().flatten() {
         let is_empty = super::fields::Neutral::Empty.accepts(value);
-        match PASSED.contains(&&name[..]) {
-            _ if is_empty || ["role", "content"].contains(&&name[..]) => {}
-            true => message[name] = value.clone(),
-            false => return Err(format!("{name}: {} is not served here", brief(value))),
+        if is_empty || ["role", "content"].contains(&&name[..]) {
+            continue;
         }
+        if !PASSED.contains(&&name[..]) {
+            return Err(format!("{name}: {} is not served here", brief(value)));
+        }
+        message[name] = value.clone();
     }
     if has_calls {
         // Templates write arguments as JSON; clients send them as a string that already contains JSON.

@@ -7,9 +7,7 @@ use std::time::Duration;
 /// The reason for which a push failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PushError {
-    /// The queue is full.
     Full,
-    /// The queue is closed.
     Closed,
 }
 
@@ -88,7 +86,6 @@ impl<T> Queue<T> {
         self.changed.notify_all();
     }
 
-    /// Returns whether the queue is closed.
     pub fn is_closed(&self) -> bool {
         self.lock().is_closed
     }
@@ -170,8 +167,8 @@ mod tests {
         askers.into_iter().for_each(|asker| asker.join().expect("no panic"));
         queue.close();
         let mut jobs = serving.join().expect("no panic");
-        let of = |i: u32| jobs.iter().copied().filter(move |job| job / 100 == i);
-        assert!((0..4).all(|i| of(i).is_sorted()), "first come, first taken");
+        let pushed_by = |i: u32| jobs.iter().copied().filter(move |job| job / 100 == i);
+        assert!((0..4).all(|i| pushed_by(i).is_sorted()), "first come, first taken");
         jobs.sort_unstable();
         assert!(jobs.into_iter().eq(0..400), "each is taken once");
     }

@@ -36,13 +36,10 @@ pub struct App {
     pub host: Arc<Host>,
     /// The queue to the engine's thread.
     pub queue: Arc<Queue<Job>>,
-    /// The limits of requests.
     pub intake: Intake,
-    /// The engine's metrics, for monitors.
     pub metrics: Arc<Metrics>,
     /// Number of this run, so that answers of two runs have different names and their unseeded draws differ.
     pub run: u64,
-    /// Number of answers begun.
     pub answers: AtomicU64,
     /// The start time, in seconds since 1970.
     pub created: u64,
@@ -137,7 +134,6 @@ struct ClientAnswer {
     answer: Answer,
     handle: JobHandle,
     is_over: bool,
-    /// Whether tokens are streamed.
     stream: bool,
     entry: Option<Entry>,
 }
@@ -247,16 +243,18 @@ async fn models(State(app): Shared) -> Response {
 }
 
 async fn model(State(app): Shared, Path(name): Path<String>) -> Response {
-    match name == app.host.model {
-        true => json_response(StatusCode::OK, &card(&app)),
-        false => ApiError::unknown_model(&name).response(),
+    if name == app.host.model {
+        json_response(StatusCode::OK, &card(&app))
+    } else {
+        ApiError::unknown_model(&name).response()
     }
 }
 
 async fn health(State(app): Shared) -> Response {
-    match app.queue.is_closed() {
-        false => json_response(StatusCode::OK, &json!({ "status": "ok" })),
-        true => ApiError::closing().response(),
+    if app.queue.is_closed() {
+        ApiError::closing().response()
+    } else {
+        json_response(StatusCode::OK, &json!({ "status": "ok" }))
     }
 }
 
@@ -267,9 +265,10 @@ async fn version() -> Response {
 async fn metrics(State(app): Shared, headers: HeaderMap) -> Response {
     let text = app.metrics.text(app.queue.waiting());
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    let (kind, text) = match accepts.is_some_and(|accept| accept.contains("application/openmetrics-text")) {
-        true => ("application/openmetrics-text; version=1.0.0; charset=utf-8", open_metrics(&text)),
-        false => ("text/plain; version=0.0.4; charset=utf-8", text),
+    let (kind, text) = if accepts.is_some_and(|accept| accept.contains("application/openmetrics-text")) {
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", open_metrics(&text))
+    } else {
+        ("text/plain; version=0.0.4; charset=utf-8", text)
     };
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }

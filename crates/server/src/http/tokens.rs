@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::api_error::{ApiError, Result};
-use super::body::{Body, RequestBody, brief};
+use super::body::{Body, RequestBody};
 use super::fields::Kind;
 use super::host::Host;
 use super::prompt;
@@ -11,18 +11,14 @@ use super::prompt;
 /// Converts `{"prompt"}` or `{"messages"}` to `{"count", "max_model_len", "tokens"}`. From a list of prompts, it converts
 /// the first one. As in vLLM, a request may name the model.
 pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
-    let kind = match has_messages(bytes) {
-        true => Kind::Chat,
-        false => Kind::Completion,
-    };
+    let kind = if has_messages(bytes) { Kind::Chat } else { Kind::Completion };
     let sent = RequestBody::read(bytes, kind)?;
     host.check_model_if_named(sent.body())?;
     let tokens = match kind {
         Kind::Chat => prompt::messages(sent.body(), host)?,
         Kind::Completion => prompt::prompts(sent.prompt, host)?.swap_remove(0).tokens,
     };
-    let most = host.limits.longest_prompt();
-    Ok(json!({ "count": tokens.len(), "max_model_len": most, "tokens": tokens }))
+    Ok(json!({ "count": tokens.len(), "max_model_len": host.limits.longest_prompt(), "tokens": tokens }))
 }
 
 fn has_messages(bytes: &[u8]) -> bool {
@@ -40,15 +36,8 @@ pub fn detokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
     host.check_model_if_named(Body(&fields))?;
     let wrong = |what: String| ApiError::field("tokens", format!("tokens: {what}"));
     let list = fields.get("tokens").and_then(Value::as_array).ok_or_else(|| wrong("no list of tokens".into()))?;
-    let token = |id: &Value| {
-        let token = prompt::token(id).map_err(wrong)?;
-        let vocab = host.limits.vocab;
-        match (token as usize) < vocab {
-            true => Ok(token),
-            false => Err(wrong(format!("{} is past the model's vocabulary of {vocab} tokens", brief(id)))),
-        }
-    };
-    let tokens = list.iter().map(token).collect::<Result<Vec<u32>>>()?;
+    let tokens = list.iter().map(|id| prompt::token(id).map_err(wrong)).collect::<Result<Vec<u32>>>()?;
+    let tokens = prompt::known(host, "tokens", tokens)?;
     Ok(json!({ "prompt": host.text.decode_shown(&tokens) }))
 }
 

@@ -7,6 +7,12 @@ mod host;
 pub mod listening;
 
 pub use host::*;
+use serde_json::{Value, json};
+
+/// Exit code for a command line or a request that cannot be served.
+pub const REQUEST: i32 = 2;
+/// Exit code for a model or a GPU that cannot be used.
+pub const MODEL: i32 = 3;
 
 /// A chat template that joins the contents of messages.
 pub const JOINED: &str = "{{ messages | map(attribute='content') | join(' ') }}";
@@ -18,10 +24,63 @@ pub struct Ran {
     pub err: String,
 }
 
+impl Ran {
+    /// Returns the run, which must have succeeded.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, Some(0), "{}", self.err);
+        self
+    }
+
+    /// Returns the JSON lines of a run, which must have succeeded.
+    #[track_caller]
+    pub fn lines(self) -> Vec<Value> {
+        self.ok().out.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
+    }
+}
+
+/// Returns the path of a golden model's directory.
+pub fn folder(model: &str) -> String {
+    dir(model).to_str().expect("UTF-8").to_owned()
+}
+
+/// Returns the golden cases of a model as JSON lines of requests.
+pub fn golden_requests(model: &str) -> String {
+    let request = |case: Case| json!({ "prompt": case.prompt, "max_new_tokens": case.tokens.len() }).to_string() + "\n";
+    cases(model).into_iter().map(request).collect()
+}
+
+/// Runs the program, and expects an error that contains these words.
+#[track_caller]
+pub fn refuses(arguments: &[&str], code: i32, words: &[&str]) {
+    let Ran { code: actual, out, err } = run_server(arguments, "hello\n");
+    assert_eq!((actual, &out[..]), (Some(code), ""), "{arguments:?}: {err}");
+    for word in words {
+        assert!(err.contains(word), "{arguments:?}: {word:?} is not in: {err}");
+    }
+    assert!(!err.contains("panicked"), "{err}");
+    // The command line's own messages also contain its usage.
+    assert!(err.starts_with("error: ") || err.trim().lines().count() == 1, "{err}");
+}
+
 /// Runs the program on the tiny Qwen3 model.
 pub fn tiny(arguments: &[&str], input: &str) -> Ran {
-    let dir = dir("qwen3-tiny");
-    run_server(&[&["--model", dir.to_str().expect("UTF-8")], arguments].concat(), input)
+    run_server(&[&["--model", &folder("qwen3-tiny")], arguments].concat(), input)
+}
+
+/// Serves four prompts of `len` tokens twice, one at a time. Returns the tokens of each, and the report's line about swap
+/// memory.
+pub fn serve_twice(variables: &[(&str, &str)], arguments: &[&str], len: usize) -> (Vec<Value>, String) {
+    let prompt = |n: usize| (0..len).map(|i| (7 * n + i * i) % 500).collect::<Vec<_>>();
+    let request = |n| json!({ "prompt": prompt(n), "max_new_tokens": 4 }).to_string() + "\n";
+    let requests: String = (0..4).chain(0..4).map(request).collect();
+    let fixed = ["--json", "--requests", "-", "--concurrency", "1"];
+    let ran = run_server_with(variables, &[&fixed[..], arguments].concat(), &requests);
+    let line = ran.err.lines().find(|line| line.starts_with("swap memory")).unwrap_or_default().to_owned();
+    let tokens: Vec<Value> = ran.lines().into_iter().map(|mut line| line["tokens"].take()).collect();
+    let tokens: Vec<Value> = tokens.into_iter().filter(Value::is_array).collect();
+    assert_eq!(tokens.len(), 8, "{variables:?}");
+    (tokens, line)
 }
 
 /// Runs the program with these arguments and this standard input.

@@ -138,7 +138,7 @@ fn scale_slot<T: Number>(slot: Row, unit: Unit, tiles: &mut [Line], row: usize, 
     let (lines, dim) = (job.lines(), stored_dim(job));
     let heads = unit.first_head..unit.first_head + unit.heads;
     for (head, tile) in heads.zip(tiles.chunks_exact_mut(TILE * lines)) {
-        let scale = job.scales.of(job.numbers, slot, head);
+        let scale = job.scales.of_head(job.numbers, slot, head);
         let wide: &mut [f32] = cast_slice_mut(&mut tile[row * lines..(row + 1) * lines]);
         for x in &mut wide[..dim] {
             *x *= scale;

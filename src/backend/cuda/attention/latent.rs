@@ -14,7 +14,7 @@ use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::AttendParams;
 use crate::backend::cuda::kernels::{Kernel, Latent, Selection};
 use crate::backend::cuda::plan::image::StepLimits;
-use crate::backend::cuda::plan::ring::{Payload, UploadRing};
+use crate::backend::cuda::plan::ring::UploadRing;
 use crate::backend::cuda::store::pool::Pool;
 use crate::id::LayerId;
 use crate::layout::{KvShape, PoolLayout};
@@ -25,10 +25,10 @@ const SERVED: KvShape = KvShape::Latent { rank: 512, rope: 64 };
 /// Maximum number of variants.
 const VARIANTS_MAX: u64 = 8;
 /// Maximum number of query heads over latent rows.
-pub(in crate::backend::cuda) const LATENT_HEADS_MAX: u32 = 128;
+pub const LATENT_HEADS_MAX: u32 = 128;
 
 /// Rejects latent rows of unsupported lengths, and latent rows together with other shapes.
-pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
+pub fn check_shape(layout: &PoolLayout) -> Result<(), CudaError> {
     let shapes = layout.views().map(|layout| layout.shape());
     let mut latent = shapes.filter(|shape| matches!(shape, KvShape::Latent { .. }));
     match latent.find(|&shape| shape != SERVED || !layout.has_one_shape()) {
@@ -38,8 +38,8 @@ pub(in crate::backend::cuda) fn check_shape(layout: &PoolLayout) -> Result<(), C
 }
 
 /// Returns all kernels of a pool.
-pub(in crate::backend::cuda) fn kernels(of: &Selection) -> Vec<&'static Kernel> {
-    match of.latent() {
+pub fn kernels(selection: &Selection) -> Vec<&'static Kernel> {
+    match selection.latent() {
         Latent::Plain(kernel) => vec![kernel],
         Latent::Split(kernels, _) => kernels.to_vec(),
     }
@@ -68,17 +68,17 @@ struct Variant {
 }
 
 #[derive(Debug, Default)]
-pub(in crate::backend::cuda) struct LatentVariants {
+pub struct LatentVariants {
     list: Vec<Variant>,
 }
 
 impl LatentVariants {
-    pub(in crate::backend::cuda) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.list.len()
     }
 
     /// Returns the bytes of the largest plan: that of the narrowest items.
-    pub(in crate::backend::cuda) fn plan_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
+    pub fn plan_bytes(gpu: &Gpu, layout: &PoolLayout, limits: StepLimits) -> usize {
         if !layout.is_latent() {
             return 0;
         }
@@ -88,7 +88,7 @@ impl LatentVariants {
 
     /// Returns the variant's index, and allocates memory for a new variant. Returns `None` if the pool uses the plain
     /// kernel, which needs no memory.
-    pub(in crate::backend::cuda) fn prepare(
+    pub fn prepare(
         &mut self,
         gpu: &Gpu,
         pool: &Pool,
@@ -129,32 +129,22 @@ impl LatentVariants {
     }
 
     /// Splits a step for every variant.
-    pub(in crate::backend::cuda) fn split(&mut self, plan: &BatchPlan<'_>) {
+    pub fn split(&mut self, plan: &BatchPlan<'_>) {
         for variant in &mut self.list {
             variant.cut = variant.split.plan(plan.rows);
         }
     }
 
     /// Sends the plans of the last split.
-    pub(in crate::backend::cuda) fn send(
-        &self,
-        gpu: &Gpu,
-        ring: &mut UploadRing,
-        stream: RawStream,
-    ) -> Result<(), CudaError> {
+    pub fn send(&self, gpu: &Gpu, ring: &mut UploadRing, stream: RawStream) -> Result<(), CudaError> {
         for variant in &self.list {
-            let bytes: &[u8] = bytemuck::cast_slice(variant.split.words());
-            let mut upload = ring.acquire(stream)?;
-            upload.bytes()[..bytes.len()].copy_from_slice(bytes);
-            let (image_bytes, image) = (bytes.len(), variant.plan.address());
-            let payload = Payload { image_bytes, image, writes_at: 0, writes: 0, words: 0 };
-            upload.send(gpu, &payload, stream)?;
+            ring.send_image(gpu, bytemuck::cast_slice(variant.split.words()), variant.plan.address(), stream)?;
         }
         Ok(())
     }
 
     /// Writes each variant's part of a graph key: whether the staged step must join sums.
-    pub(in crate::backend::cuda) fn key(&self, kernels: &mut [u8; KEY_VARIANTS]) {
+    pub fn key(&self, kernels: &mut [u8; KEY_VARIANTS]) {
         for (key, variant) in kernels.iter_mut().zip(&self.list) {
             *key = u8::from(variant.cut > 0);
         }
@@ -164,7 +154,7 @@ impl LatentVariants {
     ///
     /// # Safety
     /// The addresses in `params` have rows for every token of the staged step, and belong to the layer.
-    pub(in crate::backend::cuda) unsafe fn launch(
+    pub unsafe fn launch(
         &self,
         gpu: &Gpu,
         pool: &Pool,
@@ -208,7 +198,7 @@ fn extra(pool: &Pool, layer: LayerId) -> ExtraParams {
 ///
 /// # Safety
 /// The addresses in `params` have rows for every token of the staged step, and belong to the layer.
-pub(in crate::backend::cuda) unsafe fn launch_plain(
+pub unsafe fn launch_plain(
     gpu: &Gpu,
     pool: &Pool,
     layer: LayerId,

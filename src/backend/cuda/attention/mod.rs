@@ -15,4 +15,4 @@ mod row_boxes;
 pub(super) mod shared;
 pub(super) mod split;
 mod variant;
-pub(super) mod variants;
+pub(super) mod variant_table;

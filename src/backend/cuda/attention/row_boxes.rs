@@ -52,13 +52,13 @@ fn encode() -> Result<Encode, CudaError> {
 
 /// Returns the number of rows of a box: a power of two that divides the page size. Returns 0 if the largest such power
 /// is below the minimum.
-pub(in crate::backend::cuda) fn rows(layout: &PoolLayout) -> u32 {
+pub fn rows(layout: &PoolLayout) -> u32 {
     let most = 1 << layout.page_size().trailing_zeros();
     if most < ROWS_LEAST { 0 } else { most.min(ROWS_MOST) }
 }
 
 /// Returns the boxes of a layer of the pool.
-pub(in crate::backend::cuda) fn of_layer(pool: &Pool, layer: LayerId) -> Result<RowBoxes, CudaError> {
+pub fn of_layer(pool: &Pool, layer: LayerId) -> Result<RowBoxes, CudaError> {
     let (layout, strides) = (pool.layout(), pool.strides());
     let rows = rows(layout);
     if rows == 0 {

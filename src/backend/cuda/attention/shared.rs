@@ -20,7 +20,7 @@ use crate::backend::cuda::plan::image::{StepLimits, put};
 use crate::plan::BatchPlan;
 
 /// Maximum number of variants with this kernel, for which the image has space.
-pub(in crate::backend::cuda) const SHARED_VARIANTS_MAX: usize = 2;
+pub const SHARED_VARIANTS_MAX: usize = 2;
 
 /// Maximum number of CTAs per multiprocessor, which registers limit.
 const RESIDENT: u32 = 2;
@@ -54,7 +54,7 @@ impl Offsets {
 
 /// The kernels of one variant of attention that read spans once, with their plan and memory.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct SharedDecode {
+pub struct SharedDecode {
     kernels: Shared,
     split: SharedSplit,
     grid: SharedGrid,
@@ -72,7 +72,7 @@ pub(in crate::backend::cuda) struct SharedDecode {
 
 impl SharedDecode {
     /// Returns the maximum number of image bytes for the plans.
-    pub(in crate::backend::cuda) fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
+    pub fn image_bytes(gpu: &Gpu, limits: StepLimits) -> usize {
         let rows = limits.rows.min(SHARED_ROWS_MAX) as usize;
         // The maximum is at one query head for each kv head.
         let members = (limits.tokens as usize).min(rows * ITEM_ROWS as usize);
@@ -80,14 +80,14 @@ impl SharedDecode {
     }
 
     /// Allocates the memory, if a kernel supports this pool on this device.
-    pub(in crate::backend::cuda) fn new(
+    pub fn new(
         gpu: &Gpu,
         selection: &Selection,
         shape: SplitShape,
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Option<Self>, CudaError> {
-        let Some(kernels) = selection.shared(&shape) else {
+        let Some(kernels) = selection.shared(shape.window) else {
             return Ok(None);
         };
         let resident = gpu.resident(kernels[shape.narrowest()])?.min(RESIDENT);
@@ -133,7 +133,7 @@ impl SharedDecode {
     }
 
     /// Compiles the kernel that a step with spans may use, because a later capture cannot compile it.
-    pub(in crate::backend::cuda) fn compile(&self, gpu: &Gpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+    pub fn compile(&self, gpu: &Gpu, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         // The narrowest kernel is compiled with the variant.
         if let Some(taken) = self.taken_of(plan).filter(|taken| taken.suffixes > self.shape.narrowest()) {
             gpu.compile(self.kernels[taken.suffixes])?;
@@ -143,13 +143,7 @@ impl SharedDecode {
 
     /// Splits a step, writes the plan to `image` and returns the number of bytes to keep. `image` begins `image_at`
     /// bytes after the start of all splits. If `last` is set, no data follows, so unused bytes are not counted.
-    pub(in crate::backend::cuda) fn split(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        image: &mut [u8],
-        image_at: usize,
-        last: bool,
-    ) -> usize {
+    pub fn split(&mut self, plan: &BatchPlan<'_>, image: &mut [u8], image_at: usize, last: bool) -> usize {
         self.image_at = image_at;
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
         let works = self.grid.work_count(&self.shape);
@@ -173,12 +167,12 @@ impl SharedDecode {
     }
 
     /// Returns the work of the staged step, if the step reads a span once.
-    pub(in crate::backend::cuda) fn work(&self) -> Option<SpanWork> {
+    pub fn work(&self) -> Option<SpanWork> {
         self.taken.map(|_| self.split.work)
     }
 
     /// Returns the rows that the kernel takes from the staged step, if the step reads a span once.
-    pub(in crate::backend::cuda) fn taken(&self) -> Option<&RowAssignment> {
+    pub fn taken(&self) -> Option<&RowAssignment> {
         self.taken.as_ref()
     }
 
@@ -186,7 +180,7 @@ impl SharedDecode {
     ///
     /// # Safety
     /// The addresses in `attend` have rows for every token of the staged step, and `scales` belong to the layer.
-    pub(in crate::backend::cuda) unsafe fn launch(
+    pub unsafe fn launch(
         &self,
         gpu: &Gpu,
         splits: u64,

@@ -1,6 +1,6 @@
 //! One variant of attention: its kernels and their memory.
 //!
-//! `variants.rs` lists the variants and launches them.
+//! `variant_table.rs` lists the variants and launches them.
 
 use super::shared::SharedDecode;
 use super::split::{Split, SplitCount, SplitShape, decode_extra};
@@ -41,7 +41,7 @@ pub(super) struct VariantKey {
 
 /// Slots of the listed positions of a step, which a kernel writes.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct ListBuffers {
+pub struct ListBuffers {
     /// u32 `[rows, kv_heads, top]`.
     pub listed: DeviceBuffer,
     /// u32 `[rows, kv_heads]`.
@@ -53,7 +53,7 @@ pub(in crate::backend::cuda) struct ListBuffers {
 pub(super) struct Variant {
     pub(super) key: VariantKey,
     /// The properties that select its kernels.
-    pub(super) of: Selection,
+    pub(super) selection: Selection,
     pub(super) decode: Decodes,
     /// `None` until `Cuda::prepare` or a step adds the extend kernel.
     pub(super) extend: Option<Extend>,
@@ -121,14 +121,14 @@ pub(super) fn shape_of(pool: &Pool, key: VariantKey, limits: StepLimits) -> Resu
 }
 
 /// Returns the decode kernels of a supported shape.
-pub(super) fn decodes_of(of: &Selection, shape: &SplitShape) -> Result<Decodes, CudaError> {
+pub(super) fn decodes_of(selection: &Selection, shape: &SplitShape) -> Result<Decodes, CudaError> {
     if shape.top == 0 {
-        return Ok(of.decodes(shape.group));
+        return Ok(selection.decodes(shape.group));
     }
     let narrowest = shape.narrowest();
     // Only rows of one token have lists, so no step uses a wider kernel. Quantised pools have no lists.
-    let dtype = if of.scaling.is_some() { KvDtype::Fp8E4M3 } else { of.rows.into() };
-    let over_lists = of.selected()[narrowest].ok_or(CudaError::Lists { dtype })?;
+    let dtype = if selection.scaling.is_some() { KvDtype::Fp8E4M3 } else { selection.rows.into() };
+    let over_lists = selection.selected()[narrowest].ok_or(CudaError::Lists { dtype })?;
     let mut decodes = Decodes::default();
     decodes[narrowest] = Some(over_lists);
     Ok(decodes)
@@ -183,9 +183,9 @@ impl Variant {
         limits: StepLimits,
         stream: RawStream,
     ) -> Result<Self, CudaError> {
-        let of = *pool.selection();
+        let selection = *pool.selection();
         let mut shape = shape_of(pool, key, limits)?;
-        let (decode, narrowest) = (decodes_of(&of, &shape)?, shape.narrowest());
+        let (decode, narrowest) = (decodes_of(&selection, &shape)?, shape.narrowest());
         let of_group = ctas(gpu, decode[narrowest].expect("every group has a decode kernel"))?;
         for (width, ctas) in shape.decode_ctas.iter_mut().enumerate().skip(narrowest) {
             let most = if width == narrowest { u32::MAX } else { WIDE_RESIDENT };
@@ -194,7 +194,7 @@ impl Variant {
         }
         Ok(Self {
             key,
-            of,
+            selection,
             decode,
             extend: None,
             split: Split::new(shape),
@@ -213,12 +213,12 @@ impl Variant {
         if self.extend.is_some() {
             return Ok(());
         }
-        let kernel = self.of.extend().expect("the shape is served");
+        let kernel = self.selection.extend().expect("the shape is served");
         let mut shape = *self.split.shape();
         shape.extend_ctas = ctas(gpu, kernel)?;
         self.extend = Some(Extend {
             kernel,
-            trees: self.of.trees(),
+            trees: self.selection.trees(),
             plan: DeviceBuffer::lasting(gpu, 4 * shape.extend_words() as u64)?,
             partial: DeviceBuffer::lasting(gpu, shape.extend_partial_bytes() as u64)?,
             counters: DeviceBuffer::zeros(gpu, shape.extend_counter_bytes(), stream)?,
@@ -230,7 +230,7 @@ impl Variant {
     /// Compiles the kernel that reads spans once and allocates its memory, if it supports the variant.
     pub(super) fn add_shared(&mut self, gpu: &Gpu, limits: StepLimits, stream: RawStream) -> Result<(), CudaError> {
         if self.may_share {
-            self.shared = SharedDecode::new(gpu, &self.of, *self.split.shape(), limits, stream)?;
+            self.shared = SharedDecode::new(gpu, &self.selection, *self.split.shape(), limits, stream)?;
             self.may_share = false;
         }
         Ok(())

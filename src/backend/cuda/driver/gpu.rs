@@ -128,9 +128,6 @@ impl Gpu {
     /// `Capacity::Bytes(gpu.free_memory()?.saturating_sub(reserve))` sizes a pool; page tables, plans and partial sums
     /// use the reserve. Unless a stream is being captured, the call first frees dropped memory. To do so, it waits for
     /// the work that may use that memory.
-    ///
-    /// # Errors
-    /// The error of a call of the CUDA driver.
     pub fn free_memory(&self) -> Result<u64, CudaError> {
         self.bind()?;
         let _ = work::reclaim(self.context());
@@ -158,9 +155,6 @@ impl Gpu {
     }
 
     /// Makes the device's primary context current in this thread, for the host's own calls of the driver.
-    ///
-    /// # Errors
-    /// The error of a call of the CUDA driver.
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained while `self` lives.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.shared.context.raw()) })

@@ -133,7 +133,7 @@ fn launch_ex() -> Result<LaunchEx, CudaError> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::backend::cuda) enum Start {
+pub enum Start {
     /// Start after all earlier work of the stream.
     InOrder,
     /// May start before the end of earlier work, by PDL, if kernel and device support it.
@@ -159,7 +159,7 @@ impl Start {
 /// Further parameters of kernels, which follow the struct. The `extra` list of a kernel names the parameters that the
 /// kernel takes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::backend::cuda) struct ExtraParams {
+pub struct ExtraParams {
     pub scales: LayerScales,
     pub lists: Lists,
     pub rope: LayerRope,

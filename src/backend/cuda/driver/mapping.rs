@@ -18,7 +18,7 @@ const TOUCHERS: usize = 4;
 
 /// Reserved swap memory, pinned piece by piece from the first byte on. One thread pins; others may use pinned pieces.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct Mapping {
+pub struct Mapping {
     gpu: Gpu,
     start: *mut u8,
     bytes: usize,
@@ -140,7 +140,7 @@ fn locked_memory_limit() -> Option<u64> {
 
 /// Returns the bytes of memory that the system and the process's container can still provide; `None` if unknown. Reads
 /// the control group at the root of `/sys/fs/cgroup`; in a container this is the container's.
-pub(in crate::backend::cuda) fn available_memory() -> Option<u64> {
+pub fn available_memory() -> Option<u64> {
     let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -130,9 +130,6 @@ impl DeviceBuffer {
     }
 
     /// Sets every byte to `byte`, after all submitted work of the device, and waits.
-    ///
-    /// # Errors
-    /// The error of a call of the CUDA driver.
     pub fn fill(&mut self, byte: u8) -> Result<(), CudaError> {
         self.gpu.finish()?;
         // SAFETY: the range is this buffer.

@@ -3,17 +3,17 @@
 use super::sys;
 use crate::backend::cuda::error::{CudaError, check};
 
-pub(in crate::backend::cuda) type RawContext = u64;
+pub type RawContext = u64;
 
 /// The host's raw `CUstream` as an integer; 0 is the default stream.
 pub type RawStream = u64;
 
-pub(in crate::backend::cuda) fn raw(stream: RawStream) -> sys::CUstream {
+pub fn raw(stream: RawStream) -> sys::CUstream {
     stream as usize as sys::CUstream
 }
 
 /// Returns whether the stream is being captured.
-pub(in crate::backend::cuda) fn is_capturing(stream: RawStream) -> Result<bool, CudaError> {
+pub fn is_capturing(stream: RawStream) -> Result<bool, CudaError> {
     let mut status = 0;
     // SAFETY: `status` is valid memory for one status; the stream is the host's.
     let result = unsafe { sys::cuStreamIsCapturing(raw(stream), &mut status) };

@@ -42,9 +42,6 @@ enum Owner {
 
 impl CudaStream {
     /// Creates a stream that is not ordered with the default stream.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         gpu.bind()?;
         let mut stream = ptr::null_mut();
@@ -218,9 +215,6 @@ pub struct CudaEvent {
 
 impl CudaEvent {
     /// Creates an event, which counts as done until it is recorded. Only `timed` events measure time.
-    ///
-    /// # Errors
-    /// The error of a call of the CUDA driver.
     pub fn new(gpu: &Gpu, timed: bool) -> Result<Self, CudaError> {
         gpu.bind()?;
         let mut event = ptr::null_mut();
@@ -241,9 +235,6 @@ impl CudaEvent {
     }
 
     /// Records the event at the end of the stream's submitted work.
-    ///
-    /// # Errors
-    /// The error of a call of the CUDA driver.
     pub fn record(&mut self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
         // SAFETY: event and stream live.
@@ -251,9 +242,6 @@ impl CudaEvent {
     }
 
     /// Makes the stream wait for the event, without blocking the caller.
-    ///
-    /// # Errors
-    /// The error of a call of the CUDA driver.
     pub fn block(&self, stream: &CudaStream) -> Result<(), CudaError> {
         self.gpu.bind()?;
         // SAFETY: event and stream live.
@@ -286,9 +274,6 @@ impl CudaEvent {
     }
 
     /// Returns the milliseconds from an earlier event to this one; both are timed and done.
-    ///
-    /// # Errors
-    /// The error of a call of the CUDA driver.
     pub fn elapsed_ms(&self, earlier: &Self) -> Result<f32, CudaError> {
         self.gpu.bind()?;
         let mut ms = 0.0;

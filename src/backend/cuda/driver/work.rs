@@ -75,12 +75,12 @@ fn work() -> MutexGuard<'static, Work> {
 }
 
 /// Registers a stream to which work may be submitted.
-pub(in crate::backend::cuda) fn add_stream(context: RawContext, stream: RawStream) {
+pub fn add_stream(context: RawContext, stream: RawStream) {
     work().streams.push((context, stream));
 }
 
 /// Removes one handle of a stream that still exists. The context is bound.
-pub(in crate::backend::cuda) fn remove_stream(context: RawContext, stream: RawStream) {
+pub fn remove_stream(context: RawContext, stream: RawStream) {
     let (mut work, entry) = (work(), (context, stream));
     let at = work.streams.iter().position(|known| *known == entry).expect("a known stream");
     work.streams.swap_remove(at);
@@ -128,7 +128,7 @@ pub(super) fn reclaim(context: RawContext) -> Result<bool, CudaError> {
 pub(super) fn end(context: RawContext) {
     let marks = {
         let work = work();
-        let ends = work.ends.iter().filter(|(of, _)| *of == context).map(|(_, mark)| mark);
+        let ends = work.ends.iter().filter(|(known, _)| *known == context).map(|(_, mark)| mark);
         let waiting = work.waiting_of(context).flat_map(|memory| &memory.marks);
         ends.chain(waiting).cloned().collect::<Vec<_>>()
     };
@@ -139,7 +139,7 @@ pub(super) fn end(context: RawContext) {
 }
 
 /// Frees the bound context's dropped memory whose work is done.
-fn sweep(context: RawContext, of: impl Fn(Dropped) -> bool) {
+fn sweep(context: RawContext, is_wanted: impl Fn(Dropped) -> bool) {
     let mut work = work();
     work.renew(context);
     if !work.forget(context) {
@@ -149,7 +149,7 @@ fn sweep(context: RawContext, of: impl Fn(Dropped) -> bool) {
     // whose work is not done.
     let mut waits = false;
     let free = work.waiting.extract_if(.., |waiting| {
-        let due = waiting.context == context && of(waiting.memory) && !waits;
+        let due = waiting.context == context && is_wanted(waiting.memory) && !waits;
         let done = due && waiting.marks.iter().all(|mark| mark.is_done());
         waits |= due && !done;
         done
@@ -166,8 +166,8 @@ impl Work {
 
     /// Returns the live streams of a context, with repetitions.
     fn streams_of(&self, context: RawContext) -> impl Iterator<Item = RawStream> {
-        let of = self.streams.iter().filter(move |entry| entry.0 == context);
-        of.map(|&(_, stream)| stream)
+        let entries = self.streams.iter().filter(move |entry| entry.0 == context);
+        entries.map(|&(_, stream)| stream)
     }
 
     fn is_captured(&self, context: RawContext) -> bool {
@@ -197,7 +197,7 @@ impl Work {
     /// the driver then forbids event queries.
     fn forget(&mut self, context: RawContext) -> bool {
         let may = !self.is_captured(context);
-        self.ends.retain(|(of, mark)| !may || *of != context || !mark.is_done());
+        self.ends.retain(|(known, mark)| !may || *known != context || !mark.is_done());
         may
     }
 }

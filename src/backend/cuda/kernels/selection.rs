@@ -6,18 +6,18 @@
 
 use super::kernel::{Kernel, Step};
 use super::table::{DECODE_ROWS, KERNELS, SUFFIX_ROWS};
-use crate::backend::cuda::attention::split::{LatentItems, SplitShape};
+use crate::backend::cuda::attention::split::LatentItems;
 use crate::layout::{Dtype, PoolLayout, Scaling};
 
 /// The decode kernels of [`DECODE_ROWS`] that exist.
-pub(in super::super) type Decodes = [Option<&'static Kernel>; DECODE_ROWS.len()];
+pub type Decodes = [Option<&'static Kernel>; DECODE_ROWS.len()];
 
 /// The kernels that read spans once, for each of [`SUFFIX_ROWS`].
-pub(in super::super) type Shared = [&'static Kernel; SUFFIX_ROWS.len()];
+pub type Shared = [&'static Kernel; SUFFIX_ROWS.len()];
 
 /// The kernels over latent rows.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) enum Latent {
+pub enum Latent {
     /// A kernel whose work the host splits into these items, and the kernel that joins parts.
     Split([&'static Kernel; 2], LatentItems),
     /// The kernel over f32 rows, whose work is not split.
@@ -26,7 +26,7 @@ pub(in super::super) enum Latent {
 
 /// The properties that select kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in super::super) struct Selection {
+pub struct Selection {
     /// Compute capability, as 10 * major + minor.
     pub capability: u32,
     /// Scales of the pool, if quantised.
@@ -38,7 +38,7 @@ pub(in super::super) struct Selection {
 
 impl Selection {
     /// Returns the selection for a pool with these rows on a device of this capability.
-    pub fn of(capability: u32, layout: &PoolLayout, rows: Dtype) -> Self {
+    pub fn new(capability: u32, layout: &PoolLayout, rows: Dtype) -> Self {
         Self { capability, scaling: layout.scaling(), rows, head_dim: layout.head_dim() }
     }
 
@@ -84,9 +84,9 @@ impl Selection {
         if has_trees { None } else { self.find(Step::Extend, 0, false) }
     }
 
-    /// Returns the kernels that read spans once.
-    pub fn shared(&self, shape: &SplitShape) -> Option<Shared> {
-        if shape.window > 0 {
+    /// Returns the kernels that read spans once, for attention with this window or 0.
+    pub fn shared(&self, window: u32) -> Option<Shared> {
+        if window > 0 {
             return None;
         }
         let [narrow, wide] = SUFFIX_ROWS.map(|rows| self.find(Step::Shared, rows, true));
@@ -121,7 +121,7 @@ impl Selection {
 
 /// Returns the minimum number of query rows of an extend item over all devices; `None` without kernels for the
 /// head_dim.
-pub(in super::super) fn extend_rows_min(head_dim: u32) -> Option<u32> {
+pub fn extend_rows_min(head_dim: u32) -> Option<u32> {
     let serves = |kernel: &&Kernel| {
         kernel.supported().is_some_and(|serves| serves.step == Step::Extend && serves.head_dim == head_dim)
     };
@@ -133,27 +133,9 @@ mod tests {
     use super::super::archive::find;
     use super::super::table::HEAD_DIMS;
     use super::*;
-    use crate::backend::cuda::attention::split::DECODE_EXTRA;
 
     const CAPABILITIES: [u32; 7] = [80, 86, 89, 90, 100, 103, 120];
     const SCALINGS: [Option<Scaling>; 3] = [None, Some(Scaling::Static), Some(Scaling::ByToken)];
-
-    fn shape(group: u32, head_dim: u32) -> SplitShape {
-        SplitShape {
-            kv_heads: 8,
-            group,
-            head_dim,
-            extend_rows: 128,
-            extend_tokens: 64,
-            window: 0,
-            top: 0,
-            extra: DECODE_EXTRA,
-            decode_ctas: [132; 3],
-            extend_ctas: 132,
-            batch_max: 64,
-            tokens_max: 64,
-        }
-    }
 
     fn each(mut check: impl FnMut(Selection)) {
         for capability in CAPABILITIES {
@@ -166,43 +148,43 @@ mod tests {
     }
 
     /// Returns a kernel's name for a selection.
-    fn name(of: &Selection, step: &str, query_rows: u32, own: bool) -> String {
-        let fp8 = if of.scaling.is_some() { "_fp8" } else { "" };
-        let dtype = format!("{:?}", of.rows).to_lowercase();
+    fn name(selection: &Selection, step: &str, query_rows: u32, own: bool) -> String {
+        let fp8 = if selection.scaling.is_some() { "_fp8" } else { "" };
+        let dtype = format!("{:?}", selection.rows).to_lowercase();
         let rows = if query_rows > 0 { format!("_r{query_rows}") } else { String::new() };
         let target = if own { "_sm90a" } else { "" };
-        format!("attend_{step}{fp8}_{dtype}_d{}{rows}{target}", of.head_dim)
+        format!("attend_{step}{fp8}_{dtype}_d{}{rows}{target}", selection.head_dim)
     }
 
     #[test]
     fn every_served_pool_has_kernels_by_name() {
-        each(|of| {
-            let is_hopper = of.capability == 90 && of.head_dim == 128;
-            let own = is_hopper && of.scaling.is_none();
+        each(|selection| {
+            let is_hopper = selection.capability == 90 && selection.head_dim == 128;
+            let own = is_hopper && selection.scaling.is_none();
             for group in [1, 8, 9, 16] {
-                let [narrow, middle, wide] = of.decodes(group).map(|k| k.map(Kernel::name));
-                assert_eq!(narrow, Some(&*name(&of, "decode", 8, false)));
+                let [narrow, middle, wide] = selection.decodes(group).map(|k| k.map(Kernel::name));
+                assert_eq!(narrow, Some(&*name(&selection, "decode", 8, false)));
                 let has_middle = !(own && group <= 8);
-                let middle_name = name(&of, "decode", 16, false);
+                let middle_name = name(&selection, "decode", 16, false);
                 assert_eq!(middle, has_middle.then_some(&*middle_name));
-                assert_eq!(wide, own.then_some(&*name(&of, "decode", 64, true)));
-                let shared = of.shared(&shape(group, of.head_dim)).expect("spans are served");
+                assert_eq!(wide, own.then_some(&*name(&selection, "decode", 64, true)));
+                let shared = selection.shared(0).expect("spans are served");
                 assert_eq!(
                     shared.map(Kernel::name),
-                    [8, 16].map(|rows| name(&of, "shared", rows, own)).each_ref().map(|n| &**n)
+                    [8, 16].map(|rows| name(&selection, "shared", rows, own)).each_ref().map(|n| &**n)
                 );
             }
-            let extend = of.extend().expect("a served shape").name();
-            let token = of.scaling == Some(Scaling::ByToken) && is_hopper;
+            let extend = selection.extend().expect("a served shape").name();
+            let token = selection.scaling == Some(Scaling::ByToken) && is_hopper;
             let step = if token { "extend_fp8_token" } else { "extend" };
-            let wanted = name(&of, step, 0, is_hopper).replace("token_fp8", "token");
+            let wanted = name(&selection, step, 0, is_hopper).replace("token_fp8", "token");
             assert_eq!(extend, wanted);
-            let trees = is_hopper && of.scaling.is_some();
-            let general = name(&of, "extend", 0, false);
-            assert_eq!(of.trees().map(Kernel::name), trees.then_some(&*general));
-            let lists = of.selected().map(|kernel| kernel.map(Kernel::name));
-            let listed = [8, 16].map(|rows| name(&of, "selected", rows, false));
-            match of.scaling {
+            let trees = is_hopper && selection.scaling.is_some();
+            let general = name(&selection, "extend", 0, false);
+            assert_eq!(selection.trees().map(Kernel::name), trees.then_some(&*general));
+            let lists = selection.selected().map(|kernel| kernel.map(Kernel::name));
+            let listed = [8, 16].map(|rows| name(&selection, "selected", rows, false));
+            match selection.scaling {
                 None => assert_eq!(lists, [Some(&*listed[0]), Some(&*listed[1]), None]),
                 Some(_) => assert_eq!(lists, [None; 3]),
             }
@@ -212,12 +194,11 @@ mod tests {
     /// F32 rows, and attention with a window, read spans separately for each row.
     #[test]
     fn spans_are_read_once_for_rows_of_16_bits_alone() {
-        each(|of| {
-            let with_window = SplitShape { window: 64, ..shape(4, of.head_dim) };
-            assert!(of.shared(&with_window).is_none());
-            let of = Selection { rows: Dtype::F32, ..of };
-            assert!(of.shared(&shape(4, of.head_dim)).is_none());
-            assert!(of.check().name().ends_with("_f32") && of.extend().is_none());
+        each(|selection| {
+            assert!(selection.shared(64).is_none());
+            let selection = Selection { rows: Dtype::F32, ..selection };
+            assert!(selection.shared(0).is_none());
+            assert!(selection.check().name().ends_with("_f32") && selection.extend().is_none());
         });
     }
 
@@ -225,9 +206,9 @@ mod tests {
     fn latent_rows_of_16_bits_have_split_work_on_every_device() {
         for (capability, scaling) in CAPABILITIES.into_iter().flat_map(|c| [(c, None), (c, Some(Scaling::ByToken))]) {
             for (rows, dtype) in [(Dtype::F32, "f32"), (Dtype::F16, "f16"), (Dtype::Bf16, "bf16")] {
-                let of = Selection { capability, scaling, rows, head_dim: 576 };
+                let selection = Selection { capability, scaling, rows, head_dim: 576 };
                 let fp8 = if scaling.is_some() { "fp8_" } else { "" };
-                let (main, join, items) = match of.latent() {
+                let (main, join, items) = match selection.latent() {
                     Latent::Plain(kernel) => (kernel, None, None),
                     Latent::Split([main, join], items) => (main, Some(join), Some(items)),
                 };
@@ -263,17 +244,17 @@ mod tests {
     }
 
     /// Returns the kernels of decode, extend and trees, spans, and lists for bf16 rows.
-    fn cells(of: Selection) -> [String; 4] {
-        if of.head_dim == 576 {
-            let kernels = match of.latent() {
+    fn cells(selection: Selection) -> [String; 4] {
+        if selection.head_dim == 576 {
+            let kernels = match selection.latent() {
                 Latent::Split(kernels, _) => kernels.map(Some),
                 Latent::Plain(kernel) => [Some(kernel), None],
             };
             return [list(&kernels), "the same".into(), list(&[]), list(&[])];
         }
-        let spans = of.shared(&shape(1, of.head_dim)).map_or([None; 2], |k| k.map(Some));
-        let extend = [of.extend(), of.trees()];
-        [list(&of.decodes(16)), list(&extend), list(&spans), list(&of.selected())]
+        let spans = selection.shared(0).map_or([None; 2], |k| k.map(Some));
+        let extend = [selection.extend(), selection.trees()];
+        [list(&selection.decodes(16)), list(&extend), list(&spans), list(&selection.selected())]
     }
 
     /// Returns the lines of the table in `ptx/README.md`, with the kernels of each compute capability.
@@ -291,16 +272,16 @@ mod tests {
             };
             let mut groups: Vec<([String; 4], Vec<String>)> = Vec::new();
             for capability in [80, 86, 89, 90, 100, 120] {
-                let of = Selection { capability, scaling, rows: Dtype::Bf16, head_dim };
-                let (cells, shown) = (cells(of), format!("{}.{}", capability / 10, capability % 10));
+                let selection = Selection { capability, scaling, rows: Dtype::Bf16, head_dim };
+                let (cells, shown) = (cells(selection), format!("{}.{}", capability / 10, capability % 10));
                 match groups.iter_mut().find(|group| group.0 == cells) {
                     Some(group) => group.1.push(shown),
                     None => groups.push((cells, vec![shown])),
                 }
             }
             for (cells, capabilities) in groups {
-                let (of, cells) = (capabilities.join(", "), cells.join(" | "));
-                text += &format!("| {pool}, {head_dim} | {of} | {cells} |\n");
+                let (shown, cells) = (capabilities.join(", "), cells.join(" | "));
+                text += &format!("| {pool}, {head_dim} | {shown} | {cells} |\n");
             }
         }
         text

@@ -27,9 +27,10 @@ struct PlaneRun {
 }
 
 /// Moves slots in the stream's order. The caller has checked the compactions.
-pub(in crate::backend::cuda) fn compact(
+pub fn compact(
     gpu: &Gpu,
-    (pool, tracks): (&Pool, Range<u32>),
+    pool: &Pool,
+    tracks: Range<u32>,
     tables: &Tables,
     compactions: &[Compaction],
     stream: RawStream,
@@ -47,14 +48,15 @@ pub(in crate::backend::cuda) fn compact(
             run.layers += layout.lanes();
             next = planes.next();
         }
-        compact_planes(gpu, (pool, tracks.clone()), tables, run, compactions, stream)?;
+        compact_planes(gpu, pool, tracks.clone(), tables, run, compactions, stream)?;
     }
     Ok(())
 }
 
 fn compact_planes(
     gpu: &Gpu,
-    (pool, tracks): (&Pool, Range<u32>),
+    pool: &Pool,
+    tracks: Range<u32>,
     tables: &Tables,
     PlaneRun { plane, strides, layers }: PlaneRun,
     compactions: &[Compaction],

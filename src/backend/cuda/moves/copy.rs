@@ -17,7 +17,7 @@ use crate::plan::PageCopy;
 const BLOCK_UNITS: u32 = 1024;
 
 /// Copies checked pages, between any memory that the device can access, in the stream's order.
-pub(in crate::backend::cuda) fn copy_on_device(
+pub fn copy_on_device(
     gpu: &Gpu,
     source: &Pages,
     target: &Pages,
@@ -33,7 +33,7 @@ pub(in crate::backend::cuda) fn copy_on_device(
     }
     let mut groups = source.groups().iter().zip(target.groups());
     // Checks all groups before the first launch, so that `PageBytes` leaves all pages unchanged.
-    groups.clone().try_for_each(|(source, target)| Units::of(source, target).map(|_| ()))?;
+    groups.clone().try_for_each(|(source, target)| Units::new(source, target).map(|_| ()))?;
     groups.try_for_each(|(source, target)| copy_pieces(gpu, source, target, copies, stream))
 }
 
@@ -50,7 +50,7 @@ struct Units {
 
 impl Units {
     /// Returns the units that fit both source and target.
-    fn of(source: &Pieces, target: &Pieces) -> Result<Self, CudaError> {
+    fn new(source: &Pieces, target: &Pieces) -> Result<Self, CudaError> {
         let strides = |pieces: &Pieces| [pieces.address, pieces.page_stride, pieces.piece_stride];
         let [a, b, c] = strides(source);
         let [d, e, f] = strides(target);
@@ -70,7 +70,7 @@ fn copy_pieces(
     copies: &[PageCopy],
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let units = Units::of(source, target)?;
+    let units = Units::new(source, target)?;
     let mut params = CopyPagesParams {
         source: source.address,
         target: target.address,
@@ -95,7 +95,7 @@ fn copy_pieces(
 }
 
 /// Returns the largest of 16, 4 and 2 bytes that divides all of `multiples`; 0 if none does. It is the unit of a copy.
-pub(in crate::backend::cuda) fn unit_bytes(multiples: &[u64]) -> u32 {
+pub fn unit_bytes(multiples: &[u64]) -> u32 {
     let serves = |unit: &u32| multiples.iter().all(|n| n.is_multiple_of(u64::from(*unit)));
     [16, 4, 2].into_iter().find(serves).unwrap_or(0)
 }
@@ -114,7 +114,7 @@ mod tests {
     fn pages_with_too_many_units_are_rejected() {
         let units = |piece_bytes, count| {
             let pieces = pieces(piece_bytes, count);
-            Units::of(&pieces, &pieces)
+            Units::new(&pieces, &pieces)
         };
         let small = Units { bytes: 16, piece: 2, page: 6 };
         assert_eq!(units(32, 3), Ok(small));

@@ -14,7 +14,7 @@ const EVENTS_MAX: usize = 64;
 
 /// The direction of moves between device and swap pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::backend::cuda) enum Direction {
+pub enum Direction {
     Save,
     Load,
 }
@@ -29,7 +29,7 @@ impl Direction {
     }
 
     /// Returns the id in `moved` of this direction.
-    pub(super) fn of(self, moved: &mut Moved) -> &mut MoveId {
+    pub(super) fn last_in(self, moved: &mut Moved) -> &mut MoveId {
         match self {
             Self::Save => &mut moved.saved,
             Self::Load => &mut moved.loaded,
@@ -53,7 +53,7 @@ impl Default for Part {
 
 impl Part {
     /// Returns part `number` of a move's `count` parts.
-    pub fn of(id: MoveId, number: u32, count: u32) -> Self {
+    pub fn new(id: MoveId, number: u32, count: u32) -> Self {
         if number + 1 < count { Self { id, number } } else { Self::last(id) }
     }
 

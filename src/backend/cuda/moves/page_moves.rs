@@ -35,7 +35,7 @@ impl Cuda {
             self.gpu.check_same(Some(gpu.ordinal()))?;
         }
         let fingerprints = (self.page_fingerprint(), target.page_fingerprint());
-        let (source, pages) = (self.pools.of(0).pages(), target.pools.of(0).pages());
+        let (source, pages) = (self.pools.of_group(0).pages(), target.pools.of_group(0).pages());
         if !source.is_like(pages) {
             return Err(CudaError::PageShape);
         }
@@ -67,7 +67,7 @@ impl Cuda {
         moves: &[PageMove],
     ) -> Result<(), CudaError> {
         self.gpu.bind()?;
-        let pool = self.pools.of(0);
+        let pool = self.pools.of_group(0);
         let (pool, layout) = (pool.pages(), pool.layout());
         let Some(swap) = &mut self.swap else {
             check::moves(id, moves, layout, Moved::default())?;
@@ -76,7 +76,7 @@ impl Cuda {
         if is_capturing(self.stream.raw())? {
             return Err(CudaError::NotPrepared);
         }
-        swap.move_pages(direction, (pool, layout), id, moves, &self.stream)
+        swap.move_pages(direction, pool, layout, id, moves, &self.stream)
     }
 
     pub(in crate::backend::cuda) fn last_moved(&mut self) -> Result<Moved, CudaError> {
@@ -99,7 +99,7 @@ impl Cuda {
     /// Makes the stream wait until this layer of all pages that steps use is loaded, before a call of the layer.
     pub(in crate::backend::cuda) fn before_layer(&mut self, layer: LayerId) -> Result<(), CudaError> {
         let Some(swap) = &mut self.swap else { return Ok(()) };
-        let layout = self.pools.of(0).layout();
+        let layout = self.pools.of_group(0).layout();
         check::layer(layer, layout)?;
         if layout.has_one_shape() {
             swap.before_lane(layout.place(layer).lane, &self.stream)
@@ -110,7 +110,7 @@ impl Cuda {
     }
 
     fn leasing(&mut self, page: SwapPageId) -> &mut SwapMoves {
-        let pages = self.pools.of(0).layout().swap_region_pages();
+        let pages = self.pools.of_group(0).layout().swap_region_pages();
         assert!(page.raw() < pages, "{}", PlanError::SwapPage { page, pages });
         self.swap.as_mut().expect("a pool with swap pages has their memory")
     }

@@ -26,7 +26,7 @@ const WRITER: u32 = u32::MAX;
 /// A thread pins them, and unpins them after the backend is dropped, so the host waits for neither. If a lease exists
 /// then, the drop of the last lease unpins them.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct Region {
+pub struct Region {
     pages: Arc<Pages>,
     /// The thread ends after this is dropped.
     _alive: Sender<()>,

@@ -24,7 +24,7 @@ use crate::backend::cuda::store::pool::Pages;
 use crate::backend::{Moved, PlanError, check};
 use crate::id::{MoveId, PageId, StepId, SwapPageId};
 use crate::layout::PoolLayout;
-use crate::memory;
+use crate::memory::Memory;
 use crate::plan::{PageMove, StepEnd};
 
 /// Maximum number of parts of a load.
@@ -37,7 +37,7 @@ const PART_BYTES: u64 = 192 << 10;
 
 /// The swap pages of a backend and the moves from and to them.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct SwapMoves {
+pub struct SwapMoves {
     gpu: Gpu,
     region: Region,
     /// The region's pages, as the pool's kernels address them.
@@ -75,7 +75,8 @@ impl SwapMoves {
     pub fn new(gpu: &Gpu, layout: &PoolLayout, pool: &Pages, fewer: bool) -> Result<Self, CudaError> {
         let region = Region::new(gpu, layout, fewer)?;
         let columns = |count: u32| {
-            memory::filled(count.into(), Moved::default())
+            Memory::new(false)
+                .filled(count.into(), Moved::default())
                 .map_err(|error| CudaError::OutOfMemory { bytes: error.bytes })
         };
         let load_transfer = Transfer::new(gpu, Direction::Load, pool)?;
@@ -108,7 +109,8 @@ impl SwapMoves {
     pub fn move_pages(
         &mut self,
         direction: Direction,
-        (pool, layout): (&Pages, &PoolLayout),
+        pool: &Pages,
+        layout: &PoolLayout,
         id: MoveId,
         moves: &[PageMove],
         stream: &CudaStream,
@@ -129,13 +131,13 @@ impl SwapMoves {
             }
         }
         // The other direction may still use the pages.
-        let last = *direction.other().of(&mut self.latest_of(moves));
+        let last = *direction.other().last_in(&mut self.latest_of(moves));
         other.block(Part::last(last), own)?;
         for PageMove { device, swap } in moves {
-            *direction.of(&mut self.of_device[device.index()]) = id;
-            *direction.of(&mut self.of_swap[swap.index()]) = id;
+            *direction.last_in(&mut self.of_device[device.index()]) = id;
+            *direction.last_in(&mut self.of_swap[swap.index()]) = id;
         }
-        *direction.of(&mut self.last) = id;
+        *direction.last_in(&mut self.last) = id;
         let done = self.submit(direction, pool, id, moves);
         if done.is_err() {
             // A part of the move may have been submitted.
@@ -161,7 +163,7 @@ impl SwapMoves {
             let lanes = first(part)..first(part + 1);
             let (pool, swap) = (pool.part(lanes.clone()), self.pages.part(lanes));
             transfer.submit(&self.gpu, &pool, &swap, moves, stream)?;
-            queue.record(Part::of(id, part, self.parts))?;
+            queue.record(Part::new(id, part, self.parts))?;
         }
         Ok(())
     }
@@ -237,7 +239,7 @@ impl SwapMoves {
     /// Makes the backend's stream wait until a lane of all pages that steps use is loaded.
     pub fn before_lane(&mut self, lane: u32, stream: &CudaStream) -> Result<(), CudaError> {
         let part = lane * self.parts / self.pages.lanes;
-        self.wait(Part::of(self.needed, part, self.parts), stream)
+        self.wait(Part::new(self.needed, part, self.parts), stream)
     }
 
     /// Makes the backend's stream wait until all lanes of all pages that steps use are loaded.

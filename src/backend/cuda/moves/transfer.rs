@@ -76,11 +76,11 @@ impl Transfer {
     ) -> Result<(), CudaError> {
         if !self.by_engines {
             let ends = moves.iter().map(|pages| (pages.device, PageId::new(pages.swap.raw())));
-            return self.on_device(gpu, (pool, swap), ends, stream);
+            return self.on_device(gpu, pool, swap, ends, stream);
         }
         let Some(staging) = &self.staging else {
             let pairs = moves.iter().map(|pages| (pages.device.raw(), pages.swap.raw()));
-            return self.by_engines((pool, swap), pairs, stream);
+            return self.by_engines(pool, swap, pairs, stream);
         };
         let most = staging.bytes() / pool.page_bytes();
         let staging = Pages::packed(staging.address(), pool, most as u32);
@@ -88,11 +88,11 @@ impl Transfer {
             let ends = || moves.iter().zip(0..).map(|(pages, at)| (pages.device, PageId::new(at)));
             let pairs = moves.iter().zip(0..).map(|(pages, at)| (at, pages.swap.raw()));
             if self.direction == Direction::Save {
-                self.on_device(gpu, (pool, &staging), ends(), stream)?;
+                self.on_device(gpu, pool, &staging, ends(), stream)?;
             }
-            self.by_engines((&staging, swap), pairs, stream)?;
+            self.by_engines(&staging, swap, pairs, stream)?;
             if self.direction == Direction::Load {
-                self.on_device(gpu, (pool, &staging), ends(), stream)?;
+                self.on_device(gpu, pool, &staging, ends(), stream)?;
             }
         }
         Ok(())
@@ -102,7 +102,8 @@ impl Transfer {
     fn on_device(
         &mut self,
         gpu: &Gpu,
-        (pool, other): (&Pages, &Pages),
+        pool: &Pages,
+        other: &Pages,
         ends: impl Iterator<Item = (PageId, PageId)>,
         stream: RawStream,
     ) -> Result<(), CudaError> {
@@ -120,7 +121,8 @@ impl Transfer {
     /// in both.
     fn by_engines(
         &mut self,
-        (device, swap): (&Pages, &Pages),
+        device: &Pages,
+        swap: &Pages,
         pairs: impl Iterator<Item = (u32, u32)>,
         stream: RawStream,
     ) -> Result<(), CudaError> {

@@ -20,26 +20,26 @@ fn sizes(layout: &PoolLayout) -> impl Iterator<Item = u32> + use<'_> {
 
 /// Returns the number of chunk rows, including empty ones, for chunks of `size` tokens in a step of these numbers of
 /// tokens and rows. It does not depend on the lengths of rows, so a graph has a fixed number.
-pub(in crate::backend::cuda) fn count(size: u32, tokens: usize, rows: usize) -> usize {
+pub fn count(size: u32, tokens: usize, rows: usize) -> usize {
     // Only the first and the last chunk row of a row may be short.
     rows + rows.min(tokens / 2) + tokens / size as usize
 }
 
 /// Returns the maximum number of chunk rows of a step.
-pub(in crate::backend::cuda) fn most(layout: &PoolLayout, limits: StepLimits) -> u32 {
+pub fn most(layout: &PoolLayout, limits: StepLimits) -> u32 {
     let (tokens, rows) = (limits.tokens as usize, limits.rows as usize);
     sizes(layout).map(|size| count(size, tokens, rows)).max().unwrap_or(rows) as u32
 }
 
 /// Returns the bytes of all chunk rows of a step.
-pub(in crate::backend::cuda) fn bytes(layout: &PoolLayout, tokens: usize, rows: usize) -> usize {
+pub fn bytes(layout: &PoolLayout, tokens: usize, rows: usize) -> usize {
     let count: usize = sizes(layout).map(|size| count(size, tokens, rows)).sum();
     count * size_of::<BatchRow>()
 }
 
 /// The chunk rows of the staged step's rows, for each size of chunks.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct ChunkRows {
+pub struct ChunkRows {
     list: Vec<RowsOfSize>,
     /// Number of directory words of a row.
     row_words: u32,
@@ -55,11 +55,7 @@ struct RowsOfSize {
 
 impl ChunkRows {
     /// Allocates the chunk rows of the largest step.
-    pub(in crate::backend::cuda) fn new(
-        layout: &PoolLayout,
-        table: &TableShape,
-        limits: StepLimits,
-    ) -> Result<Self, CudaError> {
+    pub fn new(layout: &PoolLayout, table: &TableShape, limits: StepLimits) -> Result<Self, CudaError> {
         let (page_size, chunk_tokens) = (layout.page_size(), table.chunk_pages * layout.page_size());
         let of_size = |size: u32| {
             // A page table chunk has a power of two of pages, and no more tokens than the smallest chunk of a group.
@@ -76,7 +72,7 @@ impl ChunkRows {
 
     /// Cuts the rows of a step of `tokens` tokens. Draft trees have no chunk rows, because layers with chunks reject
     /// them.
-    pub(in crate::backend::cuda) fn cut(&mut self, rows: &[BatchRow], tokens: usize) {
+    pub fn cut(&mut self, rows: &[BatchRow], tokens: usize) {
         for chunks in &mut self.list {
             let count = count(chunks.size, tokens, rows.len());
             chunks.rows.clear();
@@ -89,13 +85,13 @@ impl ChunkRows {
     }
 
     /// Returns the chunk rows for chunks of a size.
-    pub(in crate::backend::cuda) fn of(&self, size: u32) -> Option<&[BatchRow]> {
+    pub fn of_size(&self, size: u32) -> Option<&[BatchRow]> {
         let chunks = self.list.iter().find(|chunks| chunks.size == size)?;
         Some(&chunks.rows)
     }
 
     /// Returns the chunk rows of each chunk size: their offset in bytes, the chunk size, and the chunk rows.
-    pub(in crate::backend::cuda) fn all(&self) -> impl Iterator<Item = (usize, u32, &[BatchRow])> {
+    pub fn all(&self) -> impl Iterator<Item = (usize, u32, &[BatchRow])> {
         let mut at = 0;
         self.list.iter().map(move |chunks| {
             let before = at;
@@ -160,7 +156,7 @@ mod tests {
                     tokens += extend_len;
                 }
                 chunks.cut(&rows, tokens as usize);
-                let parts = chunks.of(size).expect("the pool's chunks");
+                let parts = chunks.of_size(size).expect("the pool's chunks");
                 assert_eq!(parts.len(), count(size, tokens as usize, rows.len()));
                 assert!(parts.len() <= most(&layout, limits) as usize);
                 assert_eq!(size_of_val(parts), bytes(&layout, tokens as usize, rows.len()));

@@ -16,7 +16,7 @@ use crate::backend::cuda::kernels::params::LoadPlanParams;
 
 /// Slots of pinned memory, used in turn.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct UploadRing {
+pub struct UploadRing {
     memory: PinnedBuffer,
     slot_bytes: usize,
     /// The last ticket that a reader of each slot has written, `u64 [slots]`.
@@ -34,21 +34,21 @@ pub(in crate::backend::cuda) struct UploadRing {
 
 /// The contents of a slot: an image at its start, and table writes at an offset.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::backend::cuda) struct Payload {
+pub struct Payload {
     /// Bytes of the image; the kernel copies whole units of 16 bytes.
-    pub(in crate::backend::cuda) image_bytes: usize,
+    pub image_bytes: usize,
     /// Device address of the image.
-    pub(in crate::backend::cuda) image: u64,
+    pub image: u64,
     /// Offset of the table writes in the slot, a multiple of 8.
-    pub(in crate::backend::cuda) writes_at: usize,
+    pub writes_at: usize,
     /// Number of table writes, which are checked.
-    pub(in crate::backend::cuda) writes: usize,
+    pub writes: usize,
     /// Device address of the page tables.
-    pub(in crate::backend::cuda) words: u64,
+    pub words: u64,
 }
 
 impl UploadRing {
-    pub(in crate::backend::cuda) fn new(gpu: &Gpu, slots: usize, slot_bytes: usize) -> Result<Self, CudaError> {
+    pub fn new(gpu: &Gpu, slots: usize, slot_bytes: usize) -> Result<Self, CudaError> {
         let slot_bytes = slot_bytes.next_multiple_of(64);
         let mut counters = DeviceBuffer::lasting(gpu, (slots * size_of::<u32>()) as u64)?;
         counters.fill(0)?;
@@ -65,17 +65,17 @@ impl UploadRing {
         })
     }
 
-    pub(in crate::backend::cuda) fn slot_bytes(&self) -> usize {
+    pub fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    pub(in crate::backend::cuda) fn sent_bytes(&self) -> u64 {
+    pub fn sent_bytes(&self) -> u64 {
         self.sent_bytes
     }
 
     /// Returns the next slot; `stream` is the backend's. Waits for the slot's reader only if the host is a whole ring
     /// ahead of the device.
-    pub(in crate::backend::cuda) fn acquire(&mut self, stream: RawStream) -> Result<Upload<'_>, CudaError> {
+    pub fn acquire(&mut self, stream: RawStream) -> Result<Upload<'_>, CudaError> {
         let slot = self.next;
         let (ticket, turn) = self.sent[slot];
         while self.read(slot) < ticket {
@@ -93,8 +93,16 @@ impl UploadRing {
         Ok(Upload { ring: self, slot, start })
     }
 
+    /// Sends an image without table writes.
+    pub fn send_image(&mut self, gpu: &Gpu, image: &[u8], address: u64, stream: RawStream) -> Result<(), CudaError> {
+        let mut upload = self.acquire(stream)?;
+        upload.bytes()[..image.len()].copy_from_slice(image);
+        let payload = Payload { image_bytes: image.len(), image: address, writes_at: 0, writes: 0, words: 0 };
+        upload.send(gpu, &payload, stream)
+    }
+
     /// Records that the backend switches to another stream.
-    pub(in crate::backend::cuda) fn switch_stream(&mut self) {
+    pub fn switch_stream(&mut self) {
         self.turn += 1;
     }
 
@@ -108,7 +116,7 @@ impl UploadRing {
 }
 
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct Upload<'a> {
+pub struct Upload<'a> {
     ring: &'a mut UploadRing,
     slot: usize,
     start: usize,
@@ -116,18 +124,13 @@ pub(in crate::backend::cuda) struct Upload<'a> {
 
 impl Upload<'_> {
     /// Returns the slot's bytes, which the device no longer reads.
-    pub(in crate::backend::cuda) fn bytes(&mut self) -> &mut [u8] {
+    pub fn bytes(&mut self) -> &mut [u8] {
         let bytes = self.ring.slot_bytes;
         &mut self.ring.memory.as_mut_slice()[self.start..self.start + bytes]
     }
 
     /// Launches the kernel that reads the slot, in the stream's order. The context is bound.
-    pub(in crate::backend::cuda) fn send(
-        self,
-        gpu: &Gpu,
-        payload: &Payload,
-        stream: RawStream,
-    ) -> Result<(), CudaError> {
+    pub fn send(self, gpu: &Gpu, payload: &Payload, stream: RawStream) -> Result<(), CudaError> {
         let ring = self.ring;
         let units = payload.image_bytes.div_ceil(16);
         let end = payload.writes_at + payload.writes * 8;

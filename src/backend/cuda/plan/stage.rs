@@ -25,7 +25,7 @@ use super::tables::Tables;
 use crate::backend::cuda::attention::graph_key::GraphKey;
 use crate::backend::cuda::attention::shared::SharedDecode;
 use crate::backend::cuda::attention::split::{DECODE_UNIT, decode_extra};
-use crate::backend::cuda::attention::variants::Variants;
+use crate::backend::cuda::attention::variant_table::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::memory::DeviceBuffer;
@@ -51,7 +51,7 @@ struct Staged {
 }
 
 impl Staged {
-    fn of(plan: &BatchPlan<'_>, variants: usize) -> Self {
+    fn new(plan: &BatchPlan<'_>, variants: usize) -> Self {
         let (tokens, rows) = (plan.token_count(), plan.rows.len());
         Self { step: plan.step, tokens, rows, slot_bytes: slot_bytes(plan), variants }
     }
@@ -73,7 +73,7 @@ struct Offsets {
 
 impl Offsets {
     /// Returns the offsets for the numbers of a plan.
-    fn of(plan: &BatchPlan<'_>, layout: &PoolLayout) -> Self {
+    fn of_plan(plan: &BatchPlan<'_>, layout: &PoolLayout) -> Self {
         Self::new(plan.token_count(), plan.rows.len(), slot_bytes(plan), layout)
     }
 
@@ -92,7 +92,7 @@ impl Offsets {
 
 /// The image on the device, and its upload ring.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct Stage {
+pub struct Stage {
     image: DeviceBuffer,
     ring: UploadRing,
     limits: StepLimits,
@@ -110,13 +110,14 @@ pub(in crate::backend::cuda) struct Stage {
     marked: Vec<BatchRow>,
     /// How to start the next kernel that reads the plan and the page tables before it waits for earlier kernels. After
     /// an upload, the first such kernel starts in order. Later kernels start after the first, so they may use PDL.
-    pub(in crate::backend::cuda) start: Start,
+    pub start: Start,
 }
 
 impl Stage {
-    pub(in crate::backend::cuda) fn new(
+    pub fn new(
         gpu: &Gpu,
-        (layout, table): (&PoolLayout, &TableShape),
+        layout: &PoolLayout,
+        table: &TableShape,
         limits: StepLimits,
         uploads: usize,
     ) -> Result<Self, CudaError> {
@@ -144,16 +145,16 @@ impl Stage {
         })
     }
 
-    pub(in crate::backend::cuda) fn sent_bytes(&self) -> u64 {
+    pub fn sent_bytes(&self) -> u64 {
         self.ring.sent_bytes()
     }
 
-    pub(in crate::backend::cuda) fn switch_stream(&mut self) {
+    pub fn switch_stream(&mut self) {
         self.ring.switch_stream();
     }
 
     /// Stages the plan if necessary, and returns its addresses. Rejects an upload while the stream is captured.
-    pub(in crate::backend::cuda) fn ensure(
+    pub fn ensure(
         &mut self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
@@ -161,7 +162,7 @@ impl Stage {
         tables: &Tables,
         stream: RawStream,
     ) -> Result<Image, CudaError> {
-        let wanted = Staged::of(plan, variants.len());
+        let wanted = Staged::new(plan, variants.len());
         if self.staged != Some(wanted) {
             if is_capturing(stream)? {
                 return Err(CudaError::NotStaged { step: plan.step });
@@ -195,28 +196,28 @@ impl Stage {
     }
 
     /// Returns the address and number of the rows for a variant of attention, which may have chunks.
-    pub(in crate::backend::cuda) fn rows_of(&self, image: &Image, chunk: Option<u32>) -> Result<(u64, u32), CudaError> {
+    pub fn rows_of(&self, image: &Image, chunk: Option<u32>) -> Result<(u64, u32), CudaError> {
         let Some(chunk) = chunk else { return Ok((image.rows, image.row_count as u32)) };
         let (at, _, rows) = self.chunks.all().find(|&(_, size, _)| size == chunk).ok_or(CudaError::Chunk { chunk })?;
         Ok((image.chunks + at as u64, rows.len() as u32))
     }
 
     /// Rejects chunks that no group of the pool has.
-    pub(in crate::backend::cuda) fn check_chunk(&self, attend: &Attend) -> Result<(), CudaError> {
+    pub fn check_chunk(&self, attend: &Attend) -> Result<(), CudaError> {
         match attend.chunk {
-            Some(chunk) if self.chunks.of(chunk).is_none() => Err(CudaError::Chunk { chunk }),
+            Some(chunk) if self.chunks.of_size(chunk).is_none() => Err(CudaError::Chunk { chunk }),
             _ => Ok(()),
         }
     }
 
     /// Returns the key of the graphs that may be replayed for the staged plan.
-    pub(in crate::backend::cuda) fn key(&self, image: &Image, variants: &Variants) -> GraphKey {
+    pub fn key(&self, image: &Image, variants: &Variants) -> GraphKey {
         let Image { token_count: tokens, row_count: rows, slot_bytes, trees, .. } = *image;
         GraphKey { tokens, rows, slot_bytes, kernels: variants.key(trees) }
     }
 
     /// Sends a plan's arrays and applies its table writes.
-    pub(in crate::backend::cuda) fn begin(
+    pub fn begin(
         &mut self,
         gpu: &Gpu,
         plan: &BatchPlan<'_>,
@@ -257,9 +258,11 @@ impl Stage {
         self.staged = None;
         self.trees = !plan.masks.is_empty();
         self.start = Start::InOrder;
-        let offsets = Offsets::of(plan, &self.layout);
+        let offsets = Offsets::of_plan(plan, &self.layout);
         let empty = self.empty_payload(tables);
-        self.send_masks(gpu, plan, &empty, stream)?;
+        if !plan.masks.is_empty() {
+            self.ring.send_image(gpu, bytemuck::cast_slice(plan.masks), self.masks.address(), stream)?;
+        }
         let plan = &BatchPlan { rows: mark_trees(plan, &mut self.marked), ..*plan };
         let mut upload = self.ring.acquire(stream)?;
         let bytes = upload.bytes();
@@ -285,25 +288,8 @@ impl Stage {
         upload.send(gpu, &Payload { image_bytes, writes_at, writes: fit, ..empty }, stream)?;
         let decode_only = plan.token_count() <= plan.rows.len();
         variants.send_extend(gpu, decode_only, &mut self.ring, stream)?;
-        self.staged = Some(Staged::of(plan, variants.len()));
+        self.staged = Some(Staged::new(plan, variants.len()));
         Ok(fit)
-    }
-
-    /// Sends the masks, if some rows are trees.
-    fn send_masks(
-        &mut self,
-        gpu: &Gpu,
-        plan: &BatchPlan<'_>,
-        empty: &Payload,
-        stream: RawStream,
-    ) -> Result<(), CudaError> {
-        if plan.masks.is_empty() {
-            return Ok(());
-        }
-        let mut upload = self.ring.acquire(stream)?;
-        let image_bytes = put(upload.bytes(), 0, plan.masks);
-        let payload = Payload { image_bytes, image: self.masks.address(), ..*empty };
-        upload.send(gpu, &payload, stream)
     }
 
     /// Rejects a plan that would make a kernel access memory outside the pool, the tables or the image, or that exceeds

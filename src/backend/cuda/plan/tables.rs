@@ -11,7 +11,7 @@ use crate::plan::TableWrite;
 
 /// One pool's page tables.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct Tables {
+pub struct Tables {
     words: DeviceBuffer,
     shape: TableShape,
     page_size: u32,
@@ -19,47 +19,39 @@ pub(in crate::backend::cuda) struct Tables {
 
 impl Tables {
     /// Allocates tables of zeros.
-    pub(in crate::backend::cuda) fn new(
-        gpu: &Gpu,
-        shape: TableShape,
-        layout: &PoolLayout,
-        stream: RawStream,
-    ) -> Result<Self, CudaError> {
+    pub fn new(gpu: &Gpu, shape: TableShape, layout: &PoolLayout, stream: RawStream) -> Result<Self, CudaError> {
         check_shape(&shape, layout.page_size())?;
         let words = DeviceBuffer::zeros(gpu, 4 * shape.words(), stream)?;
         Ok(Self { words, shape, page_size: layout.page_size() })
     }
 
-    pub(in crate::backend::cuda) fn shape(&self) -> &TableShape {
+    pub fn shape(&self) -> &TableShape {
         &self.shape
     }
 
-    pub(in crate::backend::cuda) fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.words.address()
     }
 
     /// Returns the index of a track's first word in the first chunk. All directories precede the chunks.
-    pub(in crate::backend::cuda) fn chunk_base(&self, track: u32) -> u32 {
+    pub fn chunk_base(&self, track: u32) -> u32 {
         self.shape.page_word(track, 0)
     }
 
     /// Returns the pages that checked writes store in the tables.
-    pub(in crate::backend::cuda) fn pages<'a>(
-        &self,
-        writes: &'a [TableWrite],
-    ) -> impl Iterator<Item = PageId> + use<'a> {
+    pub fn pages<'a>(&self, writes: &'a [TableWrite]) -> impl Iterator<Item = PageId> + use<'a> {
         let first = self.chunk_base(0);
         let pages = writes.iter().filter(move |write| write.index >= first);
         pages.map(|write| PageId::new(write.value))
     }
 
     /// Returns the maximum number of tokens of one row.
-    pub(in crate::backend::cuda) fn longest_row(&self) -> u64 {
+    pub fn longest_row(&self) -> u64 {
         longest_row(&self.shape, self.page_size)
     }
 
     /// Waits for all submitted work, and returns the words on the device. For tests.
-    pub(in crate::backend::cuda) fn read(&self) -> Result<Vec<u32>, CudaError> {
+    pub fn read(&self) -> Result<Vec<u32>, CudaError> {
         self.words.read(0, self.shape.words())
     }
 }

@@ -24,7 +24,7 @@ const HEAD_UNITS_MAX: u32 = 16;
 
 /// Returns all kernels that a store may use. A store selects one by the alignment of the host's rows and the bytes of a
 /// slot number.
-pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec<&'static Kernel> {
+pub fn kernels(layout: &PoolLayout, rows: Dtype) -> Vec<&'static Kernel> {
     if layout.is_latent() {
         return vec![STORE_LATENT_FP8];
     }
@@ -41,7 +41,7 @@ fn has_fast(layout: &PoolLayout, rows: Dtype) -> bool {
 }
 
 /// Stores the rows of the staged plan.
-pub(in crate::backend::cuda) fn store(
+pub fn store(
     gpu: &Gpu,
     pool: &Pool,
     image: &Image,

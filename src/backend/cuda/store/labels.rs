@@ -29,7 +29,7 @@ const TOP_PARTS: u32 = 8;
 
 /// The labels of a pool.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct Labels {
+pub struct Labels {
     /// u32 `[layers, kv_heads, channels]`.
     channels: DeviceBuffer,
     channel_count: u32,
@@ -47,7 +47,7 @@ pub(in crate::backend::cuda) struct Labels {
     gather_counters: DeviceBuffer,
     /// Whether a selection has been launched or prepared. From then on, staging rejects a plan whose scores exceed the
     /// memory, because a graph may replay the selection.
-    pub(in crate::backend::cuda) used: bool,
+    pub used: bool,
 }
 
 /// Returns the number of chunks of scores of a row; `tree` is set for a draft tree.
@@ -57,7 +57,7 @@ fn chunks(row: &BatchRow, tree: bool) -> u32 {
 
 /// Calls `put` with the index of each row's first chunk, and at the end with the number of chunks. Draft trees are
 /// marked.
-pub(in crate::backend::cuda) fn starts(rows: &[BatchRow], mut put: impl FnMut(u32)) {
+pub fn starts(rows: &[BatchRow], mut put: impl FnMut(u32)) {
     let mut start = 0;
     for row in rows {
         put(start);
@@ -69,12 +69,7 @@ pub(in crate::backend::cuda) fn starts(rows: &[BatchRow], mut put: impl FnMut(u3
 impl Labels {
     /// Creates the labels of a pool with channels `given`, and allocates memory for the scores of `tokens` tokens in
     /// `rows` rows.
-    pub(in crate::backend::cuda) fn new(
-        gpu: &Gpu,
-        pool: &Pool,
-        given: &LabelChannels,
-        (tokens, rows): (u64, u32),
-    ) -> Result<Self, CudaError> {
+    pub fn new(gpu: &Gpu, pool: &Pool, given: &LabelChannels, tokens: u64, rows: u32) -> Result<Self, CudaError> {
         let layout = pool.layout();
         let mut channels = DeviceBuffer::lasting(gpu, size_of_val(given.values()) as u64)?;
         channels.write(0, given.values())?;
@@ -100,13 +95,13 @@ impl Labels {
     }
 
     /// Returns the kernels that stores use, and if `selects`, those that selections use.
-    pub(in crate::backend::cuda) fn kernels(pool: &Selection, selects: bool) -> Vec<&'static Kernel> {
+    pub fn kernels(pool: &Selection, selects: bool) -> Vec<&'static Kernel> {
         let selection = [pool.score(), Some(SELECT_TOP)].into_iter().flatten().filter(|_| selects);
         std::iter::once(STORE_LABELS).chain(selection).collect()
     }
 
     /// Rejects a step whose scores exceed the memory.
-    pub(in crate::backend::cuda) fn check(&self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
+    pub fn check(&self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         let chunks = |row| u64::from(chunks(row, plan.tree(row).is_some()));
         let wanted: u64 = plan.rows.iter().map(chunks).sum();
         let tokens = |chunks: u64| chunks * u64::from(SCORE_TOKENS);
@@ -119,7 +114,7 @@ impl Labels {
     }
 
     /// Stores the labels of the staged plan's rows of K, which were checked.
-    pub(in crate::backend::cuda) fn store(
+    pub fn store(
         &self,
         gpu: &Gpu,
         pool: &Pool,
@@ -163,7 +158,7 @@ impl Labels {
     ///
     /// # Safety
     /// The addresses have q for every token of the staged step, and space for all lists.
-    pub(in crate::backend::cuda) unsafe fn select(
+    pub unsafe fn select(
         &self,
         gpu: &Gpu,
         pool: &Pool,

@@ -17,7 +17,7 @@ use crate::layout::{Dtype, KvScales, LabelChannels, PLANES_MAX, PlaneName, PoolL
 /// A pool in device memory, for the layers of one shape. The memory is not initialised: no result depends on a
 /// slot that was not stored.
 #[derive(Debug)]
-pub(in crate::backend::cuda) struct Pool {
+pub struct Pool {
     memory: Arc<DeviceBuffer>,
     layout: PoolLayout,
     /// Index of the shape, which distinguishes variants of attention.
@@ -39,17 +39,19 @@ pub(in crate::backend::cuda) struct Pool {
 
 impl Pool {
     /// Creates the pool of one shape in `memory`. The caller has checked scales and channels.
-    pub(in crate::backend::cuda) fn new(
+    pub fn new(
         gpu: &Gpu,
         memory: Arc<DeviceBuffer>,
-        (layout, shape): (PoolLayout, usize),
+        layout: PoolLayout,
+        shape: usize,
         selection: Selection,
-        (scales, labels): (Option<&KvScales>, Option<&LabelChannels>),
+        scales: Option<&KvScales>,
+        labels: Option<&LabelChannels>,
     ) -> Result<Self, CudaError> {
         let names = if layout.is_latent() { [PlaneName::Latent; 2] } else { [PlaneName::K, PlaneName::V] };
         let [k, v] = names.map(|name| layout.strides(name).expect("the pool has its shape's planes"));
         assert_eq!(Strides { origin: k.origin, ..v }, k, "K and V have equal strides");
-        let pages = Pages::of(memory.address(), &layout);
+        let pages = Pages::new(memory.address(), &layout);
         let fingerprint = layout.page_fingerprint(scales, labels);
         let scales = Scales::new(gpu, &layout, scales, memory.address())?;
         let rope = layout.strides(PlaneName::Rope);
@@ -57,34 +59,34 @@ impl Pool {
         Ok(Self { memory, layout, shape, k, v, rope, pages, scales, selection, rotates, fingerprint })
     }
 
-    pub(in crate::backend::cuda) fn shape(&self) -> usize {
+    pub fn shape(&self) -> usize {
         self.shape
     }
 
     /// Returns the element type of the host's rows.
-    pub(in crate::backend::cuda) fn rows(&self) -> Dtype {
+    pub fn rows(&self) -> Dtype {
         self.selection.rows
     }
 
-    pub(in crate::backend::cuda) fn selection(&self) -> &Selection {
+    pub fn selection(&self) -> &Selection {
         &self.selection
     }
 
-    pub(in crate::backend::cuda) fn rotates(&self) -> Option<&'static Kernel> {
+    pub fn rotates(&self) -> Option<&'static Kernel> {
         self.rotates
     }
 
-    pub(in crate::backend::cuda) fn fingerprint(&self) -> u64 {
+    pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
     /// Returns the scales of a layer of the pool; zeros if the pool is not quantised.
-    pub(in crate::backend::cuda) fn scales(&self, layer: LayerId) -> LayerScales {
-        self.scales.of(layer, self.layout.place(layer).lane)
+    pub fn scales(&self, layer: LayerId) -> LayerScales {
+        self.scales.of_layer(layer, self.layout.place(layer).lane)
     }
 
     /// Returns the rotary part of a layer's quantised latent rows.
-    pub(in crate::backend::cuda) fn rope(&self, layer: LayerId) -> Option<LayerRope> {
+    pub fn rope(&self, layer: LayerId) -> Option<LayerRope> {
         self.rope.as_ref().map(|strides| LayerRope {
             at: self.memory.address() + strides.lane_origin(self.layout.place(layer).lane),
             page_stride: strides.page,
@@ -93,71 +95,71 @@ impl Pool {
         })
     }
 
-    pub(in crate::backend::cuda) fn layout(&self) -> &PoolLayout {
+    pub fn layout(&self) -> &PoolLayout {
         &self.layout
     }
 
-    pub(in crate::backend::cuda) fn memory(&self) -> &DeviceBuffer {
+    pub fn memory(&self) -> &DeviceBuffer {
         &self.memory
     }
 
     /// Returns the device addresses of page 0, slot 0 of one layer's K and V; they are equal for latent rows.
-    pub(in crate::backend::cuda) fn origins(&self, layer: LayerId) -> Result<[u64; 2], CudaError> {
+    pub fn origins(&self, layer: LayerId) -> Result<[u64; 2], CudaError> {
         check::layer(layer, &self.layout)?;
         let lane = self.layout.place(layer).lane;
         Ok([self.k, self.v].map(|strides| self.memory.address() + strides.lane_origin(lane)))
     }
 
     /// Returns the strides of K and V.
-    pub(in crate::backend::cuda) fn strides(&self) -> &Strides {
+    pub fn strides(&self) -> &Strides {
         &self.k
     }
 
-    pub(in crate::backend::cuda) fn pages(&self) -> &Pages {
+    pub fn pages(&self) -> &Pages {
         &self.pages
     }
 }
 
 impl ByShape<Pool> {
     /// Returns the pool for the group of a layer.
-    pub(in crate::backend::cuda) fn of_layer(&self, layer: LayerId) -> Result<&Pool, PlanError> {
-        let layout = &self.of(0).layout;
+    pub fn of_layer(&self, layer: LayerId) -> Result<&Pool, PlanError> {
+        let layout = &self.of_group(0).layout;
         check::layer(layer, layout)?;
-        Ok(self.of(layout.place(layer).group))
+        Ok(self.of_group(layout.place(layer).group))
     }
 }
 
 /// Pieces of one size: piece `i` of page `p` is at `address + p * page_stride + i * piece_stride`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(in crate::backend::cuda) struct Pieces {
-    pub(in crate::backend::cuda) address: u64,
-    pub(in crate::backend::cuda) page_stride: u64,
-    pub(in crate::backend::cuda) piece_stride: u64,
-    pub(in crate::backend::cuda) piece_bytes: u64,
-    pub(in crate::backend::cuda) count: u32,
+pub struct Pieces {
+    pub address: u64,
+    pub page_stride: u64,
+    pub piece_stride: u64,
+    pub piece_bytes: u64,
+    pub count: u32,
 }
 
 impl Pieces {
     /// Returns the number of bytes of the pieces of one page.
-    pub(in crate::backend::cuda) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.piece_bytes * u64::from(self.count)
     }
 }
 
 /// The addresses of whole pages: the pieces of a page, in groups. The pieces of a group have the same size.
-/// [`Pages::of`] puts K and V into one group.
+/// [`Pages::new`] puts K and V into one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::backend::cuda) struct Pages {
+pub struct Pages {
     groups: [Pieces; PLANES_MAX],
     group_count: usize,
     /// Number of pieces of one plane in a page: one for each lane, or 1 if the planes depend on the group.
-    pub(in crate::backend::cuda) lanes: u32,
+    pub lanes: u32,
     /// Number of pages.
-    pub(in crate::backend::cuda) count: u32,
+    pub count: u32,
 }
 
 impl Pages {
-    pub(in crate::backend::cuda) fn of(address: u64, layout: &PoolLayout) -> Self {
+    pub fn new(address: u64, layout: &PoolLayout) -> Self {
         let none = Pieces::default();
         let (groups, count) = ([none; PLANES_MAX], layout.page_count());
         let mut pages = Self { groups, group_count: 0, lanes: layout.lanes(), count };
@@ -183,7 +185,7 @@ impl Pages {
     }
 
     /// Returns consecutive pages of the same size, each contiguous.
-    pub(in crate::backend::cuda) fn packed(address: u64, like: &Pages, count: u32) -> Self {
+    pub fn packed(address: u64, like: &Pages, count: u32) -> Self {
         let mut pages = Self { count, ..*like };
         let (page_stride, mut next) = (like.page_bytes(), address);
         for group in &mut pages.groups[..like.group_count] {
@@ -194,7 +196,7 @@ impl Pages {
     }
 
     /// Returns the pieces of some lanes, a group for each plane.
-    pub(in crate::backend::cuda) fn part(&self, lanes: Range<u32>) -> Self {
+    pub fn part(&self, lanes: Range<u32>) -> Self {
         let mut part = Self { group_count: 0, lanes: lanes.len() as u32, ..*self };
         for group in self.groups() {
             for first in (0..group.count).step_by(self.lanes as usize) {
@@ -207,7 +209,7 @@ impl Pages {
     }
 
     /// Returns the number of planes.
-    pub(in crate::backend::cuda) fn planes(&self) -> u32 {
+    pub fn planes(&self) -> u32 {
         self.groups().iter().map(|group| group.count / self.lanes).sum()
     }
 
@@ -224,17 +226,17 @@ impl Pages {
     }
 
     /// Returns the groups of pieces, in the order of a page.
-    pub(in crate::backend::cuda) fn groups(&self) -> &[Pieces] {
+    pub fn groups(&self) -> &[Pieces] {
         &self.groups[..self.group_count]
     }
 
     /// Returns the device address of the first page.
-    pub(in crate::backend::cuda) fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.groups[0].address
     }
 
     /// Returns whether a page is contiguous.
-    pub(in crate::backend::cuda) fn is_packed(&self) -> bool {
+    pub fn is_packed(&self) -> bool {
         let mut end = self.address();
         self.groups().iter().all(|group| {
             let follows = group.address == end && group.piece_stride == group.piece_bytes;
@@ -244,19 +246,19 @@ impl Pages {
     }
 
     /// Returns packed pages with one piece each.
-    pub(in crate::backend::cuda) fn whole(&self) -> Pieces {
+    pub fn whole(&self) -> Pieces {
         debug_assert!(self.is_packed());
         let bytes = self.page_bytes();
         Pieces { address: self.address(), page_stride: bytes, piece_stride: bytes, piece_bytes: bytes, count: 1 }
     }
 
     /// Returns whether pages of the two pools have pieces of the same sizes and numbers.
-    pub(in crate::backend::cuda) fn is_like(&self, other: &Self) -> bool {
+    pub fn is_like(&self, other: &Self) -> bool {
         let shape = |pieces: &Pieces| (pieces.piece_bytes, pieces.count);
         self.groups().iter().map(shape).eq(other.groups().iter().map(shape))
     }
 
-    pub(in crate::backend::cuda) fn page_bytes(&self) -> u64 {
+    pub fn page_bytes(&self) -> u64 {
         self.groups().iter().map(Pieces::bytes).sum()
     }
 }

@@ -19,14 +19,14 @@ use crate::id::LayerId;
 const FILLING_HEADS: usize = 16384;
 
 /// Returns the kernel of a pool's rows.
-pub(in crate::backend::cuda) fn kernel(pool: &Pool) -> Result<&'static Kernel, CudaError> {
+pub fn kernel(pool: &Pool) -> Result<&'static Kernel, CudaError> {
     check_rope(pool.layout())?;
     pool.rotates().ok_or(CudaError::HeadDim { head_dim: pool.layout().head_dim() })
 }
 
 /// Rotates the rows of the staged plan, and stores k and v if the pool has the type of the rows. Returns the rows of k
 /// and of v.
-pub(in crate::backend::cuda) fn rotate<'a>(
+pub fn rotate<'a>(
     gpu: &Gpu,
     pool: &Pool,
     image: &Image,

@@ -22,7 +22,7 @@ const STREAMING_TOKENS: std::ops::RangeInclusive<u32> = 513..=8192;
 
 /// Returns the kernels that steps of up to `tokens` tokens may use. A store selects one by the tokens of the step, the
 /// alignment of the host's rows and the bytes of a slot number.
-pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, tokens: u32) -> Vec<&'static Kernel> {
+pub fn kernels(layout: &PoolLayout, tokens: u32) -> Vec<&'static Kernel> {
     let bytes = layout.store_widths()[0] * layout.dtype().rows().size() as usize;
     let (row_bytes, units) = if layout.is_latent() { (bytes / 2, bytes / 32) } else { (bytes, bytes / 16) };
     let mut kernels = vec![STORE_CACHE_ANY];
@@ -34,7 +34,7 @@ pub(in crate::backend::cuda) fn kernels(layout: &PoolLayout, tokens: u32) -> Vec
 }
 
 /// Stores the rows of the staged plan.
-pub(in crate::backend::cuda) fn store(
+pub fn store(
     gpu: &Gpu,
     pool: &Pool,
     image: &Image,

@@ -11,7 +11,7 @@ use crate::layout::{KvScales, PlaneName, PoolLayout, Scaling, Strides};
 const HEAD_BYTES: u32 = 8;
 
 #[derive(Debug)]
-pub(in crate::backend::cuda) enum Scales {
+pub enum Scales {
     /// The pool is not quantised.
     None,
     /// f32 `[layers, kv_heads, K and V]`.
@@ -23,12 +23,7 @@ pub(in crate::backend::cuda) enum Scales {
 impl Scales {
     /// Returns the scales of a pool at device address `pool`. Uploads static scales: `given`, which the caller has
     /// checked, or ones.
-    pub(in crate::backend::cuda) fn new(
-        gpu: &Gpu,
-        layout: &PoolLayout,
-        given: Option<&KvScales>,
-        pool: u64,
-    ) -> Result<Self, CudaError> {
+    pub fn new(gpu: &Gpu, layout: &PoolLayout, given: Option<&KvScales>, pool: u64) -> Result<Self, CudaError> {
         Ok(match layout.scaling() {
             None => Self::None,
             Some(Scaling::ByToken) => {
@@ -52,7 +47,7 @@ impl Scales {
     }
 
     /// Returns the scales of one layer; `lane` is its lane.
-    pub(in crate::backend::cuda) fn of(&self, layer: LayerId, lane: u32) -> LayerScales {
+    pub fn of_layer(&self, layer: LayerId, lane: u32) -> LayerScales {
         match self {
             Self::None => LayerScales::default(),
             Self::Static { memory, kv_heads } => {

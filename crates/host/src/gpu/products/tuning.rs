@@ -270,10 +270,7 @@ impl Products {
 }
 
 fn gemm_methods(device: &Device, Widths { outs, ins }: Widths, rows: usize) -> Vec<GemmMethod> {
-    match device.kernels.gemm.is_empty() {
-        true => Vec::new(),
-        false => GemmMethod::all(outs, ins, rows),
-    }
+    if device.kernels.gemm.is_empty() { Vec::new() } else { GemmMethod::all(outs, ins, rows) }
 }
 
 /// Returns the skinny kernels that can compute a product.

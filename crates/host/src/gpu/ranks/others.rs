@@ -11,61 +11,41 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
-use kvarena::backend::cuda::{Cuda, CudaError, CudaRead, CudaWrite};
-use kvarena::{
-    Backend, Compaction, MoveId, OpenBackend, PageCopy, PageMove, PoolLayout, StepBounds, StepEnd, SwapMemory,
-    SwapPageId, TableShape,
-};
+use kvarena::Backend;
+use kvarena::backend::cuda::Cuda;
 
 use super::WeightSource;
-use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::gpu::device::Device;
 use crate::gpu::error::GpuError;
 use crate::gpu::runner::{GpuOptions, GpuRunner};
-use crate::gpu::sparse::Reading;
 use crate::gpu::sums::Link;
 use crate::gpu::weights::Share;
-use crate::runner::{Runner, Work};
 
-/// Messages from rank 0 to the others.
-pub enum Message {
-    /// Open the pool. The `Reading`, if any, contains the whole model's channels.
-    Open(Option<Reading>, Box<PoolLayout>, TableShape, StepBounds, Sender<Result<()>>),
-    /// Choose the implementations for steps of these numbers of streams.
-    Warm(Vec<usize>),
-    /// Launch a planned step.
-    Launch(Work),
-    /// Wait for the oldest launched step, which rank 0 collects.
-    Collect,
-    /// Wait for all launched steps, and forget them.
-    Settle(Sender<()>),
-    /// Steps have ended.
-    End(StepEnd),
-    /// Copy pages.
-    Copy(Vec<PageCopy>),
-    /// Compact accepted drafts.
-    Compact(Vec<Compaction>),
-    /// Save pages to swap memory, or load them.
-    Move(Direction, MoveId, Vec<PageMove>, Sender<Moving>),
-    /// Lease a swap page to a reader.
-    Lease(SwapPageId, Sender<CudaRead>),
-    /// Lease a swap page to a writer.
-    LeaseMut(SwapPageId, Sender<CudaWrite>),
-    /// Publish the progress of moves.
-    Moved,
+/// A rank's part of the model, in the rank's thread.
+pub struct Rank {
+    pub runner: GpuRunner,
+    /// The pool, once it is open.
+    pub backend: Option<Cuda>,
+    /// Shape of the whole model.
+    pub model: ModelConfig,
+    pub share: Share,
 }
 
-/// The direction of moves between device and swap pages.
-#[derive(Clone, Copy)]
-pub enum Direction {
-    Save,
-    Load,
+impl Rank {
+    pub fn pool(&mut self) -> Result<&mut Cuda> {
+        self.parts().map(|(_, backend)| backend)
+    }
+
+    pub fn parts(&mut self) -> Result<(&mut GpuRunner, &mut Cuda)> {
+        let backend = self.backend.as_mut().ok_or_else(|| Error::run("the pool is not open"))?;
+        Ok((&mut self.runner, backend))
+    }
 }
 
-/// Whether a rank began its part of a batch of moves.
-pub type Moving = std::result::Result<(), CudaError>;
+/// Work that rank 0 sends to another rank.
+type Job = Box<dyn FnOnce(&mut Rank) -> Result<()> + Send>;
 
 /// The progress of a rank's moves, and the number of its swap pages. Rank 0 reads both at any time.
 #[derive(Default)]
@@ -87,7 +67,7 @@ impl Progress {
 
 /// Rank 0's handles to the threads of the other ranks.
 pub struct OtherRanks {
-    pub(super) senders: Vec<Sender<Message>>,
+    senders: Vec<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
     pub progress: Vec<Arc<Progress>>,
     /// The minimum of the other GPUs' free memory after they have read their weights, in bytes.
@@ -111,12 +91,12 @@ impl OtherRanks {
         let (mut senders, mut threads, mut ready) = (Vec::new(), Vec::new(), Vec::new());
         let progress: Vec<_> = links.iter().map(|_| Arc::new(Progress::default())).collect();
         for (link, progress) in links.into_iter().zip(&progress) {
-            let (sender, messages) = channel();
+            let (sender, jobs) = channel();
             let (ready_sender, ready_receiver) = channel();
             let options = GpuOptions { keep_logits: false, keep_times: false, ..options };
             let seed = Seed { config: config.clone(), source: source.clone(), options, link };
             let progress = Arc::clone(progress);
-            threads.push(thread::spawn(move || run_rank(seed, &messages, &ready_sender, &progress)));
+            threads.push(thread::spawn(move || run_rank(seed, &jobs, &ready_sender, &progress)));
             senders.push(sender);
             ready.push(ready_receiver);
         }
@@ -127,23 +107,36 @@ impl OtherRanks {
         Ok(Self { senders, threads, progress, free })
     }
 
-    pub fn send(&self, message: impl Fn() -> Message) {
+    /// Sends a job to all.
+    pub fn send(&self, job: impl FnOnce(&mut Rank) -> Result<()> + Clone + Send + 'static) {
         for sender in &self.senders {
             // A rank that has failed has ended the program.
-            let _ = sender.send(message());
+            let _ = sender.send(Box::new(job.clone()));
         }
     }
 
-    /// Sends a message to all, and waits for their replies. Returns them in the order of the ranks.
-    pub fn request<T>(&self, message: impl Fn(Sender<T>) -> Message) -> Result<Vec<T>> {
-        let ask = |rank: &Sender<Message>| {
-            let (reply, answer) = channel();
-            // A rank that has failed has ended the program.
-            let _ = rank.send(message(reply));
+    /// Sends a job to all. Returns a receiver of each rank's result, in the order of the ranks.
+    pub fn ask<T, J>(&self, job: J) -> Vec<Receiver<T>>
+    where
+        T: Send + 'static,
+        J: FnOnce(&mut Rank) -> Result<T> + Clone + Send + 'static,
+    {
+        let ask = |sender: &Sender<Job>| {
+            let ((reply, answer), job) = (channel(), job.clone());
+            // A rank that has failed has ended the program. A receiver that rank 0 has dropped needs no result.
+            let _ = sender.send(Box::new(move |rank| job(rank).map(|result| drop(reply.send(result)))));
             answer
         };
-        let answers: Vec<_> = self.senders.iter().map(ask).collect();
-        answers.into_iter().map(|answer| answer.recv().map_err(|_| lost())).collect()
+        self.senders.iter().map(ask).collect()
+    }
+
+    /// Sends a job to all, and waits for the results.
+    pub fn request<T, J>(&self, job: J) -> Result<Vec<T>>
+    where
+        T: Send + 'static,
+        J: FnOnce(&mut Rank) -> Result<T> + Clone + Send + 'static,
+    {
+        self.ask(job).into_iter().map(|answer| answer.recv().map_err(|_| lost())).collect()
     }
 }
 
@@ -177,97 +170,34 @@ fn lost() -> Error {
 }
 
 /// Runs the thread of a rank, which repeats the work of rank 0 on the rank's own GPU.
-fn run_rank(seed: Seed, messages: &Receiver<Message>, ready: &Sender<Result<u64>>, progress: &Progress) {
-    let (rank, model) = (seed.link.rank(), seed.config.clone());
-    let share = Share { rank, ranks: seed.link.ranks() };
-    let begin = || -> Result<(GpuRunner, u64)> {
-        let device = Rc::new(Device::open_number(rank as u32)?);
+fn run_rank(seed: Seed, jobs: &Receiver<Job>, ready: &Sender<Result<u64>>, progress: &Progress) {
+    let number = seed.link.rank();
+    let share = Share { rank: number, ranks: seed.link.ranks() };
+    let begin = || -> Result<(Rank, u64)> {
+        let device = Rc::new(Device::open_number(number as u32)?);
         let weights = Rc::new(seed.source.weights(&device, &seed.config, share)?);
         let config = share.of(&seed.config)?;
         let runner = GpuRunner::of_rank(device, config, weights, seed.options, Some(seed.link))?;
         let free = runner.device().gpu.free_memory().map_err(GpuError::from)?;
-        Ok((runner, free))
+        Ok((Rank { runner, backend: None, model: seed.config, share }, free))
     };
-    let mut runner = match or_end(rank, || Ok(begin())) {
-        Ok((runner, free)) => {
+    let mut rank = match or_end(number, || Ok(begin())) {
+        Ok((rank, free)) => {
             let _ = ready.send(Ok(free));
-            runner
+            rank
         }
         Err(error) => {
             let _ = ready.send(Err(error));
             return;
         }
     };
-    let mut backend = None;
-    for message in messages {
-        or_end(rank, || {
-            handle(&mut runner, &mut backend, (&model, share), message)?;
-            backend.as_mut().map_or(Ok(()), |backend| progress.publish(backend))
+    for job in jobs {
+        or_end(number, || {
+            job(&mut rank)?;
+            rank.backend.as_mut().map_or(Ok(()), |backend| progress.publish(backend))
         });
     }
-    let _ = runner.device().stream.synchronize();
-}
-
-fn handle(
-    runner: &mut GpuRunner,
-    backend: &mut Option<Cuda>,
-    (model, share): (&ModelConfig, Share),
-    message: Message,
-) -> Result<()> {
-    let mut clock = Clock::default();
-    match message {
-        Message::Open(reading, layout, table, bounds, opened) => {
-            if let Some(reading) = reading {
-                runner.read_sparsely(reading.of_rank(model, share)?)?;
-            }
-            let open = runner.backend().open(&layout, &table, bounds);
-            let open = open.map(|open| *backend = Some(open));
-            let _ = opened.send(open.map_err(|error| GpuError::from(error).into()));
-        }
-        Message::Warm(streams) => runner.warm(pool(backend)?, &streams)?,
-        Message::Launch(work) => {
-            let backend = pool(backend)?;
-            runner.before_plan()?;
-            backend.begin(&work.plan.plan()).map_err(GpuError::from)?;
-            runner.launch(backend, &work, &mut clock)?;
-        }
-        Message::Collect => {
-            // Only rank 0 chooses tokens, so this rank drops the tokens that it collects.
-            let (work, mut tokens) = (Work::default(), Vec::new());
-            runner.collect(pool(backend)?, &work, false, &mut tokens, &mut clock)?;
-        }
-        Message::Settle(settled) => {
-            runner.settle(pool(backend)?)?;
-            let _ = settled.send(());
-        }
-        Message::End(end) => pool(backend)?.end(end),
-        Message::Copy(copies) => pool(backend)?.copy_pages(&copies).map_err(GpuError::from)?,
-        Message::Compact(moves) => pool(backend)?.compact(&moves).map_err(GpuError::from)?,
-        Message::Move(direction, id, moves, begun) => {
-            // Rank 0 reports the failure.
-            let _ = begun.send(begin_moves(pool(backend)?, direction, id, &moves));
-        }
-        Message::Lease(page, leased) => {
-            let _ = leased.send(pool(backend)?.lease(page));
-        }
-        Message::LeaseMut(page, leased) => {
-            let _ = leased.send(pool(backend)?.lease_mut(page));
-        }
-        Message::Moved => {}
-    }
-    Ok(())
-}
-
-pub fn begin_moves(backend: &mut Cuda, direction: Direction, id: MoveId, moves: &[PageMove]) -> Moving {
-    match direction {
-        Direction::Save => backend.save_pages(id, moves),
-        Direction::Load => backend.load_pages(id, moves),
-    }
-}
-
-/// Returns the pool of a rank that has opened it.
-fn pool(backend: &mut Option<Cuda>) -> Result<&mut Cuda> {
-    backend.as_mut().ok_or_else(|| Error::run("the pool is not open"))
+    let _ = rank.runner.device().stream.synchronize();
 }
 
 impl Drop for OtherRanks {

@@ -1,7 +1,10 @@
+use std::path::Path;
+
 use super::*;
-use crate::http::checked_request::tests::limits;
+use crate::http::checked_request::{self, beginning};
 use crate::http::job::Logprob;
 use crate::http::prompt::PromptText;
+use kvarena_host::decoder::Decoder;
 use kvarena_host::request::{Defaults, Request};
 use kvarena_host::sample::Sampling;
 use kvarena_host::text::Text;
@@ -10,25 +13,15 @@ use kvarena_host::text::Text;
 mod tokenizers;
 
 fn host(text: Text) -> Arc<Host> {
-    let sampling = Sampling::default();
-    Arc::new(Host {
-        model: "tiny".into(),
-        text,
-        limits: limits(),
-        defaults: Defaults { max_new_tokens: Some(5), samples: 2, sampling, stop: vec![4] },
-        repetition: 1.0,
-        samples_max: 9,
-        keeps_logits: true,
-        edits_logits: true,
-        salts: std::hash::RandomState::new(),
-    })
+    let defaults = Defaults { max_new_tokens: Some(5), samples: 2, sampling: Sampling::default(), stop: vec![4] };
+    Arc::new(Host { text, defaults, ..checked_request::tests::host() })
 }
 
 /// Returns an answer to a request of two prompts with two choices each, which `change` changes.
 fn answer_with(host: &Arc<Host>, change: impl FnOnce(&mut CheckedRequest)) -> Answer {
     let mut checked = CheckedRequest {
         kind: Kind::Completion,
-        texts: vec![None, None],
+        beginnings: vec![Default::default(); 2],
         requests: [vec![1, 2, 3], vec![5]].map(|prompt| host.defaults.request(prompt)).into(),
         stop: vec!["7 8".into()],
         stream: true,
@@ -38,6 +31,10 @@ fn answer_with(host: &Arc<Host>, change: impl FnOnce(&mut CheckedRequest)) -> An
         hides_new: false,
     };
     change(&mut checked);
+    for (request, own) in checked.requests.iter().zip(&mut checked.beginnings) {
+        let tokens: Vec<u32> = request.prompt.iter().map(|token| token.raw()).collect();
+        *own = beginning(host, checked.kind, checked.echo, &tokens, own.1.take());
+    }
     Answer::new(Arc::clone(host), &checked, "12")
 }
 
@@ -50,7 +47,7 @@ fn answer(kind: Kind, logprobs: Option<u32>) -> Answer {
 fn ask(checked: &mut CheckedRequest, host: &Host, prompt: &[u32], text: Option<PromptText>) {
     let request = host.defaults.request(prompt.to_vec());
     checked.requests = vec![Request { samples: 1, stop: Vec::new(), ..request }];
-    (checked.texts, checked.stop) = (vec![text], Vec::new());
+    (checked.beginnings, checked.stop) = (vec![(Decoder::default(), text)], Vec::new());
 }
 
 fn token(choice: u32, token: u32) -> Event {
@@ -184,13 +181,8 @@ fn a_failure_is_an_error() {
 
 /// Returns the host of a model with a small tokenizer.
 fn host_with(tokenizer: &Value) -> Arc<Host> {
-    let (process, thread) = (std::process::id(), std::thread::current().id());
-    let dir = std::env::temp_dir().join(format!("kvarena-answer-{process}-{thread:?}"));
-    std::fs::create_dir_all(&dir).expect("a folder");
-    std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).expect("a file");
-    let text = Text::read(&dir, 1000, None).expect("a tokenizer");
-    std::fs::remove_dir_all(&dir).expect("removed");
-    host(text)
+    let text = Text::parse(Path::new(""), tokenizer.to_string().as_bytes(), 1000, None);
+    host(text.expect("a tokenizer"))
 }
 
 /// Returns the whole text of a choice, and the joined text of its chunks.

@@ -5,7 +5,7 @@ use super::*;
 use std::hash::RandomState;
 use std::path::Path;
 
-use crate::http::fields::{FIELDS, Use};
+use crate::http::fields::{Field, Use};
 use crate::http::tokens::{detokenize, tokenize};
 use kvarena_host::request::Defaults;
 use kvarena_host::sample::Sampling;
@@ -18,14 +18,14 @@ mod byte_tokenizer;
 use byte_tokenizer::byte_tokenizer;
 
 /// Returns the limits of a model of 50 positions over a pool of 4 pages.
-pub(in crate::http) fn limits() -> Limits {
+fn limits() -> Limits {
     let pool = PoolConfig { capacity: Capacity::Pages(4), page_size: 16, ..PoolConfig::default() };
     let shape = EngineConfig::from(pool).shape().expect("a shape");
     Limits { vocab: 100, positions: 50, pool: 64, shape }
 }
 
 /// Returns a template that joins the contents of messages.
-pub(in crate::http) fn joined() -> Template {
+fn joined() -> Template {
     let config = json!({ "chat_template": "{% for m in messages %}{{ m.content or '' }} {% endfor %}" });
     Template::of_config(Path::new("a test's template"), &config).expect("a template")
 }
@@ -52,19 +52,37 @@ pub(in crate::http) fn host() -> Host {
     }
 }
 
-fn parse(kind: Kind, mut body: Value) -> Result<CheckedRequest> {
-    if body.is_object() && body.get("model").is_none() {
+fn parse(host: &Host, kind: Kind, mut body: Value) -> Result<CheckedRequest> {
+    if body.get("model").is_none() {
         body["model"] = "tiny".into();
     }
-    CheckedRequest::parse(&host(), kind, body.to_string().as_bytes(), 77)
+    CheckedRequest::parse(host, kind, body.to_string().as_bytes(), 77)
 }
 
 fn complete(body: Value) -> Result<CheckedRequest> {
-    parse(Kind::Completion, body)
+    parse(&host(), Kind::Completion, body)
 }
 
 fn chat(body: Value) -> Result<CheckedRequest> {
-    parse(Kind::Chat, body)
+    parse(&host(), Kind::Chat, body)
+}
+
+/// Returns a completion with more fields.
+fn with(fields: Value) -> Value {
+    let mut body = json!({ "prompt": "1 2 3" });
+    body.as_object_mut().expect("an object").append(&mut fields.as_object().expect("an object").clone());
+    body
+}
+
+fn user(content: impl Into<Value>) -> Value {
+    json!([{ "role": "user", "content": content.into() }])
+}
+
+/// Returns the only request of an answer.
+fn only(answer: Result<CheckedRequest>) -> Request {
+    let mut requests = answer.expect("served").requests;
+    assert_eq!(requests.len(), 1);
+    requests.swap_remove(0)
 }
 
 fn prompt_of(request: &Request) -> Vec<u32> {
@@ -80,8 +98,8 @@ fn missing_fields_have_openais_defaults() {
     let sampling = Sampling { temperature: 1.0, seed: 77, ..Sampling::default() };
     assert_eq!((request.sampling, &request.stop[..]), (sampling, &[4][..]));
     assert_eq!((checked.stream, checked.include_usage, checked.logprobs), (false, false, None));
-    let checked = chat(json!({ "messages": [{ "role": "user", "content": "1 2 3" }] })).expect("served");
-    assert_eq!(checked.requests[0].max_new_tokens, Some(48), "a chat continues to the model's maximum length");
+    let request = only(chat(json!({ "messages": user("1 2 3") })));
+    assert_eq!(request.max_new_tokens, Some(48), "a chat continues to the model's maximum length");
 }
 
 #[test]
@@ -115,18 +133,15 @@ fn given_fields_are_used() {
 /// Equal prompts of a request draw different tokens, unless the request has a seed, as in vLLM.
 #[test]
 fn prompts_without_a_seed_have_different_ones() {
-    let seeds = |more: Value| -> Vec<u64> {
-        let mut body = json!({ "prompt": vec!["1 2"; 6] });
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        let checked = complete(body).expect("served");
+    let seeds = |seed: Value| -> Vec<u64> {
+        let checked = complete(json!({ "prompt": vec!["1 2"; 6], "seed": seed })).expect("served");
         checked.requests.iter().map(|request| request.sampling.seed).collect()
     };
-    let mut different = seeds(json!({ "temperature": 1 }));
+    let mut different = seeds(Value::Null);
     assert_eq!((different[0], different.len()), (77, 6));
     different.dedup();
     assert_eq!(different.len(), 6);
-    assert_eq!(seeds(json!({ "seed": null })).len(), 6);
-    assert_eq!(seeds(json!({ "seed": 5 })), [5; 6]);
+    assert_eq!(seeds(json!(5)), [5; 6]);
 }
 
 #[test]
@@ -139,39 +154,27 @@ fn requests_that_allow_no_token_are_refused() {
         (json!({ "allowed_token_ids": [4, 10, 10], "bad_words": ["10"], "min_tokens": 3 }), "allowed_token_ids"),
         (json!({ "bad_words": (0..100).map(|i| i.to_string()).collect::<Vec<_>>() }), "bad_words"),
     ] {
-        let mut body = json!({ "prompt": "1 2" });
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        refuses(complete(body), 400, name, "allow no token");
+        refuses(complete(with(more)), 400, name, "allow no token");
     }
     for more in [
         json!({ "allowed_token_ids": [4] }),
         json!({ "allowed_token_ids": [4], "min_tokens": 3, "ignore_eos": true }),
         json!({ "allowed_token_ids": [10], "bad_words": ["10 10"], "min_tokens": 3 }),
     ] {
-        let mut body = json!({ "prompt": "1 2" });
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        complete(body).expect("a token is allowed");
+        complete(with(more)).expect("a token is allowed");
     }
 }
 
 #[test]
 fn a_prediction_is_a_text_or_parts_of_it() {
-    let with = |prediction: Value| {
-        let user = json!([{ "role": "user", "content": "1 2 3" }]);
-        chat(json!({ "messages": user, "prediction": prediction }))
-    };
-    let predicted = |content: Value| {
-        let checked = with(json!({ "type": "content", "content": content })).expect("served");
-        assert_eq!(prompt_of(&checked.requests[0]), [1, 2, 3]);
-        checked.requests[0].prediction.clone()
-    };
-    assert_eq!(predicted(json!("4 5")), [4, 5]);
+    let predict = |prediction: Value| chat(json!({ "messages": user("1 2 3"), "prediction": prediction }));
     let parts = json!([{ "type": "text", "text": "4 " }, { "type": "text", "text": "6" }]);
-    assert_eq!(predicted(parts), [4, 6]);
-    assert!(with(Value::Null).expect("served").requests[0].prediction.is_empty());
-    let checked = complete(json!({
-        "prompt": ["1", "2"], "prediction": { "type": "content", "content": "7" },
-    }));
+    for (content, expected) in [(json!("4 5"), [4, 5]), (parts, [4, 6])] {
+        let request = only(predict(json!({ "type": "content", "content": content })));
+        assert_eq!((prompt_of(&request), &request.prediction[..]), (vec![1, 2, 3], &expected[..]));
+    }
+    assert!(only(predict(Value::Null)).prediction.is_empty());
+    let checked = complete(json!({ "prompt": ["1", "2"], "prediction": { "type": "content", "content": "7" } }));
     assert!(checked.expect("served").requests.iter().all(|request| request.prediction == [7]));
     for (prediction, words) in [
         (json!("4 5"), "is not of type content"),
@@ -185,7 +188,7 @@ fn a_prediction_is_a_text_or_parts_of_it() {
         (json!({ "type": "content", "content": "4 x" }), "\"x\" is not a token id"),
         (json!({ "type": "content", "content": "4 100" }), "100"),
     ] {
-        refuses(with(prediction), 400, "prediction", words);
+        refuses(predict(prediction), 400, "prediction", words);
     }
 }
 
@@ -211,14 +214,9 @@ fn invalid_bodies_are_refused() {
 
 #[test]
 fn fields_of_the_wrong_type_or_range() {
-    let with = |name: &str, value: Value| {
-        let mut body = json!({ "prompt": "1 2 3" });
-        body[name] = value;
-        complete(body)
-    };
-    refuses(with("model", json!("gpt-4")), 404, "model", "gpt-4");
-    refuses(with("model", json!(7)), 400, "model", "7 is no string");
+    refuses(complete(with(json!({ "model": "gpt-4" }))), 404, "model", "gpt-4");
     for (name, value, words) in [
+        ("model", json!(7), "7 is no string"),
         ("n", json!(0), "n is 0"),
         ("n", json!(1.5), "1.5 is no whole number"),
         ("n", json!("2"), "is no whole number"),
@@ -280,8 +278,23 @@ fn fields_of_the_wrong_type_or_range() {
         ("guided_json", json!({ "type": "object" }), "not served"),
         ("use_beam_search", json!(true), "not served"),
         ("messages", json!([]), "not a field of this request"),
+        // The value opposite to a default would change the prompt or the answer.
+        ("skip_special_tokens", json!(false), "not served"),
+        ("add_special_tokens", json!(false), "not served"),
     ] {
-        refuses(with(name, value), 400, name, words);
+        refuses(complete(with(json!({ name: value }))), 400, name, words);
+    }
+    for (name, value, words) in [
+        ("tools", json!([{}]), "not served"),
+        ("response_format", json!({ "type": "json_schema" }), "not served"),
+        ("top_logprobs", json!(2), "logprobs to be true"),
+        ("logprobs", json!(2), "no boolean"),
+        ("add_generation_prompt", json!(false), "not served"),
+        ("skip_special_tokens", json!(false), "not served"),
+        ("add_special_tokens", json!(true), "not served"),
+        ("echo", json!(true), "not served"),
+    ] {
+        refuses(chat(json!({ "messages": user("1"), name: value })), 400, name, words);
     }
 }
 
@@ -298,7 +311,6 @@ fn tokens_past_the_vocabulary_are_refused() {
     let text = text.expect("accepted");
     let limits = Limits { vocab: 256, ..limits() };
     let host = Host { text, limits, ..host() };
-    let user = |content: &str| json!([{ "role": "user", "content": content }]);
     let prediction = json!({ "type": "content", "content": "a<image>" });
     for (field, value) in [
         ("prompt", json!("a<image>")),
@@ -313,64 +325,53 @@ fn tokens_past_the_vocabulary_are_refused() {
         ("stop_token_ids", json!([256])),
     ] {
         let kind = if field == "messages" { Kind::Chat } else { Kind::Completion };
-        let mut body = json!({ "model": "tiny", kind.prompt_field(): "a" });
+        let mut body = json!({ kind.prompt_field(): "a" });
         body[field] = value;
-        let body = body.to_string();
-        let answer = CheckedRequest::parse(&host, kind, body.as_bytes(), 0);
-        refuses(answer, 400, field, if field == "bad_words" { "no word" } else { "256" });
         if field == kind.prompt_field() {
-            assert_eq!(tokenize(&host, body.as_bytes()).expect_err("refused").status, 400);
+            assert_eq!(tokenize(&host, body.to_string().as_bytes()).expect_err("refused").status, 400);
         }
+        refuses(parse(&host, kind, body), 400, field, if field == "bad_words" { "no word" } else { "256" });
     }
     let error = detokenize(&host, b"{\"tokens\": [256]}").expect_err("refused");
     assert_eq!((error.status, error.param.as_deref()), (400, Some("tokens")));
-    let body = json!({ "model": "tiny", "messages": user("a") }).to_string();
-    let served = CheckedRequest::parse(&host, Kind::Chat, body.as_bytes(), 0).expect("served");
-    assert_eq!(prompt_of(&served.requests[0]), [97, 32], "other requests are served");
+    let request = only(parse(&host, Kind::Chat, json!({ "messages": user("a") })));
+    assert_eq!(prompt_of(&request), [97, 32], "other requests are served");
 }
 
 #[test]
 fn a_chat_needs_a_template() {
     let host = Host { text: Text::default(), ..host() };
-    let parse = |kind, body: Value| CheckedRequest::parse(&host, kind, body.to_string().as_bytes(), 0);
-    let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "1" }] });
-    refuses(parse(Kind::Chat, body.clone()), 400, "messages", "--chat-template FILE");
+    let body = json!({ "messages": user("1") });
+    refuses(parse(&host, Kind::Chat, body.clone()), 400, "messages", "--chat-template FILE");
     assert!(tokenize(&host, body.to_string().as_bytes()).is_err());
-    assert!(parse(Kind::Completion, json!({ "model": "tiny", "prompt": "1" })).is_ok());
+    assert!(parse(&host, Kind::Completion, json!({ "prompt": "1" })).is_ok());
 }
 
 /// `generation_config.json` has defaults of sampling; each value of a request replaces one.
 #[test]
 fn recommended_parameters_are_defaults() {
     let sampling = Sampling { temperature: 0.6, top_k: 20, top_p: 0.95, min_p: 0.1, ..Sampling::default() };
-    let host = || {
-        let defaults = Defaults { sampling, ..host().defaults };
-        Host { defaults, repetition: 1.5, ..host() }
-    };
-    let parse = |mut body: Value| {
-        (body["model"], body["prompt"]) = ("tiny".into(), "1".into());
-        let answer = CheckedRequest::parse(&host(), Kind::Completion, body.to_string().as_bytes(), 0);
-        let request = answer.expect("served").requests.swap_remove(0);
-        (request.sampling, request.shaping.map_or(1.0, |shaping| shaping.rules().repetition))
-    };
-    assert_eq!(parse(json!({})), (sampling, 1.5));
-    let given = json!({
-        "temperature": 1, "top_k": -1, "top_p": 1, "min_p": 0, "repetition_penalty": 1,
-    });
-    assert_eq!(parse(given), (Sampling { temperature: 1.0, ..Sampling::default() }, 1.0));
-    assert_eq!(parse(json!({ "top_k": 0 })), (Sampling { top_k: 0, ..sampling }, 1.5));
+    let sampling = Sampling { seed: 77, ..sampling };
+    let host = Host { defaults: Defaults { sampling, ..host().defaults }, repetition: 1.5, ..host() };
+    let given = json!({ "temperature": 1, "top_k": -1, "top_p": 1, "min_p": 0, "repetition_penalty": 1 });
+    for (fields, expected) in [
+        (json!({}), (sampling, 1.5)),
+        (given, (Sampling { temperature: 1.0, seed: 77, ..Sampling::default() }, 1.0)),
+        (json!({ "top_k": 0 }), (Sampling { top_k: 0, ..sampling }, 1.5)),
+    ] {
+        let request = only(parse(&host, Kind::Completion, with(fields)));
+        let repetition = request.shaping.map_or(1.0, |shaping| shaping.rules().repetition);
+        assert_eq!((request.sampling, repetition), expected);
+    }
 }
 
 #[test]
 fn stop_tokens_are_bounded() {
     let mut host = host();
     host.limits.vocab = 200;
-    let with = |ids: Vec<u32>| {
-        let body = json!({ "model": "tiny", "prompt": "1", "stop_token_ids": ids }).to_string();
-        CheckedRequest::parse(&host, Kind::Completion, body.as_bytes(), 0)
-    };
-    assert!(with((0..128).chain(0..128).collect()).is_ok(), "repeated ones count once");
-    refuses(with((0..129).collect()), 400, "stop_token_ids", "129 tokens, of at most 128");
+    let stop_at = |ids: Vec<u32>| parse(&host, Kind::Completion, with(json!({ "stop_token_ids": ids })));
+    assert!(stop_at((0..128).chain(0..128).collect()).is_ok(), "repeated ones count once");
+    refuses(stop_at((0..129).collect()), 400, "stop_token_ids", "129 tokens, of at most 128");
 }
 
 #[test]
@@ -391,16 +392,6 @@ fn invalid_chats_are_refused() {
     ] {
         refuses(chat(json!({ "messages": messages })), 400, "messages", words);
     }
-    let with = |name: &str, value: Value| {
-        let mut body = json!({ "messages": [{ "role": "user", "content": "1" }] });
-        body[name] = value;
-        chat(body)
-    };
-    refuses(with("tools", json!([{}])), 400, "tools", "not served");
-    let schema = json!({ "type": "json_schema" });
-    refuses(with("response_format", schema), 400, "response_format", "not served");
-    refuses(with("top_logprobs", json!(2)), 400, "top_logprobs", "logprobs to be true");
-    refuses(with("logprobs", json!(2)), 400, "logprobs", "no boolean");
 }
 
 #[test]
@@ -418,30 +409,25 @@ fn prompts_past_the_limit_are_refused() {
 #[test]
 fn logprobs_need_logits() {
     let host = Host { keeps_logits: false, ..host() };
-    let body = json!({ "model": "tiny", "prompt": "1", "logprobs": 1 }).to_string();
-    let answer = CheckedRequest::parse(&host, Kind::Completion, body.as_bytes(), 0);
-    refuses(answer, 400, "logprobs", "--logprobs");
+    refuses(parse(&host, Kind::Completion, with(json!({ "logprobs": 1 }))), 400, "logprobs", "--logprobs");
 }
 
 /// The server rejects each unsupported field by name, for any value with an effect.
 #[test]
 fn fields_that_change_the_answer_are_refused_by_name() {
-    let bodies = [
-        (Kind::Completion, json!({ "prompt": "1" })),
-        (Kind::Chat, json!({ "messages": [{ "role": "user", "content": "1" }] })),
-    ];
+    let bodies = [(Kind::Completion, json!({ "prompt": "1" })), (Kind::Chat, json!({ "messages": user("1") }))];
     for (kind, plain) in bodies {
-        for field in FIELDS.iter().filter(|field| field.is_of(kind)) {
+        for field in Field::all().filter(|field| field.is_of(kind)) {
             let Use::Refused(neutral) = field.usage else { continue };
             let values = [json!(true), json!("some"), json!({ "a": 1 }), json!([1]), json!(7), json!(false)];
             for value in values {
                 let mut body = plain.clone();
                 body[field.name] = value.clone();
                 if neutral.accepts(&value) {
-                    parse(kind, body).expect("the request is valid");
+                    parse(&host(), kind, body).expect("the request is valid");
                     continue;
                 }
-                let error = parse(kind, body).expect_err("refused");
+                let error = parse(&host(), kind, body).expect_err("refused");
                 assert_eq!((error.status, error.code), (400, Some("unsupported_parameter")));
                 assert_eq!(error.param.as_deref(), Some(field.name));
             }
@@ -449,47 +435,25 @@ fn fields_that_change_the_answer_are_refused_by_name() {
     }
 }
 
-/// The value opposite to a default, such as false for a default of true, would change the prompt or the answer.
-#[test]
-fn false_for_a_default_of_true_is_refused() {
-    let plain = |name: &str| json!({ "prompt": "1", name: false });
-    for name in ["skip_special_tokens", "add_special_tokens"] {
-        refuses(complete(plain(name)), 400, name, "not served");
-    }
-    let messages = json!([{ "role": "user", "content": "1" }]);
-    for (name, value) in
-        [("add_generation_prompt", false), ("skip_special_tokens", false), ("add_special_tokens", true), ("echo", true)]
-    {
-        let body = json!({ "messages": messages, name: value });
-        refuses(chat(body), 400, name, "not served");
-    }
-}
-
 /// The server accepts null for every field that has a default.
 #[test]
 fn null_fields_are_served() {
-    for field in FIELDS {
-        let body = json!({ "prompt": "1", "messages": [{ "role": "user", "content": "1" }], field.name: null });
-        let keep = |name: &str| {
-            let mut body = body.clone();
-            body.as_object_mut().expect("an object").shift_remove(name);
-            body
-        };
-        if !["model", "prompt", "messages"].contains(&field.name) {
-            complete(keep("messages")).map(drop).or_else(|_| chat(keep("prompt")).map(drop)).expect(field.name);
+    for field in Field::all() {
+        if ["model", "prompt", "messages"].contains(&field.name) {
+            continue;
         }
+        let completion = complete(with(json!({ field.name: null })));
+        completion.or_else(|_| chat(json!({ "messages": user("1"), field.name: null }))).expect(field.name);
     }
 }
 
 #[test]
 fn options_for_logits_are_read() {
-    let checked = complete(json!({
-        "prompt": "1 2", "min_p": 0.25, "repetition_penalty": 1.5, "frequency_penalty": -0.5, "presence_penalty": 1,
+    let request = only(complete(with(json!({
+        "min_p": 0.25, "repetition_penalty": 1.5, "frequency_penalty": -0.5, "presence_penalty": 1,
         "logit_bias": { "7": -100, "3": 2.5 }, "bad_words": ["5 6", "9"], "allowed_token_ids": [4, 3, 3], "min_tokens": 2.0,
         "top_k": -1, "max_tokens": 3.0,
-    }))
-    .expect("served");
-    let request = &checked.requests[0];
+    }))));
     assert_eq!((request.sampling.min_p, request.sampling.top_k, request.max_new_tokens), (0.25, 0, Some(3)));
     let expected = Shaping {
         repetition: 1.5,
@@ -503,35 +467,26 @@ fn options_for_logits_are_read() {
     let mut shaping = request.shaping.as_ref().expect("shaped").rules().clone();
     shaping.bias.sort_by_key(|(token, _)| std::cmp::Reverse(*token));
     assert_eq!(shaping, expected);
-    let plain = complete(json!({ "prompt": "1", "repetition_penalty": 1, "presence_penalty": 0.0, "min_tokens": 0 }));
-    assert_eq!(plain.expect("served").requests[0].shaping, None);
+    let plain = json!({ "repetition_penalty": 1, "presence_penalty": 0.0, "min_tokens": 0 });
+    assert_eq!(only(complete(with(plain))).shaping, None);
     let host = Host { edits_logits: false, ..host() };
     for (name, value) in [("min_p", json!(0.5)), ("logit_bias", json!({ "5": 1 })), ("min_tokens", json!(1))] {
-        let body = json!({ "model": "tiny", "prompt": "1", name: value }).to_string();
-        refuses(
-            CheckedRequest::parse(&host, Kind::Completion, body.as_bytes(), 0),
-            400,
-            name,
-            "this backend does not support",
-        );
+        let answer = parse(&host, Kind::Completion, with(json!({ name: value })));
+        refuses(answer, 400, name, "this backend does not support");
     }
 }
 
 #[test]
 fn salts_are_namespaces() {
     let host = host();
-    let namespace = |salt: Value| {
-        let body = json!({ "model": "tiny", "prompt": "1", "cache_salt": salt }).to_string();
-        CheckedRequest::parse(&host, Kind::Completion, body.as_bytes(), 0).expect("served").requests[0].namespace
-    };
+    let namespace = |salt: Value| only(parse(&host, Kind::Completion, with(json!({ "cache_salt": salt })))).namespace;
     assert_eq!(namespace(json!("one")), namespace(json!("one")));
     assert_ne!(namespace(json!("one")), namespace(json!("two")));
     assert_eq!(namespace(Value::Null), Namespace::default());
     let longest = "é".repeat(1024);
     assert_ne!(namespace(json!(longest)), Namespace::default());
     for salt in [String::new(), longest + "s"] {
-        let answer = complete(json!({ "prompt": "1", "cache_salt": salt }));
-        refuses(answer, 400, "cache_salt", "must have from 1 to 1024");
+        refuses(complete(with(json!({ "cache_salt": salt }))), 400, "cache_salt", "must have from 1 to 1024");
     }
 }
 
@@ -559,7 +514,7 @@ fn messages_with_tool_calls_need_no_content() {
         { "role": "assistant", "content": null, "tool_calls": [call], "refusal": null },
         { "role": "tool", "tool_call_id": "1", "content": "2" },
     ]);
-    assert_eq!(prompt_of(&chat(json!({ "messages": messages })).expect("served").requests[0]), [1, 2]);
+    assert_eq!(prompt_of(&only(chat(json!({ "messages": messages })))), [1, 2]);
     let odd = json!([{ "role": "user", "content": "1", "audio": { "id": "x" } }]);
     refuses(chat(json!({ "messages": odd })), 400, "messages", "audio");
 }
@@ -572,8 +527,8 @@ fn texts_are_refused_by_their_bytes() {
     let error = complete(json!({ "prompt": long })).expect_err("too long");
     assert_eq!((error.status, error.code), (400, Some("context_length_exceeded")));
     assert!(error.message.contains("maximum context length is 50 tokens"), "{error:?}");
-    let messages = json!([{ "role": "user", "content": long }]);
-    assert_eq!(chat(json!({ "messages": messages })).expect_err("too long").code, Some("context_length_exceeded"));
+    let error = chat(json!({ "messages": user(&long[..]) })).expect_err("too long");
+    assert_eq!(error.code, Some("context_length_exceeded"));
     let prediction = json!({ "type": "content", "content": long });
     let error = complete(json!({ "prompt": "1", "prediction": prediction })).expect_err("too long");
     assert_eq!(error.param.as_deref(), Some("prediction"));

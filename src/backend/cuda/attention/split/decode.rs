@@ -38,20 +38,14 @@ impl SplitShape {
     /// Returns the decode kernel for a step of these numbers of tokens and rows. It is the narrowest that takes a row
     /// of the average number of tokens, or the narrowest of all if none does. Lengths do not matter, so all
     /// steps that replay a graph use the same kernel.
-    pub const fn width(&self, tokens: usize, rows: usize) -> usize {
+    pub fn width(&self, tokens: usize, rows: usize) -> usize {
         let narrowest = self.narrowest();
         if tokens <= rows || rows == 0 {
             return narrowest;
         }
         let wanted = tokens.div_ceil(rows) * self.group as usize;
-        let mut width = narrowest;
-        while width < DECODE_ROWS.len() {
-            if self.decode_ctas[width] > 0 && wanted <= DECODE_ROWS[width] as usize {
-                return width;
-            }
-            width += 1;
-        }
-        narrowest
+        let takes = |&width: &usize| self.decode_ctas[width] > 0 && wanted <= DECODE_ROWS[width] as usize;
+        (narrowest..DECODE_ROWS.len()).find(takes).unwrap_or(narrowest)
     }
 
     /// Returns the filter of the sequences that a decode kernel takes.
@@ -61,58 +55,32 @@ impl SplitShape {
 
     /// Returns the number of words of the largest decode plan: a [`DecodeWork`] for each work chunk of a stripe. All
     /// stripes read the same words.
-    pub const fn decode_words(&self) -> usize {
-        let (mut most, mut width) = (0, self.narrowest());
-        while width < DECODE_ROWS.len() {
-            let words = self.width_words(width);
-            most = if words > most { words } else { most };
-            width += 1;
-        }
-        most
+    pub fn decode_words(&self) -> usize {
+        (self.narrowest()..DECODE_ROWS.len()).map(|width| self.width_words(width)).max().unwrap_or(0)
     }
 
-    pub(super) const fn width_words(&self, width: usize) -> usize {
+    pub(super) fn width_words(&self, width: usize) -> usize {
         let ctas = self.decode_ctas[width];
         if ctas == 0 { 0 } else { ctas.div_ceil(self.decode_stripes(width)) as usize * DECODE_WORDS }
     }
 
-    /// Returns the number of bytes of a decode kernel's `partial`.
-    pub const fn width_partial_bytes(&self, width: usize) -> usize {
-        let slots = 2 * self.decode_ctas[width] as usize;
-        slots * (DECODE_ROWS[width] * (self.head_dim + 2) * 4) as usize
-    }
-
     /// Returns the number of bytes of the `partial` that all decode kernels share.
-    pub const fn decode_partial_bytes(&self) -> usize {
-        let (mut most, mut width) = (0, 0);
-        while width < DECODE_ROWS.len() {
-            let bytes = self.width_partial_bytes(width);
-            most = if bytes > most { bytes } else { most };
-            width += 1;
-        }
-        most
+    pub fn decode_partial_bytes(&self) -> usize {
+        let kernels = self.decode_ctas.into_iter().zip(DECODE_ROWS);
+        let bytes = kernels.map(|(ctas, rows)| 2 * ctas as usize * (rows * (self.head_dim + 2) * 4) as usize);
+        bytes.max().unwrap_or(0)
     }
 
     /// Returns the number of bytes of the decode kernels' `counters`.
-    pub const fn decode_counter_bytes(&self) -> usize {
-        let (mut most, mut width) = (0, 0);
-        while width < DECODE_ROWS.len() {
-            let ctas = self.decode_ctas[width];
-            most = if ctas > most { ctas } else { most };
-            width += 1;
-        }
-        most as usize * 4
+    pub fn decode_counter_bytes(&self) -> usize {
+        4 * self.decode_ctas.into_iter().max().unwrap_or(0) as usize
     }
 
     /// Returns the number of stripes of a decode plan: the largest divisor of `kv_heads` that is at most 8 and at most
     /// the number of CTAs.
-    pub const fn decode_stripes(&self, width: usize) -> u32 {
-        let ctas = self.decode_ctas[width];
-        let mut stripes = if ctas < 8 { ctas } else { 8 };
-        while !self.kv_heads.is_multiple_of(stripes) {
-            stripes -= 1;
-        }
-        stripes
+    pub fn decode_stripes(&self, width: usize) -> u32 {
+        let divides = |stripes: &u32| self.kv_heads.is_multiple_of(*stripes);
+        (1..=self.decode_ctas[width].min(8)).rev().find(divides).expect("the kernel has CTAs")
     }
 
     /// Returns the number of decode units of a sequence's kv head.

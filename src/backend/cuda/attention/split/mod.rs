@@ -62,6 +62,22 @@ pub struct SplitShape {
 }
 
 impl SplitShape {
+    #[cfg(test)]
+    pub const PLAIN: Self = Self {
+        kv_heads: 8,
+        group: 4,
+        head_dim: 128,
+        extend_rows: 128,
+        extend_tokens: 64,
+        window: 0,
+        top: 0,
+        extra: DECODE_EXTRA,
+        decode_ctas: [264; 3],
+        extend_ctas: 264,
+        batch_max: 300,
+        tokens_max: 4096,
+    };
+
     /// Returns whether the extend kernel may have rows of a plan. The plan's trees are not yet marked ([`TREE_ROW`]).
     pub fn has_extend(&self, plan: &BatchPlan<'_>) -> bool {
         let width = self.width(plan.token_count(), plan.rows.len());
@@ -197,20 +213,7 @@ mod tests {
     }
 
     fn shape() -> SplitShape {
-        SplitShape {
-            kv_heads: 8,
-            group: 4,
-            head_dim: 128,
-            extend_rows: 128,
-            extend_tokens: 64,
-            window: 0,
-            top: 0,
-            extra: DECODE_EXTRA,
-            decode_ctas: [264; 3],
-            extend_ctas: 264,
-            batch_max: 300,
-            tokens_max: 70_000,
-        }
+        SplitShape { tokens_max: 70_000, ..SplitShape::PLAIN }
     }
 
     fn batch(lens: &[(u32, u32)]) -> Vec<BatchRow> {

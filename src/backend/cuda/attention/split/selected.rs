@@ -38,7 +38,6 @@ impl Split {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cuda::attention::split::DECODE_EXTRA;
     use crate::backend::cuda::kernels::params::TREE_ROW;
     use crate::id::RowId;
 
@@ -48,20 +47,8 @@ mod tests {
 
     #[test]
     fn rows_of_one_token_have_places() {
-        let shape = SplitShape {
-            kv_heads: 2,
-            group: 4,
-            head_dim: 128,
-            extend_rows: 128,
-            extend_tokens: 64,
-            window: 100,
-            top: 64,
-            extra: DECODE_EXTRA,
-            decode_ctas: [10, 0, 0],
-            extend_ctas: 10,
-            batch_max: 8,
-            tokens_max: 100,
-        };
+        let (decode_ctas, extend_ctas) = ([10, 0, 0], 10);
+        let shape = SplitShape { kv_heads: 2, window: 100, top: 64, decode_ctas, extend_ctas, ..SplitShape::PLAIN };
         let rows = [row(0, 1, 1), row(1, 1, 5000), row(2, 2, 5000), row(3 | TREE_ROW, 1, 50), row(4, 1, 0)];
         let lens = |shape: &SplitShape| {
             rows.map(|row| {

@@ -171,8 +171,8 @@ impl SharedSplit {
     fn distinct_bytes(&self) -> (f64, f64) {
         let with_suffixes = self.shares.iter().filter(|share| share.units > 0).count() as u32;
         let units = self.units - with_suffixes * DECODE_EXTRA;
-        let of = |own| self.accepted.iter().filter(move |span| span.own == own);
-        let [spans, items] = [false, true].map(|own| of(own).map(|span| span.end - span.begin).sum::<u32>());
+        let accepted = |own| self.accepted.iter().filter(move |span| span.own == own);
+        let [spans, items] = [false, true].map(|own| accepted(own).map(|span| span.end - span.begin).sum::<u32>());
         let bytes = |tokens: u32| f64::from(tokens) * self.token_bytes();
         (bytes(units * DECODE_UNIT + items), bytes(spans))
     }
@@ -255,38 +255,40 @@ impl SharedSplit {
 
     /// Writes the items of a query tile, one for each of its CTAs. `last` is the previous item and its CTA.
     fn cut_query_tile(&mut self, head: u32, span: usize, query_tile: u32, last: &mut Option<(usize, u32)>) {
-        let (of, accepted) = (self.spans[span], self.accepted[span]);
+        let (parts, accepted) = (self.spans[span], self.accepted[span]);
         let (whole, per, rows) = (self.tile_members(), self.head.work_tiles, self.grid.rows);
         let first_member = query_tile * whole;
-        let begin = head * self.head.head_tiles + of.tile_at + query_tile * of.stride;
-        let end = begin + of.tiles;
+        let begin = head * self.head.head_tiles + parts.tile_at + query_tile * parts.stride;
+        let end = begin + parts.tiles;
         // Query tiles are in the order of their CTAs.
         let mut first = last.map_or(0, |(_, cta)| cta);
         while (first + 1) * per <= begin {
             first += 1;
         }
         let last_cta = if end <= (first + 1) * per { first } else { (end - 1) / per };
-        let alone =
-            2 * self.head.span_ctas * rows + head * self.head.head_rows + of.row_at + first_member * self.shape.group;
+        let alone = 2 * self.head.span_ctas * rows
+            + head * self.head.head_rows
+            + parts.row_at
+            + first_member * self.shape.group;
         for cta in first..=last_cta {
             let (from, to) = ((cta * per).max(begin) - begin, ((cta + 1) * per).min(end) - begin);
-            let is_whole = from == 0 && to == of.tiles;
+            let is_whole = from == 0 && to == parts.tiles;
             let kv_end = accepted.end.min(accepted.begin + to * SPAN_TOKENS);
             let item = SpanItem {
                 row: accepted.row,
-                member_start: of.member_start + first_member,
+                member_start: parts.member_start + first_member,
                 head: head as u16,
                 parts: (last_cta - first + 1) as u16,
                 next: 0,
                 piece: (cta - first) as u16,
-                member_count: whole.min(of.member_count - first_member) as u16,
+                member_count: whole.min(parts.member_count - first_member) as u16,
                 behind: accepted.behind(kv_end),
                 kv_begin: accepted.begin + from * SPAN_TOKENS,
                 kv_end,
                 part: if is_whole { alone } else { (2 * cta + u32::from(cta == first)) * rows },
             };
             let place = match *last {
-                Some((before, of)) if of == cta => {
+                Some((before, same)) if same == cta => {
                     self.items[before].next = self.items.len() as u16;
                     self.items.push(item);
                     self.items.len() - 1
@@ -300,7 +302,7 @@ impl SharedSplit {
         }
     }
 
-    const fn stripes(&self) -> u32 {
+    fn stripes(&self) -> u32 {
         self.shape.decode_stripes(self.shape.narrowest())
     }
 

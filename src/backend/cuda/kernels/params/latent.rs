@@ -1,7 +1,5 @@
 //! Parameters of kernels over latent rows.
 
-use core::mem::{offset_of, size_of};
-
 use bytemuck::{Pod, Zeroable};
 
 use super::StoreFp8Params;
@@ -22,33 +20,33 @@ pub struct LatentHead {
     pub part_rows: u32,
 }
 
-/// Parts of an item that `attend_latent_join_*` joins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub struct LatentJoin {
-    /// The sequence's first query row.
-    pub qo_start: u32,
-    /// The item's first packed query row.
-    pub q_begin: u32,
-    /// Number of packed query rows of the sequence.
-    pub rows: u32,
-    /// `slot << 16 | parts`: the slot of the first part, and the number of consecutive parts.
-    pub part: u32,
-}
+records! {
+    /// Parts of an item that `attend_latent_join_*` joins.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+    pub struct LatentJoin: 16 {
+        /// The sequence's first query row.
+        0 qo_start: u32,
+        /// The item's first packed query row.
+        4 q_begin: u32,
+        /// Number of packed query rows of the sequence.
+        8 rows: u32,
+        /// `slot << 16 | parts`: the slot of the first part, and the number of consecutive parts.
+        12 part: u32,
+    }
 
-/// The unquantised part of one layer's latent rows of fp8. Kernels take it after [`LayerScales`], which has the scales
-/// of K and V.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub struct LayerRope {
-    /// Device address of bf16. The numbers of page p, slot s are at `at + p * page_stride + s * slot_stride`.
-    pub at: u64,
-    /// Bytes from page to page.
-    pub page_stride: u64,
-    /// Bytes from slot to slot.
-    pub slot_stride: u32,
-    /// Number of elements of a token.
-    pub elements: u32,
+    /// The unquantised part of one layer's latent rows of fp8. Kernels take it after [`LayerScales`], which has the
+    /// scales of K and V.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+    pub struct LayerRope: 24 {
+        /// Device address of bf16. The numbers of page p, slot s are at `at + p * page_stride + s * slot_stride`.
+        0 at: u64,
+        /// Bytes from page to page.
+        8 page_stride: u64,
+        /// Bytes from slot to slot.
+        16 slot_stride: u32,
+        /// Number of elements of a token.
+        20 elements: u32,
+    }
 }
 
 /// A tensor map of `cuTensorMapEncodeTiled`: a tensor in device memory, for the TMA.
@@ -59,31 +57,24 @@ pub struct TensorMap {
     pub words: [u64; 16],
 }
 
-/// Latent rows of one layer for the TMA. `attend_latent_DTYPE_sm90a` takes it after [`AttendParams`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub struct RowBoxes {
-    /// Rows of a box, a power of two up to 32 that divides a page; 0 without a map.
-    pub rows: u32,
-    /// 0.
-    pub reserved: [u32; 11],
-    /// [`TensorMap::words`] of `[pages, slots, 576]` in boxes of `[1, rows, 64]`, swizzled by 128 bytes.
-    pub map: [u64; 16],
-}
+records! {
+    /// Latent rows of one layer for the TMA. `attend_latent_DTYPE_sm90a` takes it after [`AttendParams`].
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+    pub struct RowBoxes: 176 {
+        /// Rows of a box, a power of two up to 32 that divides a page; 0 without a map.
+        0 rows: u32,
+        /// 0.
+        4 reserved: [u32; 11],
+        /// [`TensorMap::words`] of `[pages, slots, 576]` in boxes of `[1, rows, 64]`, swizzled by 128 bytes.
+        48 map: [u64; 16],
+    }
 
-/// The parameters of `store_latent_fp8`, by value: rows of K alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[repr(C)]
-pub struct StoreLatentFp8Params {
-    /// The store of the quantised part: one head, which is the first `head_dim` numbers of a row.
-    pub store: StoreFp8Params,
-    /// Where the other numbers of a row are stored.
-    pub rope: LayerRope,
-}
-
-super::layout_is! {
-    LatentJoin 16 { qo_start 0 q_begin 4 rows 8 part 12 }
-    LayerRope 24 { at 0 page_stride 8 slot_stride 16 elements 20 }
-    RowBoxes 176 { rows 0 reserved 4 map 48 }
-    StoreLatentFp8Params 152 { store 0 rope 128 }
+    /// The parameters of `store_latent_fp8`, by value: rows of K alone.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct StoreLatentFp8Params: 152 {
+        /// The store of the quantised part: one head, which is the first `head_dim` numbers of a row.
+        0 store: StoreFp8Params,
+        /// Where the other numbers of a row are stored.
+        128 rope: LayerRope,
+    }
 }

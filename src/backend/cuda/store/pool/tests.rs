@@ -40,7 +40,7 @@ fn k_and_v_are_one_group_and_a_plane_of_another_size_is_another() {
         let config = config(layout, pages);
         let plain = config.layout().expect("a valid pool");
         for (pool, groups) in [(plain, 1), (with_spare_plane(&config), 2)] {
-            let all = Pages::of(ADDRESS, &pool);
+            let all = Pages::new(ADDRESS, &pool);
             assert_eq!(all.groups().len(), groups, "{pool:?}");
             assert_eq!(all.page_bytes(), pool.page_bytes());
             for page in 0..pages {
@@ -65,7 +65,7 @@ fn k_and_v_are_one_group_and_a_plane_of_another_size_is_another() {
 #[test]
 fn packed_pages_follow_one_another() {
     let pool = with_spare_plane(&config(Layout::LayerFirst, 4));
-    let like = Pages::of(ADDRESS, &pool);
+    let like = Pages::new(ADDRESS, &pool);
     let packed = Pages::packed(2 * ADDRESS, &like, 9);
     assert!(packed.is_packed() && packed.is_like(&like) && packed.count == 9);
     let bytes = pool.page_bytes();
@@ -76,5 +76,5 @@ fn packed_pages_follow_one_another() {
     let whole = packed.whole();
     assert_eq!((whole.address, whole.page_stride, whole.count), (2 * ADDRESS, bytes, 1));
     let plain = config(Layout::LayerFirst, 4).layout().expect("a valid pool");
-    assert!(!like.is_like(&Pages::of(ADDRESS, &plain)));
+    assert!(!like.is_like(&Pages::new(ADDRESS, &plain)));
 }

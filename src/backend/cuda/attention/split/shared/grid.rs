@@ -92,13 +92,13 @@ impl SharedGrid {
     }
 
     /// Returns the maximum number of CTAs for spans. The other CTAs need a warp for each stripe of the suffixes.
-    pub const fn span_ctas_max(&self, shape: &SplitShape) -> u32 {
+    pub fn span_ctas_max(&self, shape: &SplitShape) -> u32 {
         let stripes = shape.decode_stripes(shape.narrowest());
         self.ctas.saturating_sub(stripes.div_ceil(self.warps))
     }
 
     /// Returns whether the grid has a CTA for spans.
-    pub const fn serves(&self, shape: &SplitShape) -> bool {
+    pub fn serves(&self, shape: &SplitShape) -> bool {
         self.span_ctas_max(shape) > 0
     }
 

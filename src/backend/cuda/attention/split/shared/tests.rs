@@ -16,7 +16,7 @@ const MULTIPROCESSORS: u32 = 132;
 /// Returns a kernel over bf16 that reads spans once.
 fn kernel(capability: u32, head_dim: u32) -> &'static Kernel {
     let selection = Selection { capability, scaling: None, rows: Dtype::Bf16, head_dim };
-    selection.shared(&shape(1, 1, 1)).expect("every head_dim has kernels")[0]
+    selection.shared(0).expect("every head_dim has kernels")[0]
 }
 
 /// Returns the grid of Hopper's kernels for head_dim 128. With `general`, a head_dim, returns the grid of the kernels
@@ -27,20 +27,8 @@ fn grid(multiprocessors: u32, general: Option<u32>) -> SharedGrid {
 }
 
 fn shape(kv_heads: u32, group: u32, multiprocessors: u32) -> SplitShape {
-    SplitShape {
-        kv_heads,
-        group,
-        head_dim: 128,
-        extend_rows: 128,
-        extend_tokens: 64,
-        window: 0,
-        top: 0,
-        extra: DECODE_EXTRA,
-        decode_ctas: [2 * multiprocessors; 3],
-        extend_ctas: multiprocessors,
-        batch_max: 300,
-        tokens_max: 4096,
-    }
+    let (decode_ctas, extend_ctas) = ([2 * multiprocessors; 3], multiprocessors);
+    SplitShape { kv_heads, group, decode_ctas, extend_ctas, ..SplitShape::PLAIN }
 }
 
 /// Returns rows over random pages of 16 tokens, many with a common prefix.

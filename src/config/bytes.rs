@@ -68,9 +68,9 @@ struct Words {
     page_count: u64,
     layout: u64,
     rows: u64,
-    chunks_per_row: u64,
-    chunk_pages: u64,
-    chunk_count: u64,
+    leaves_per_row: u64,
+    leaf_pages: u64,
+    leaf_count: u64,
     max_sequence_len: u64,
     max_steps: u64,
     prefix: u64,
@@ -103,7 +103,7 @@ impl EngineShape {
     /// | 5, 6 | dtype (0 f32, 1 f16, 2 bf16, 3 fp8); scaling (0 static or none, 1 by token) |
     /// | 7 to 9 | label channels, page size, pages |
     /// | 10 | layout (0 layer first, 1 page first) |
-    /// | 11 to 14 | the [`TableShape`](crate::TableShape): `rows`, `chunks_per_row`, `chunk_pages`, `chunk_count` |
+    /// | 11 to 14 | the [`TableShape`](crate::TableShape): `rows`, `leaves_per_row`, `leaf_pages`, `leaf_count` |
     /// | 15, 16 | `max_sequence_len`, `max_steps` |
     /// | 17 to 19 | prefix mode (0 radix, 1 none), `event_pages`, `prefault` |
     /// | 20 | hashing (0 none, 1 Dynamo, 2 nano-vllm, 3 MinivLLM, 4 and 5 vLLM without and with a seed, 6 SGLang) |
@@ -137,9 +137,9 @@ impl EngineShape {
             page_count: layout.page_count().into(),
             layout: number(&LAYOUTS, layout.layout()),
             rows: table.rows.into(),
-            chunks_per_row: table.chunks_per_row.into(),
-            chunk_pages: table.chunk_pages.into(),
-            chunk_count: table.chunk_count.into(),
+            leaves_per_row: table.leaves_per_row.into(),
+            leaf_pages: table.leaf_pages.into(),
+            leaf_count: table.leaf_count.into(),
             max_sequence_len: self.max_sequence_len.into(),
             max_steps: self.max_steps.into(),
             prefix: number(&PREFIXES, self.prefix),
@@ -206,11 +206,11 @@ impl EngineShape {
                 Some(hashing.ok_or(ShapeBytesError::Field { name: "hashing", value })?)
             }
         };
-        // Inverts `TableShape::of`. A table of fewer tokens than a chunk has one chunk for each row.
+        // Inverts `TableShape::of`. A table of fewer tokens than a leaf has one leaf for each row.
         let max_tokens = words
-            .chunk_count
+            .leaf_count
             .checked_sub(words.rows)
-            .and_then(|chunks| chunks.checked_mul(words.chunk_pages)?.checked_mul(words.page_size));
+            .and_then(|leaves| leaves.checked_mul(words.leaf_pages)?.checked_mul(words.page_size));
         let config = EngineConfig {
             pool,
             prefix: one_of("prefix", &PREFIXES, words.prefix)?,

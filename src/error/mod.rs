@@ -34,11 +34,11 @@ displayed! {
             1 => "there is only one sequence row".into(),
             _ => format!("too few of the {max} sequence rows are free"),
         };
-        /// The sequence table has too few free chunks (`max_tokens` of the config).
+        /// The sequence table has too few free leaves (`max_tokens` of the config).
         OutOfTokens {
-            /// Tokens for which the call needs memory, in whole chunks.
+            /// Tokens for which the call needs memory, in whole leaves.
             wanted: u64,
-            /// Tokens that fit in the free chunks.
+            /// Tokens that fit in the free leaves.
             available: u64,
         } => "memory for {} needed, {available} fit", Count(wanted, "token");
         /// `max_steps` steps are unfinished.

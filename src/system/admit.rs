@@ -134,14 +134,14 @@ pub(crate) fn resume(mut world: Admitting<'_>, seq: SeqKey, admit: Admit) -> Res
 /// As [`admit`]: for the first invalid prompt, or for all prompts together. Nothing changes then.
 pub(crate) fn admit_batch(mut world: Admitting<'_>, prompts: &[Prompt<'_>]) -> Result<(), Error> {
     let (tables, buffers) = world.split();
-    let mut chunks = 0;
+    let mut leaves = 0;
     for prompt in prompts {
         check_prompt(&tables, prompt)?;
         check_known(0, prompt.tokens)?;
-        chunks += u64::from(tables.sequences.chunks_for(prompt.tokens.len() as u32));
+        leaves += u64::from(tables.sequences.leaves_for(prompt.tokens.len() as u32));
     }
     tables.sequences.check_rows(prompts.len())?;
-    tables.sequences.check_chunks(chunks)?;
+    tables.sequences.check_leaves(leaves)?;
     let hits = check_fit(&tables, buffers, prompts)?;
     buffers.admitted.clear();
     for prompt in prompts {

@@ -17,9 +17,9 @@ pub enum Family {
     /// Nearly all pages are promised, many steps are in flight and texts are similar. Commits therefore find
     /// duplicates, and pages in the fence back promises.
     Promises,
-    /// Prompts end near the end of a page, and a chunk of the page tables has one page or two. Decoding rows then begin
-    /// chunks, which other workloads rarely do.
-    Chunks,
+    /// Prompts end near the end of a page, and a leaf of the page tables has one page or two. Decoding rows then begin
+    /// leaves, which other workloads rarely do.
+    Leaves,
     /// Many drafts, of which some are invalid, and branches that may be invalid.
     Drafts,
     /// Swap memory. The pool is so small that most pages are evicted, and later prompts match the evicted pages.
@@ -37,7 +37,7 @@ impl Family {
     pub const ALL: [Self; 8] = [
         Self::Any,
         Self::Promises,
-        Self::Chunks,
+        Self::Leaves,
         Self::Drafts,
         Self::Swap,
         Self::SwapGroups,
@@ -164,7 +164,7 @@ impl Workload {
         match family {
             Family::Any => {}
             Family::Promises => workload.make_promises(),
-            Family::Chunks => workload.begin_chunks(),
+            Family::Leaves => workload.begin_leaves(),
             Family::Drafts => workload.draft(),
             Family::Swap => workload.use_swap(),
             Family::SwapGroups => workload.use_groups(),
@@ -202,7 +202,7 @@ impl Workload {
         (self.promising, self.slow) = (16, 11);
     }
 
-    fn begin_chunks(&mut self) {
+    fn begin_leaves(&mut self) {
         let Self { config, rng, .. } = self;
         (config.pages, config.page_size) = (24, rng.pick(&[341, 512, 1024]));
         (config.sequences, config.sequence_len, config.steps) = (6, 1 << 20, 4);
@@ -413,7 +413,7 @@ impl Workload {
 }
 
 fn draw_config(rng: &mut Rng) -> SmallConfig {
-    // The pool has few pages, sometimes many. Rarely, its pages are so large that a row needs several chunks of the
+    // The pool has few pages, sometimes many. Rarely, its pages are so large that a row needs several leaves of the
     // page table.
     let large = rng.one_in(12);
     let page_size = if large { rng.pick(&[341, 600, 1024]) } else { rng.within(1, 5) as u32 };

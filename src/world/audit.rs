@@ -96,8 +96,8 @@ impl World {
             let known = self.sequences.last_entry_is_consistent(s);
             ensure(known, "S6: a row stores the entry of its last page and its last token")?;
         }
-        if !self.sequences.chunks_are_counted() {
-            return Err(("S5: a chunk's user count is the number of rows that use it", None));
+        if !self.sequences.leaves_are_counted() {
+            return Err(("S5: a leaf's user count is the number of rows that use it", None));
         }
         if !self.sequences.fronts_are_indexed() {
             return Err(("S8: each sequence in the index runs and is found by its front", None));

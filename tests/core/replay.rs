@@ -253,13 +253,13 @@ fn promises_are_kept() {
 }
 
 #[test]
-fn rows_that_decode_begin_chunks() {
-    check(Family::Chunks, seeds(15, 40), 120, &[]);
+fn rows_that_decode_begin_leaves() {
+    check(Family::Leaves, seeds(15, 40), 120, &[]);
 }
 
-/// A planned unknown token may be the first of a chunk of the page tables, when all chunks are in use.
+/// A planned unknown token may be the first of a leaf of the page tables, when all leaves are in use.
 #[test]
-fn a_pending_token_finds_no_chunk() {
+fn a_pending_token_finds_no_leaf() {
     let config = SmallConfig { pages: 4, page_size: 1024, sequences: 2, tokens: 1024, ..SmallConfig::default() };
     let prompt = |len| Op::Admit(Prompt { namespace: 0, like: 0, shared: 0, len, seed: 0, promise: 0, limit: 0 });
     let all_of_the_first = Op::Plan { first: 0, count: 0, lens: [2; 4], twist: 255 };

@@ -43,7 +43,7 @@ struct Needs {
     pages: u64,
     /// Number of these pages that are promised to the batch's sequences.
     promised: u64,
-    chunks: u32,
+    leaves: u32,
     table_writes: usize,
 }
 
@@ -139,14 +139,14 @@ fn check<const ONE: bool>(
         needs.pages += u64::from(new_pages);
         needs.promised +=
             u64::from(if ONE { row.sequence.outstanding().min(new_pages) } else { row.promised_of(new_pages) });
-        needs.chunks += lacking.chunks;
+        needs.leaves += lacking.leaves;
         needs.table_writes += lacking.table_writes as usize;
     }
     if !ONE {
         needs.pages *= u64::from(shape.table.tracks);
     }
     check_step_tokens(shape, needs.tokens)?;
-    sequences.check_chunks(needs.chunks.into())?;
+    sequences.check_leaves(needs.leaves.into())?;
     Ok(needs)
 }
 

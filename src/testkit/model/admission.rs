@@ -73,8 +73,8 @@ impl Model {
         if self.sequences.len() + prompts.len() > max as usize {
             return Err(Error::OutOfSequences { max });
         }
-        let chunks = prompts.iter().map(|prompt| prompt.tokens.len().div_ceil(self.chunk_tokens()));
-        self.check_chunks(chunks.sum())?;
+        let leaves = prompts.iter().map(|prompt| prompt.tokens.len().div_ceil(self.leaf_tokens()));
+        self.check_leaves(leaves.sum())?;
         let hit = |prompt: &Prompt<'_>| {
             let findable = self.findable(prompt.tokens, prompt.admit.at_most);
             self.tree.hit(self.next_scope(prompt.namespace), findable)
@@ -196,7 +196,7 @@ impl Model {
         if self.sequences.len() + count > max as usize {
             return Err(Error::OutOfSequences { max });
         }
-        self.check_chunks(count * tokens.div_ceil(self.chunk_tokens()))
+        self.check_leaves(count * tokens.div_ceil(self.leaf_tokens()))
     }
 
     /// Returns the number of pages of the hit that a sequence of these tokens uses. In an idle pool, it is 0 if the

@@ -19,7 +19,7 @@ mod cases;
 use cases::Cache;
 use cases::hit::sequence_pages;
 use cases::work;
-use kvarena::prefix::PrefixTree;
+use kvarena::testkit::internals::PrefixTree;
 use kvarena::{Capacity, EngineConfig, PoolConfig, TokenId};
 
 fn main() {

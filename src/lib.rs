@@ -53,6 +53,8 @@
 
 // On docs.rs, marks the feature that an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// Checks and tables of backends with bytes have no other users.
+#![cfg_attr(not(feature = "cpu"), allow(dead_code, unused_macros))]
 
 pub mod backend;
 mod bitmap;
@@ -60,38 +62,34 @@ pub mod config;
 pub mod engine;
 pub mod error;
 pub mod event;
-#[doc(hidden)]
-pub mod fence;
+mod fence;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 pub mod hash;
 pub mod id;
 pub mod layout;
 mod memory;
-mod moves;
-#[doc(hidden)]
-pub mod page;
+pub mod moves;
+mod page;
 pub mod plan;
-#[doc(hidden)]
-pub mod prefix;
-#[doc(hidden)]
-pub mod sequence;
+mod prefix;
+mod sequence;
 pub mod stats;
-#[doc(hidden)]
-pub mod step;
+mod step;
 mod swap;
-#[doc(hidden)]
-pub mod system;
+mod system;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
-#[doc(hidden)]
-pub mod world;
+mod world;
 
 #[doc(inline)]
 pub use backend::{
-    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, Moved, NO_POSITION, Null, OpenBackend, Outbox, OutboxError,
-    OutboxOptions, PlanError, Queries, Rope, Select, Selection, SlotMove, SparseBackend, SwapMemory, Work,
+    Attend, Backend, Moved, NO_POSITION, Null, OpenBackend, Outbox, OutboxError, OutboxOptions, PlanError, Queries,
+    Rope, Select, Selection, SlotMove, SparseBackend, SwapMemory, Work,
 };
+#[cfg(feature = "cpu")]
+#[doc(inline)]
+pub use backend::{Cpu, CpuOptions, CpuRows, CpuRowsMut};
 #[doc(inline)]
 pub use config::{EngineConfig, EngineShape, PrefixMode, StepBounds};
 #[doc(inline)]

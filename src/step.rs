@@ -87,16 +87,6 @@ impl StepLog {
         self.steps.len() as u32
     }
 
-    /// Returns whether every step is complete.
-    pub fn is_empty(&self) -> bool {
-        self.steps.is_empty()
-    }
-
-    /// Returns the last complete step; all earlier steps are complete.
-    pub fn completed(&self) -> StepId {
-        self.completed
-    }
-
     /// Returns the newest step.
     pub fn newest(&self) -> StepId {
         StepId::new(self.completed.raw() + self.steps.len() as u64)

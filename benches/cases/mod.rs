@@ -22,10 +22,7 @@ pub mod sample;
 pub mod tiers;
 pub mod work;
 
-use kvarena::fence::Fence;
-use kvarena::page::PagePool;
-use kvarena::prefix::PrefixTree;
-use kvarena::system::reclaim::reclaim;
+use kvarena::testkit::internals::{Fence, PagePool, PrefixTree, reclaim};
 use kvarena::{Namespace, PageId, PrefixLock, TokenId};
 
 pub const NAMESPACE: Namespace = Namespace::new(0);

@@ -2,7 +2,7 @@
 
 use super::work;
 use kvarena::PageId;
-use kvarena::page::PagePool;
+use kvarena::testkit::internals::PagePool;
 
 /// Number of pages of a call.
 pub const COUNT: usize = 128;

@@ -16,6 +16,7 @@ macro_rules! wraps_errors {
 
 mod by_shape;
 mod check;
+#[cfg(feature = "cpu")]
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -29,6 +30,7 @@ mod rope;
 mod sparse;
 mod swap_memory;
 
+#[cfg(feature = "cpu")]
 pub use cpu::{
     Cpu, CpuError, CpuOptions, CpuPath, CpuRead, CpuRows, CpuRowsMut, CpuWrite, Elements, ElementsMut, PATH_VARIABLE,
 };

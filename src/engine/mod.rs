@@ -84,9 +84,9 @@ impl<B: Backend> Engine<B> {
         &mut self.backend
     }
 
-    /// Returns the tables, for audits and benches. They are not a stable interface.
-    #[doc(hidden)]
-    pub fn world(&self) -> &World {
+    /// Returns the tables, for audits.
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) fn world(&self) -> &World {
         &self.world
     }
 

@@ -60,12 +60,7 @@ impl<B: Backend> Engine<B> {
         self.sequence(seq).map(|sequence| sequence.token_len)
     }
 
-    /// Returns the record of a sequence, for audits and benches. It is not a stable interface.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSequence`].
-    #[doc(hidden)]
-    pub fn sequence(&self, seq: SeqKey) -> Result<&Sequence, Error> {
+    pub(crate) fn sequence(&self, seq: SeqKey) -> Result<&Sequence, Error> {
         self.world.sequences.get(seq)
     }
 

@@ -44,6 +44,7 @@ impl Fence {
     ///
     /// # Errors
     /// The allocation that failed.
+    #[cfg(any(test, feature = "testkit"))]
     pub fn new(page_count: u32, max_steps: u32, max_locks: u64) -> Result<Self, OutOfMemory> {
         Self::new_in(page_count, max_steps, max_locks, &mut Memory::new(false))
     }

@@ -25,7 +25,6 @@ pub enum PlaneName {
     Labels,
     /// An unused plane, for tests of pools with more planes than K and V.
     #[cfg(any(test, feature = "testkit"))]
-    #[doc(hidden)]
     Spare,
 }
 

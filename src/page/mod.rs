@@ -49,6 +49,7 @@ impl PagePool {
     ///
     /// # Errors
     /// The allocation that failed.
+    #[cfg(any(test, feature = "testkit"))]
     pub fn new(page_count: u32) -> Result<Self, OutOfMemory> {
         Self::new_in(page_count, &mut Memory::new(false))
     }

@@ -44,6 +44,7 @@ pub(super) struct ChildTable {
 
 impl ChildTable {
     /// Bytes of the entries for each node, without those that rounding up to a power of two adds.
+    #[cfg(any(test, feature = "testkit"))]
     pub const BYTES_PER_NODE: u64 = 2 * size_of::<Entry>() as u64;
 
     /// Creates a table for at most `node_count` nodes. Tests use a `hash_bits` below 32 to force collisions,

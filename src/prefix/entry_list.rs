@@ -94,6 +94,7 @@ impl EntryLists {
         })
     }
 
+    #[cfg(any(test, feature = "testkit"))]
     pub fn live_bytes(&self) -> u64 {
         u64::from(self.taken_count()) * (self.page_size as u64 * 4 + 4)
             + u64::from(self.extent_count) * size_of::<Extent>() as u64

@@ -65,7 +65,7 @@ use slotmap::SecondaryMap;
 use crate::hash::{Hashing, Names};
 use crate::id::{NodeKey, Scope};
 use crate::layout::Limits;
-use crate::memory::{Memory, OutOfMemory, reserved, secondary_map, slot_map, slot_size};
+use crate::memory::{Memory, OutOfMemory, reserved, secondary_map, slot_map};
 use crate::stats::Stats;
 use ages::Ages;
 use cells::Cells;
@@ -81,9 +81,9 @@ use swap::Swap;
 
 #[cfg(test)]
 pub(crate) use contents::log::{CachedPage, LogEntry};
-pub use insert::Inserted;
 pub(crate) use loads::LoadBatch;
-pub use lock::Stale;
+#[cfg(test)]
+pub(crate) use lock::Stale;
 pub use shared_spans::SharedPrefixFinder;
 pub use walk::PrefixMatch;
 pub(crate) use walk::common_tokens;
@@ -210,6 +210,7 @@ impl PrefixTree {
     ///
     /// # Errors
     /// The allocation that failed.
+    #[cfg(any(test, feature = "testkit"))]
     pub fn new(page_count: u32, page_size: u32, hash_bits: u32, prefault: bool) -> Result<Self, OutOfMemory> {
         let shape = TreeShape::new(page_count, page_size, hash_bits);
         Self::of_shape(&shape, &mut Memory::new(prefault)).map(|(tree, _)| tree)
@@ -281,11 +282,15 @@ impl PrefixTree {
     }
 
     /// Bytes of one node's columns.
-    const COLUMN_BYTES: u64 =
-        (slot_size::<Link>() + slot_size::<Usage>() + size_of::<Scope>() + size_of::<Deferred>() + size_of::<u32>())
-            as u64;
+    #[cfg(any(test, feature = "testkit"))]
+    const COLUMN_BYTES: u64 = {
+        use crate::memory::slot_size;
+        let lists = slot_size::<Link>() + slot_size::<Usage>();
+        (lists + size_of::<Scope>() + size_of::<Deferred>() + size_of::<u32>()) as u64
+    };
 
     /// Bytes of one node: its columns and its child entry.
+    #[cfg(any(test, feature = "testkit"))]
     pub const BYTES_PER_NODE: u64 = Self::COLUMN_BYTES + ChildTable::BYTES_PER_NODE;
 
     /// Returns the columns that walks read.
@@ -358,6 +363,7 @@ impl PrefixTree {
     }
 
     /// Returns the number of nodes.
+    #[cfg(any(test, feature = "testkit"))]
     pub fn node_count(&self) -> usize {
         self.nodes.link.len()
     }
@@ -379,6 +385,7 @@ impl PrefixTree {
     }
 
     /// Returns the bytes in use for nodes, child entries, entries of lists and extents.
+    #[cfg(any(test, feature = "testkit"))]
     pub fn live_bytes(&self) -> u64 {
         self.node_count() as u64 * Self::BYTES_PER_NODE + self.nodes.lists.live_bytes()
     }

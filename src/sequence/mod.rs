@@ -135,16 +135,6 @@ impl SequenceTable {
         self.rows.len() as u32
     }
 
-    /// Returns whether there are no sequences.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    /// Returns the maximum number of sequences.
-    pub fn max(&self) -> u32 {
-        self.max
-    }
-
     /// Returns all sequences, in any order.
     pub fn iter(&self) -> impl Iterator<Item = (SeqKey, &Sequence)> {
         self.rows.iter()

@@ -11,12 +11,6 @@ impl SequenceTable {
         self.stores.pages.page(sequence.row, index)
     }
 
-    /// Returns one known token.
-    pub fn token(&self, sequence: &Sequence, position: u32) -> TokenId {
-        debug_assert!(position < sequence.token_len);
-        self.stores.tokens.token(sequence.row, position)
-    }
-
     /// Returns a row's pages of a track in contiguous slices, from place `start` on, without places that the track does
     /// not keep.
     pub(crate) fn track_pages(

@@ -11,6 +11,7 @@ mod forward;
 pub mod contract;
 pub mod faults;
 pub mod index;
+pub mod internals;
 pub mod late;
 pub mod model;
 pub mod op;

@@ -304,7 +304,7 @@ impl<B: Backend> Host<B> {
         for step in self.open.drain(..) {
             self.engine.commit(step).expect("steps commit in order");
         }
-        let newest = self.engine.world().steps.newest();
+        let newest = self.engine.newest_step();
         self.engine.complete(newest).expect("all are closed");
     }
 

@@ -211,6 +211,6 @@ mod tests {
                 error => assert!(tokens <= max, "{tokens} tokens: {error}"),
             }
         }
-        assert!(world.steps.is_empty());
+        assert_eq!(world.steps.len(), 0);
     }
 }

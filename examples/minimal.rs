@@ -8,6 +8,9 @@
 use std::collections::VecDeque;
 
 use kvarena::backend::CpuRows;
+use kvarena::config::PrefixMode;
+use kvarena::plan::BatchRow;
+use kvarena::stats::Stats;
 use kvarena::*;
 
 const LAYERS: u32 = 2;

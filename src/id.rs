@@ -1,7 +1,7 @@
 //! Identifiers: indices as newtypes, keys of the arenas, and locks on prefixes.
 //!
 //! Indices have no arithmetic. Code that computes one index from another, such as
-//! [`PoolLayout::slot`](crate::PoolLayout::slot), uses their raw numbers.
+//! [`PoolLayout::slot`](crate::layout::PoolLayout::slot), uses their raw numbers.
 
 use std::fmt;
 
@@ -146,7 +146,7 @@ slotmap::new_key_type! {
 /// A set of prefixes that can match each other: one namespace in one generation.
 ///
 /// A [reset](crate::Engine::reset) begins a new generation; prefixes of an old one never match again. With
-/// [`PrefixMode::None`](crate::PrefixMode::None) every admitted sequence has its own generation.
+/// [`PrefixMode::None`](crate::config::PrefixMode::None) every admitted sequence has its own generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Zeroable)]
 pub struct Scope {
     /// The host's namespace.

@@ -83,49 +83,19 @@ pub mod testkit;
 mod world;
 
 #[doc(inline)]
-pub use backend::{
-    Attend, Backend, Moved, NO_POSITION, Null, OpenBackend, Outbox, OutboxError, OutboxOptions, PlanError, Queries,
-    Rope, Select, Selection, SlotMove, SparseBackend, SwapMemory, Work,
-};
+pub use backend::{Attend, Backend, Null, Outbox, OutboxOptions, Work};
 #[cfg(feature = "cpu")]
 #[doc(inline)]
-pub use backend::{Cpu, CpuOptions, CpuRows, CpuRowsMut};
+pub use backend::{Cpu, CpuOptions};
 #[doc(inline)]
-pub use config::{EngineConfig, EngineShape, PrefixMode, StepBounds};
+pub use config::EngineConfig;
 #[doc(inline)]
 pub use engine::Engine;
 #[doc(inline)]
 pub use error::{ConfigError, EngineError, Error};
 #[doc(inline)]
-pub use event::{Event, Medium, Stored};
-#[cfg(feature = "sha256")]
+pub use id::{LayerId, Namespace, PageId, SeqKey, SlotId, StepId, TokenId};
 #[doc(inline)]
-pub use hash::HashSeed;
+pub use layout::{Capacity, KvDtype, KvShape, PoolConfig};
 #[doc(inline)]
-pub use hash::{Hashing, NamespaceNames, PageHash, PageHashes};
-#[doc(inline)]
-pub use id::{
-    LayerId, MoveId, Namespace, NodeKey, PageId, PrefixLock, RowId, Scope, SeqKey, SlotId, StepId, SwapPageId, TokenId,
-};
-#[cfg(feature = "serde")]
-#[doc(inline)]
-pub use layout::HfError;
-#[doc(inline)]
-pub use layout::{
-    Capacity, Dtype, GroupShape, Groups, KvDtype, KvScales, KvShape, LabelChannels, LabelError, LayerPlace, Layout,
-    Plane, PlaneName, PlaneOrder, PoolConfig, PoolLayout, Reach, ScaleError, Scaling, Strides, TableShape,
-};
-#[doc(inline)]
-pub use moves::{Fetch, FetchId, Put, PutId};
-#[doc(inline)]
-pub use plan::{
-    Admission, Admit, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree, Extend, Forked,
-    Keep, Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, PageMove, PlanSize, Prompt, SharedSpan, SharedSpans,
-    SlotMapping, StepEnd, StepScratch, TableWrite,
-};
-#[doc(inline)]
-pub use prefix::PrefixMatch;
-#[doc(inline)]
-pub use stats::Stats;
-#[doc(inline)]
-pub use world::{Broken, EngineBytes, Owner};
+pub use plan::{Admit, BatchPlan, Extend, Keep, Prompt, StepScratch};

@@ -24,7 +24,7 @@ pub struct Put<'a> {
     pub parent: Option<PageHash>,
     /// Tokens of the page.
     pub tokens: &'a [TokenId],
-    /// The swap page to read: [`SwapMemory::lease`](crate::SwapMemory::lease).
+    /// The swap page to read: [`SwapMemory::lease`](crate::backend::SwapMemory::lease).
     pub page: SwapPageId,
 }
 
@@ -37,6 +37,6 @@ pub struct Fetch<'a> {
     /// Number of cached pages of the prompt; the first swap page is for the page after them.
     pub cached_pages: u32,
     /// The swap pages to write, in the order of the prompt:
-    /// [`SwapMemory::lease_mut`](crate::SwapMemory::lease_mut).
+    /// [`SwapMemory::lease_mut`](crate::backend::SwapMemory::lease_mut).
     pub pages: &'a [SwapPageId],
 }

@@ -160,7 +160,7 @@ impl Stats {
     /// `kvarena_NAME_total` if it is a counter and `kvarena_NAME` if it is a level, with help and type.
     ///
     /// ```
-    /// # use kvarena::Stats;
+    /// # use kvarena::stats::Stats;
     /// let text = Stats::default().prometheus().to_string();
     /// assert!(text.contains("# TYPE kvarena_hit_tokens_total counter\nkvarena_hit_tokens_total 0\n"));
     /// assert!(text.contains("# TYPE kvarena_free_pages gauge\nkvarena_free_pages 0\n"));

@@ -3,9 +3,12 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kvarena::config::PrefixMode;
+use kvarena::hash::{Hashing, NamespaceNames};
+use kvarena::layout::{Groups, Reach, Scaling};
 use kvarena::{
-    Capacity, CpuOptions, Engine, EngineConfig, Extend, Groups, Hashing, KvDtype, KvShape, Namespace, NamespaceNames,
-    Null, PoolConfig, PrefixMode, Reach, Scaling, StepScratch, TokenId,
+    Capacity, CpuOptions, Engine, EngineConfig, Extend, KvDtype, KvShape, Namespace, Null, PoolConfig, StepScratch,
+    TokenId,
 };
 
 struct Counting;

@@ -7,10 +7,11 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kvarena::backend::CpuError;
+use kvarena::config::PrefixMode;
+use kvarena::hash::Hashing;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, Hashing, KvDtype, KvShape, Null, PoolConfig,
-    PrefixMode,
+    Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, KvDtype, KvShape, Null, PoolConfig,
 };
 
 /// Smaller blocks never fail: Rust and slotmap allocate some of them infallibly.

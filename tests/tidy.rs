@@ -206,6 +206,22 @@ fn the_cuda_feature_is_named_at_the_seam_only() {
 }
 
 #[test]
+fn public_items_are_documented_ones() {
+    for (path, text) in sources() {
+        let may_hide = module(&path) == "testkit" || path.to_string_lossy().contains("backend/cuda");
+        assert!(may_hide || !text.contains("doc(hidden)"), "{} hides a public item", path.display());
+    }
+}
+
+#[test]
+fn the_root_has_few_names() {
+    let text = fs::read_to_string(root().join("src/lib.rs")).expect("it is there");
+    let text: String = code(&text).collect();
+    let names = text.split("pub use ").skip(1).map(|list| list.split(';').next().expect("a list").split(',').count());
+    assert!((1..=30).contains(&names.sum()), "a reader sees all names of the root on one page");
+}
+
+#[test]
 fn only_the_tree_makes_locks() {
     for (path, text) in sources() {
         let tree = module(&path) == "prefix" || module(&path) == "id" || path.ends_with("tests.rs");

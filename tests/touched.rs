@@ -8,9 +8,10 @@ use std::hash::{DefaultHasher, Hasher};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kvarena::hash::Hashing;
+use kvarena::layout::{Groups, Reach};
 use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Groups, Hashing, Namespace, Null, PoolConfig, Reach, SeqKey, StepId,
-    StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, Extend, Namespace, Null, PoolConfig, SeqKey, StepId, StepScratch, TokenId,
 };
 
 /// Minimum size of recorded blocks.

@@ -9,12 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use half::bf16;
-use kvarena::backend::{Backend, CpuPath, CpuRows, CpuRowsMut};
+use kvarena::backend::{Backend, CpuPath, CpuRows, CpuRowsMut, OpenBackend};
+use kvarena::layout::{PoolLayout, Scaling, TableShape};
+use kvarena::plan::{OwnedPlan, StepEnd};
 use kvarena::testkit::planner::{Item, Planner};
-use kvarena::{
-    Attend, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, OpenBackend, OwnedPlan, PoolConfig, PoolLayout,
-    Scaling, StepEnd, TableShape,
-};
+use kvarena::{Attend, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, PoolConfig};
 
 /// Maximum number of turns of a case.
 const TURNS: usize = 60;

@@ -1,8 +1,7 @@
 //! Plan and step: a batch of sequences that each compute one more token.
 
-use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Groups, Null, PoolConfig, Reach, SeqKey, StepId, StepScratch, TokenId,
-};
+use kvarena::layout::{Groups, Reach};
+use kvarena::{Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepId, StepScratch, TokenId};
 
 use super::NAMESPACE;
 

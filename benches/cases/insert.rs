@@ -4,7 +4,8 @@
 use std::hint::black_box;
 
 use super::work;
-use kvarena::{PageId, PrefixLock, TokenId};
+use kvarena::id::PrefixLock;
+use kvarena::{PageId, TokenId};
 
 use super::hit::full_cache;
 use super::{Cache, NAMESPACE, whole_pages};

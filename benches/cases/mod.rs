@@ -22,8 +22,9 @@ pub mod sample;
 pub mod tiers;
 pub mod work;
 
+use kvarena::id::PrefixLock;
 use kvarena::testkit::internals::{Fence, PagePool, PrefixTree, reclaim};
-use kvarena::{Namespace, PageId, PrefixLock, TokenId};
+use kvarena::{Namespace, PageId, TokenId};
 
 pub const NAMESPACE: Namespace = Namespace::new(0);
 

@@ -1,8 +1,10 @@
 //! Rows with nested prefixes. Each prefix is one page longer than the next, so n rows have n - 1 nested spans.
 
+use kvarena::id::RowId;
+use kvarena::plan::{BatchRow, OwnedPlan, SharedSpan, SharedSpans, SlotMapping};
 use kvarena::{
-    BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, KvShape, OwnedPlan, PoolConfig,
-    RowId, SharedSpan, SharedSpans, SlotMapping, StepId, StepScratch, TokenId,
+    BatchPlan, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, KvShape, PoolConfig, StepId, StepScratch,
+    TokenId,
 };
 
 use kvarena::plan::PlanBytesError;

@@ -1,7 +1,9 @@
 //! Moves pages between the device, swap memory and a store over a backend without bytes, so that only the engine's time
 //! is measured.
 
-use kvarena::{Capacity, Engine, EngineConfig, Extend, Hashing, Null, PoolConfig, PutId, SeqKey, StepScratch, TokenId};
+use kvarena::hash::Hashing;
+use kvarena::moves::PutId;
+use kvarena::{Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepScratch, TokenId};
 
 use super::NAMESPACE;
 

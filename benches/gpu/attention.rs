@@ -1,12 +1,12 @@
 //! Measures decode and extend attention over random pages.
 
+use kvarena::backend::OpenBackend;
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::layout::{KvScales, Layout, PlaneName};
+use kvarena::plan::{SharedSpans, StepEnd};
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Attend, Backend, BatchPlan, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolConfig,
-    SharedSpans, SlotId, StepEnd,
-};
+use kvarena::{Attend, Backend, BatchPlan, KvDtype, KvShape, LayerId, PoolConfig, SlotId};
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, pool, table};

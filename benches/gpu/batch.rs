@@ -2,12 +2,12 @@
 
 use cust::sys;
 use kvarena::backend::cuda::{DeviceBuffer, Gpu};
+use kvarena::id::RowId;
+use kvarena::layout::{Layout, PlaneName, PoolLayout, TableShape};
+use kvarena::plan::{BatchRow, SlotMapping, TableWrite};
 use kvarena::testkit::rng::Rng;
 use kvarena::testkit::spans::Spans;
-use kvarena::{
-    BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, Layout, PageId, PlaneName, PoolConfig, PoolLayout, RowId,
-    SlotId, SlotMapping, StepId, TableShape, TableWrite, TokenId,
-};
+use kvarena::{BatchPlan, Capacity, KvDtype, KvShape, LayerId, PageId, PoolConfig, SlotId, StepId, TokenId};
 
 use crate::Outcome;
 

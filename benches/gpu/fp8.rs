@@ -1,9 +1,13 @@
 //! Measures pools of fp8, with static scales and scales by token, and of bf16: decode, extend, store, shared prefixes.
 //! The layout is LayerFirst.
 
+use kvarena::backend::OpenBackend;
 use kvarena::backend::cuda::{CudaOptions, Gpu};
+use kvarena::config::StepBounds;
+use kvarena::layout::{Layout, Scaling};
+use kvarena::plan::StepEnd;
 use kvarena::testkit::rng::Rng;
-use kvarena::{Backend, KvDtype, LayerId, Layout, OpenBackend, PoolConfig, Scaling, StepBounds, StepEnd};
+use kvarena::{Backend, KvDtype, LayerId, PoolConfig};
 
 use crate::Outcome;
 use crate::attention::{Bench, How, forests, zipf};

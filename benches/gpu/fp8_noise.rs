@@ -2,9 +2,10 @@
 
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, Gpu};
+use kvarena::layout::{KvScales, PlaneName, PoolLayout, Scaling};
 use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
-use kvarena::{KvDtype, KvScales, LayerId, PlaneName, PoolConfig, PoolLayout, Scaling, SlotId};
+use kvarena::{KvDtype, LayerId, PoolConfig, SlotId};
 
 use crate::Outcome;
 use crate::batch::Noise;

@@ -1,10 +1,11 @@
 //! Measures decode attention of a model's layers, in one group and in groups: full layers, and layers with a window.
 
+use kvarena::backend::OpenBackend;
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, Gpu};
+use kvarena::layout::{Groups, Reach, TableShape};
+use kvarena::plan::OwnedPlan;
 use kvarena::testkit::planner::{Item, Planner};
-use kvarena::{
-    Attend, Backend, Capacity, Groups, KvDtype, KvShape, LayerId, OpenBackend, OwnedPlan, PoolConfig, Reach, TableShape,
-};
+use kvarena::{Attend, Backend, Capacity, KvDtype, KvShape, LayerId, PoolConfig};
 
 use crate::Outcome;
 use crate::batch::Noise;

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
-use kvarena::{Attend, Backend, Engine, EngineConfig, Extend, LayerId, Layout, Namespace, Null, StepScratch, TokenId};
+use kvarena::layout::Layout;
+use kvarena::{Attend, Backend, Engine, EngineConfig, Extend, LayerId, Namespace, Null, StepScratch, TokenId};
 
 use crate::Outcome;
 use crate::batch::pool;

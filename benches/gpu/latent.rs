@@ -1,12 +1,13 @@
 //! Measures attention over latent rows of 512 + 64, in bf16 and in fp8: decode with 16 and 128 heads, several new
 //! tokens, chunks of a prompt.
 
+use kvarena::backend::OpenBackend;
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::layout::{Layout, PlaneName, Scaling};
+use kvarena::plan::StepEnd;
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Attend, Backend, KvDtype, KvShape, LayerId, Layout, OpenBackend, PlaneName, PoolConfig, Scaling, SlotId, StepEnd,
-};
+use kvarena::{Attend, Backend, KvDtype, KvShape, LayerId, PoolConfig, SlotId};
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, pool, table};

@@ -1,8 +1,12 @@
 //! Measures store_cache and page copies.
 
+use kvarena::backend::OpenBackend;
 use kvarena::backend::cuda::{Cuda, Gpu};
+use kvarena::config::StepBounds;
+use kvarena::layout::{Layout, PlaneName};
+use kvarena::plan::{PageCopy, StepEnd};
 use kvarena::testkit::rng::Rng;
-use kvarena::{Backend, LayerId, Layout, OpenBackend, PageCopy, PageId, PlaneName, StepBounds, StepEnd};
+use kvarena::{Backend, LayerId, PageId};
 
 use crate::Outcome;
 use crate::batch::{Batch, Noise, distinct, pool, table};

@@ -11,13 +11,13 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use half::bf16;
+use kvarena::backend::OpenBackend;
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu, Prepare, SpanCosts, SpanWork};
+use kvarena::layout::Layout;
+use kvarena::plan::{SharedSpans, StepEnd};
 use kvarena::testkit::quantised::scales;
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Attend, Backend, BatchPlan, KvDtype, KvShape, LayerId, Layout, OpenBackend, PoolConfig, SharedSpans, StepEnd,
-    StepId,
-};
+use kvarena::{Attend, Backend, BatchPlan, KvDtype, KvShape, LayerId, PoolConfig, StepId};
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, pool, table};

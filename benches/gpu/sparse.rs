@@ -2,12 +2,12 @@
 //! selection.
 
 use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, Gpu};
+use kvarena::backend::{OpenBackend, Queries, Select, Selection, SparseBackend};
+use kvarena::layout::{LabelChannels, Layout, PlaneName};
+use kvarena::plan::StepEnd;
 use kvarena::testkit::contract::attention;
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Attend, Backend, LabelChannels, LayerId, Layout, OpenBackend, PlaneName, PoolConfig, Queries, Select, Selection,
-    SlotId, SparseBackend, StepEnd,
-};
+use kvarena::{Attend, Backend, LayerId, PoolConfig, SlotId};
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, pool, table};

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceBuffer, Gpu, PinnedBuffer};
+use kvarena::backend::{OpenBackend, SwapMemory};
+use kvarena::id::{MoveId, SwapPageId};
+use kvarena::layout::Layout;
+use kvarena::plan::{PageMove, StepEnd};
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Attend, Backend, Capacity, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove, PoolConfig, StepEnd, SwapMemory,
-    SwapPageId,
-};
+use kvarena::{Attend, Backend, Capacity, LayerId, PageId, PoolConfig};
 
 use crate::Outcome;
 use crate::batch::{Batch, Forest, Noise, distinct, pool, table};

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use kvarena::{Capacity, PrefixMode};
+use kvarena::Capacity;
+use kvarena::config::PrefixMode;
 
 use crate::groups::LayerGroups;
 

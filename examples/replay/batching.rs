@@ -13,7 +13,8 @@
 //! before any new one. The oldest request can always continue, because a request that does not fit the pool alone is
 //! never admitted. A prompt waits only for running requests. So all requests end.
 
-use kvarena::{EngineError, Error, Extend, Keep, Leader, SeqKey, TokenId};
+use kvarena::plan::Leader;
+use kvarena::{EngineError, Error, Extend, Keep, SeqKey, TokenId};
 
 use crate::host::{Host, NAMESPACE, ServeError, refused};
 use crate::request::Request;

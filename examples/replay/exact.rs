@@ -2,7 +2,7 @@
 //! all requests.
 
 use indicatif::ProgressBar;
-use kvarena::Reach;
+use kvarena::layout::Reach;
 use kvarena::testkit::tiers::{self, Figures as Tiers};
 
 use crate::args::Args;

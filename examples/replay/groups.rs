@@ -1,6 +1,6 @@
 //! Groups of layers on the command line.
 
-use kvarena::{Groups, Reach};
+use kvarena::layout::{Groups, Reach};
 
 /// The groups of a model. Group 0 keeps all tokens and has one layer. A page therefore has one lane, so each layer of
 /// another group has its own track.

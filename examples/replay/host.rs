@@ -5,12 +5,11 @@ use std::convert::Infallible;
 use std::fmt;
 
 use indicatif::ProgressBar;
+use kvarena::plan::{BatchRow, SharedSpan};
+use kvarena::stats::Stats;
 use kvarena::testkit::store::KeyStore;
 use kvarena::testkit::tiers::Figures;
-use kvarena::{
-    BatchPlan, BatchRow, Engine, EngineConfig, EngineError, Error, Namespace, Null, PoolConfig, SharedSpan, Stats,
-    StepScratch, TokenId,
-};
+use kvarena::{BatchPlan, Engine, EngineConfig, EngineError, Error, Namespace, Null, PoolConfig, StepScratch, TokenId};
 
 use crate::core_time::CoreTime;
 use crate::request::Request;
@@ -336,7 +335,7 @@ pub fn refused(request: usize) -> impl Fn(Error) -> ServeError {
 /// Returns the config for a workload: `running` rows, and tokens for the `running` longest requests.
 pub fn engine_config(
     pool: PoolConfig,
-    prefix: kvarena::PrefixMode,
+    prefix: kvarena::config::PrefixMode,
     requests: &[Request],
     running: u32,
 ) -> EngineConfig {

@@ -31,8 +31,10 @@ use std::time::Instant;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use kvarena::hash::Hashing;
+use kvarena::layout::Groups;
 use kvarena::testkit::store::KeyStore;
-use kvarena::{EngineConfig, Groups, Hashing, KvDtype, KvShape, PoolConfig};
+use kvarena::{EngineConfig, KvDtype, KvShape, PoolConfig};
 
 use args::Args;
 use host::{Host, Outcome, ServeError};

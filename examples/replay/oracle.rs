@@ -6,7 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
-use kvarena::{Reach, TokenId};
+use kvarena::TokenId;
+use kvarena::layout::Reach;
 
 use crate::request::Request;
 

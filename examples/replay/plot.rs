@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::path::Path;
 
-use kvarena::Stats;
+use kvarena::stats::Stats;
 use plotters::style::RGBColor;
 
 use crate::chart::{self, BLUE, Chart, Form, RED, Series};

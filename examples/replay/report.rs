@@ -352,7 +352,7 @@ fn micros(ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use kvarena::Stats;
+    use kvarena::stats::Stats;
 
     use super::*;
     use crate::host::Tally;

@@ -4,7 +4,8 @@
 //! `step_tokens` allows (one if unset). Decoding token by token would take longer. Without groups of layers, it would
 //! give the same hits and evictions.
 
-use kvarena::{EngineError, Extend, Stats, TokenId};
+use kvarena::stats::Stats;
+use kvarena::{EngineError, Extend, TokenId};
 
 use crate::host::{Host, NAMESPACE, ServeError, pages_in_use};
 use crate::request::Request;

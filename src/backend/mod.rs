@@ -176,7 +176,7 @@ pub trait Backend {
     /// Stores K and V of a step's new tokens, `[tokens, kv_heads, head_dim]` each.
     ///
     /// For a latent pool the rows of k are `[tokens, rank + rope]`, and v is empty. Every backend quantises to the same
-    /// bits: see [`KvDtype::Fp8E4M3`](crate::KvDtype) and [`Scaling`](crate::Scaling).
+    /// bits: see [`KvDtype::Fp8E4M3`](crate::KvDtype) and [`Scaling`](crate::layout::Scaling).
     fn store_cache(
         &mut self,
         plan: &BatchPlan<'_>,
@@ -232,7 +232,7 @@ pub trait Backend {
     /// this number.
     ///
     /// The number grows while a backend prepares its memory in the background, up to
-    /// [`PoolLayout::swap_region_pages`](crate::PoolLayout::swap_region_pages). A backend without swap memory returns
+    /// [`PoolLayout::swap_region_pages`](crate::layout::PoolLayout::swap_region_pages). A backend without swap memory returns
     /// 0; a backend without bytes may return any larger number.
     fn swap_pages(&self) -> u32 {
         0

@@ -24,7 +24,7 @@ impl Moved {
 ///
 /// A store drops its leases before [`Engine::put_done`](crate::Engine::put_done) and
 /// [`Engine::fetched`](crate::Engine::fetched). Later saves and loads use the pages; a backend rejects those of a
-/// leased page with [`PlanError::Leased`](crate::PlanError::Leased).
+/// leased page with [`PlanError::Leased`](crate::backend::PlanError::Leased).
 ///
 /// The leases of this crate's backends are `AsRef<[u8]>` and `AsMut<[u8]>`. A backend over several ranks has a part of
 /// each page on each rank, so its lease is a list of the ranks' leases. Code for one rank requires

@@ -79,7 +79,7 @@ pub struct EngineConfig {
     /// Number of pages, from page 0 on, that no sequence gets: a null page for tables that are padded with 0, or pages
     /// that padding rows of a captured graph write. Less than all pages. Default: 0.
     pub reserved_pages: u32,
-    /// Whether plans have [slots of 64 bits](crate::SlotMapping) even if the pool's slots fit in 32 bits, for kernels
+    /// Whether plans have [slots of 64 bits](crate::plan::SlotMapping) even if the pool's slots fit in 32 bits, for kernels
     /// that only read these. Default: false.
     pub wide_slots: bool,
     /// Whether [`Engine::new`](crate::Engine::new) touches the reserved swap memory of the tables that grow with pages
@@ -155,7 +155,8 @@ impl EngineShape {
     /// `most_pages` and these pages together, `admit` ignores the hit.
     ///
     /// ```
-    /// # use kvarena::{Capacity, EngineConfig, Groups, PoolConfig, Reach};
+    /// # use kvarena::{Capacity, EngineConfig, PoolConfig};
+    /// # use kvarena::layout::{Groups, Reach};
     /// let groups = Groups::new(&[Reach::All, Reach::Window(128)], &[0, 1])?;
     /// let capacity = Capacity::Pages(200);
     /// let pool = PoolConfig { layers: 2, groups, capacity, page_size: 16, ..PoolConfig::default() };

@@ -12,8 +12,10 @@ mod tiers;
 use crate::backend::{Backend, OpenBackend};
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::EngineError;
+pub use crate::prefix::PrefixMatch;
 use crate::stats::Stats;
-use crate::world::{Broken, World};
+use crate::world::World;
+pub use crate::world::{Broken, EngineBytes, Owner};
 
 /// The KV-cache core of one scheduler: records the tokens that have K and V, assigns pages to new tokens, and shares
 /// the pages of equal prefixes.

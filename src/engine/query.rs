@@ -88,7 +88,7 @@ impl<B: Backend> Engine<B> {
     /// Returns the pages that a sequence keeps in one track, in order, in slices: one for each leaf of the page table.
     /// O(slices).
     ///
-    /// [`PoolLayout::place`](crate::PoolLayout::place) returns the track of a layer. Track 0 is the [page
+    /// [`PoolLayout::place`](crate::layout::PoolLayout::place) returns the track of a layer. Track 0 is the [page
     /// table](Engine::page_table) of group 0. In the track of a window or a chunk, the pages are the last ones of the
     /// sequence: the first slice begins at the first place that the group keeps.
     ///

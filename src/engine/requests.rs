@@ -78,7 +78,7 @@ impl<B: Backend> Engine<B> {
     ///
     /// To let a prompt wait for its leader, [preempt](Engine::preempt) it before its first plan, and
     /// [resume](Engine::resume) it when [`Engine::is_leading`] returns false. It keeps its row and its tokens, and then
-    /// finds the leader's tokens in the cache. [`Stats`](crate::Stats) counts it as one prompt.
+    /// finds the leader's tokens in the cache. [`Stats`](crate::stats::Stats) counts it as one prompt.
     /// [`guide::scheduling`](crate::guide::scheduling) has the program.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ impl<B: Backend> Engine<B> {
     /// Adds a place where prompts can match: the end of the whole pages among a running sequence's first `len` tokens.
     /// O(pages kept).
     ///
-    /// With [groups of layers](crate::Groups), a prompt matches only at places where the cache has the pages that the
+    /// With [groups of layers](crate::layout::Groups), a prompt matches only at places where the cache has the pages that the
     /// next token reads in every group. The engine keeps these pages at the end of a sequence's prompt, where the
     /// prompt diverges from a cached one, and at the end of the sequence. The host marks other places: the end of a
     /// system prompt, or the [`cached_len`](Leader::cached_len) of a [leader](Admission::leader).
@@ -184,7 +184,7 @@ impl<B: Backend> Engine<B> {
     /// A mark takes effect at the commit, fork, finish or preemption that publishes the last page before it; a mark at
     /// the end of the published pages takes effect at once. At most 4 marks wait, and a preemption drops the others. A
     /// mark keeps nothing while promises need the pages. Without groups of layers, and in
-    /// [`PrefixMode::None`](crate::PrefixMode::None), marks have no effect.
+    /// [`PrefixMode::None`](crate::config::PrefixMode::None), marks have no effect.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the tokens of the published

@@ -30,7 +30,7 @@ impl<B: Backend> Engine<B> {
     ///   and all later ones of the sequence.
     /// * Words of an aborted plan are sent again.
     ///
-    /// [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) is the upper bound. If all new pages of a batch are
+    /// [`EngineShape::plan_bytes`](crate::config::EngineShape::plan_bytes) is the upper bound. If all new pages of a batch are
     /// promised, [`Error::OutOfPages`] lasts at most until the step that it names is complete.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Returns the arrays of [`packed`](Engine::packed) for another track: for the layers that
-    /// [`PoolLayout::place`](crate::PoolLayout::place) puts in it.
+    /// [`PoolLayout::place`](crate::layout::PoolLayout::place) puts in it.
     ///
     /// A sequence keeps only some pages in the track of a window or of chunks. The list of the sequence begins at the
     /// first kept page, not at position 0, and ends at the same place as the list of track 0. So the two lists differ

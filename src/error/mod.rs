@@ -72,7 +72,7 @@ displayed! {
             "a step of {} is larger than the limit of {max}", Count(tokens, "token");
         /// The sequence or its promise would be longer than `max_sequence_len`, or than the longest one that fits an
         /// empty pool. From
-        /// [`DraftTree::set`](crate::DraftTree::set): a sequence with these drafts would be longer than `u32::MAX`.
+        /// [`DraftTree::set`](crate::plan::DraftTree::set): a sequence with these drafts would be longer than `u32::MAX`.
         TooLong { len: u64, max: u64 } => "a sequence of {} is longer than the limit of {max}", Count(len, "token");
         /// The sequence is finished, or never existed.
         UnknownSequence { seq: SeqKey } => "sequence {seq:?} is unknown or finished";

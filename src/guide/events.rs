@@ -10,6 +10,8 @@
 //! use std::collections::HashMap;
 //!
 //! use kvarena::*;
+//! use kvarena::event::Event;
+//! use kvarena::hash::{Hashing, NamespaceNames};
 //!
 //! let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(8), ..Default::default() };
 //! let hashing = Hashing::Dynamo;
@@ -73,7 +75,7 @@
 //! ```
 //!
 //! A stored page matches at once, but the device may still be writing its bytes. A reader outside the order of the
-//! backend's stream waits until [`step`](crate::Stored::step) is complete. A [`reset`](crate::Engine::reset) emits one
+//! backend's stream waits until [`step`](crate::event::Stored::step) is complete. A [`reset`](crate::Engine::reset) emits one
 //! `Cleared`. Sequences that continue with the old weights emit nothing.
 //!
 //! Hashes of 64 bits are hints, because a chosen prompt can collide with an xxHash. A store can use SHA-256 digests as

@@ -2,7 +2,7 @@
 //!
 //! In a pool of [`KvDtype::Fp8E4M3`](crate::KvDtype::Fp8E4M3), a number is a byte times a scale. The host passes rows
 //! in f32, f16 or bf16 as usual. The store rounds them, and attention reads the decoded values. The pool's
-//! [`Scaling`](crate::Scaling) sets the source of the scales:
+//! [`Scaling`](crate::layout::Scaling) sets the source of the scales:
 //!
 //! * `Static`: the host measures one scale for each layer, head, and K or V: the largest magnitude divided by 448. The
 //!   store clamps numbers beyond 448 times the scale. The host passes the scales when it opens the backend.
@@ -11,6 +11,7 @@
 //!
 //! ```
 //! use kvarena::*;
+//! use kvarena::layout::{KvScales, PlaneName, Scaling};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let shape = KvShape::heads(2, 4);
@@ -39,7 +40,7 @@
 //! # }
 //! ```
 //!
-//! Pages can move between pools with equal [`page_fingerprint`](crate::PoolLayout::page_fingerprint), because their
+//! Pages can move between pools with equal [`page_fingerprint`](crate::layout::PoolLayout::page_fingerprint), because their
 //! bytes mean the same. Static scales are part of the fingerprint.
 //!
 //! On a GPU, `CudaOptions` takes the same `scales` and uploads them once. Its `rows` is the type of the rows that the

@@ -15,7 +15,9 @@
 //! # #[cfg(feature = "cuda")]
 //! use std::sync::Arc;
 //! # #[cfg(feature = "cuda")]
-//! use kvarena::{Dtype, backend::cuda::{CudaError, CudaStream, DeviceRows, Gpu, RawStream}};
+//! use kvarena::backend::cuda::{CudaError, CudaStream, DeviceRows, Gpu, RawStream};
+//! # #[cfg(feature = "cuda")]
+//! use kvarena::layout::Dtype;
 //!
 //! # #[cfg(feature = "cuda")]
 //! # struct ModelStream(RawStream);

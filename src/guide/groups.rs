@@ -1,7 +1,7 @@
 //! Groups of layers: models with layers that read only a window or a chunk.
 //!
 //! Many models mix layers that read all tokens with layers that read only the last 128 or 1,024. The latter need no
-//! older tokens. [`Groups`](crate::Groups) assigns each layer to a group; `PoolConfig::from_hf` (feature `serde`) reads
+//! older tokens. [`Groups`](crate::layout::Groups) assigns each layer to a group; `PoolConfig::from_hf` (feature `serde`) reads
 //! the groups from a model's `config.json`. A sequence then gives pages back as it grows:
 //!
 //! | 8,192 tokens in bf16 | all layers keep everything | with groups |
@@ -15,9 +15,9 @@
 //! backend rejects a window or chunk that differs from the group's.
 //!
 //! Layers of a group may store other heads or another dtype than the pool's
-//! ([`Groups::with_shape`](crate::Groups::with_shape)). A page then holds as many of these layers as fit, and
-//! [`PoolLayout::unused_bytes`](crate::PoolLayout::unused_bytes) returns the number of bytes left over.
-//! [`PoolLayout::of_group`](crate::PoolLayout::of_group) returns the heads and head_dim of a group's layers.
+//! ([`Groups::with_shape`](crate::layout::Groups::with_shape)). A page then holds as many of these layers as fit, and
+//! [`PoolLayout::unused_bytes`](crate::layout::PoolLayout::unused_bytes) returns the number of bytes left over.
+//! [`PoolLayout::of_group`](crate::layout::PoolLayout::of_group) returns the heads and head_dim of a group's layers.
 //!
 //! With [`PoolConfig::swap_pages`](crate::PoolConfig::swap_pages), evicted pages of all groups move to swap memory.
 //! [`Engine::load`](crate::Engine::load) loads the pages that prompts hit. [`Engine::puts`](crate::Engine::puts) and
@@ -25,6 +25,7 @@
 //!
 //! ```
 //! use kvarena::*;
+//! use kvarena::layout::{Groups, LayerPlace, Reach};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // Layers 0 and 2 read 8 tokens, layer 1 reads all.
@@ -75,15 +76,15 @@
 //!
 //! Prompts can match a sequence at the end of its prompt, at its end, and where its prompt diverges from a cached one.
 //! [`Engine::mark`](crate::Engine::mark) adds places, such as the end of a system prompt, or the
-//! [`cached_len`](crate::Leader::cached_len) of a leader from which a waiting prompt diverges.
-//! [`Stats::lost_hit_tokens`](crate::Stats::lost_hit_tokens) counts the tokens that only group 0 had.
+//! [`cached_len`](crate::plan::Leader::cached_len) of a leader from which a waiting prompt diverges.
+//! [`Stats::lost_hit_tokens`](crate::stats::Stats::lost_hit_tokens) counts the tokens that only group 0 had.
 //!
 //! A promise covers the maximum number of pages that a sequence holds. This number depends on
 //! [`promise_ahead`](crate::EngineConfig::promise_ahead): plans may be that many tokens ahead of the published tokens.
 //! Set `promise_ahead` to `page_size - 1` plus a sequence's tokens of one step, or of two steps if steps overlap.
 //!
 //! [Events](super::events) and `match_hashes` report the pages of group 0 alone. A router therefore expects
-//! [`PrefixMatch::full_pages`](crate::PrefixMatch::full_pages), and a prompt may match less. The engine emits no events
+//! [`PrefixMatch::full_pages`](crate::engine::PrefixMatch::full_pages), and a prompt may match less. The engine emits no events
 //! for other groups, because a router that ignores groups would take their removed pages for a removed prefix.
 //!
 //! `Cuda` supports chunks that are multiples of the page size, except over latent rows. It does not support latent rows

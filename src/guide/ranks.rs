@@ -1,25 +1,28 @@
 //! Tensor-parallel ranks: one engine plans, and each worker has a backend with its share of the heads.
 //!
 //! Page numbers, slots and page tables are the same on every rank; only the bytes differ. A rank therefore needs no
-//! engine. It opens its backend with the engine's limits, [`EngineShape`](crate::EngineShape), which every rank
+//! engine. It opens its backend with the engine's limits, [`EngineShape`](crate::config::EngineShape), which every rank
 //! shares. Then it receives these messages, in the engine's order:
 //!
-//! * each plan ([`OwnedPlan`](crate::OwnedPlan)),
-//! * each end of steps ([`StepEnd`](crate::StepEnd)),
-//! * the copies of a fork ([`PageCopy`](crate::PageCopy)),
-//! * the compactions of an accept ([`Compaction`](crate::Compaction)).
+//! * each plan ([`OwnedPlan`](crate::plan::OwnedPlan)),
+//! * each end of steps ([`StepEnd`](crate::plan::StepEnd)),
+//! * the copies of a fork ([`PageCopy`](crate::plan::PageCopy)),
+//! * the compactions of an accept ([`Compaction`](crate::plan::Compaction)).
 //!
 //! Each message has a byte form whose first 8 bytes identify it.
 //!
 //! If the pool has swap pages, each rank also needs the engine's saves and loads, which have no byte form.
 //! `crates/host` implements one [`Backend`](crate::Backend) over all ranks, which forwards them. Its leases of
-//! [`SwapMemory`](crate::SwapMemory) are lists: a swap page has a part on each rank.
+//! [`SwapMemory`](crate::backend::SwapMemory) are lists: a swap page has a part on each rank.
 //!
 //! ```
 //! use std::sync::mpsc;
 //! use std::thread;
 //!
 //! use kvarena::*;
+//! use kvarena::backend::OpenBackend;
+//! use kvarena::config::EngineShape;
+//! use kvarena::plan::{OwnedPlan, PageCopy, StepEnd};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // The model has two heads of K and V; each of two ranks holds one.
@@ -115,22 +118,22 @@
 //!
 //! | array | element | meaning |
 //! |---|---|---|
-//! | rows | 4 x u32 | [`BatchRow`](crate::BatchRow): `row`, `qo_start`, `extend_len`, `kv_len` |
+//! | rows | 4 x u32 | [`BatchRow`](crate::plan::BatchRow): `row`, `qo_start`, `extend_len`, `kv_len` |
 //! | tokens | u32 | token; 2^32 - 1 if it is not sampled yet |
 //! | positions | u32 | position in its sequence |
 //! | slot_mapping | i32 or i64 | slot of K and V: `page * page_size + offset`; negative: write nothing |
-//! | table_writes | 2 x u32 | [`TableWrite`](crate::TableWrite): `index`, `value`: `words[index] = value` |
-//! | spans | 4 x u32 | [`SharedSpan`](crate::SharedSpan): `member_start`, `member_count`, `begin`, `end`; R1 to R3 |
+//! | table_writes | 2 x u32 | [`TableWrite`](crate::plan::TableWrite): `index`, `value`: `words[index] = value` |
+//! | spans | 4 x u32 | [`SharedSpan`](crate::plan::SharedSpan): `member_start`, `member_count`, `begin`, `end`; R1 to R3 |
 //! | members | u32 | index of a row in the batch |
 //! | masks | u64 | bit `i`: a tree's token sees slot `last - i` ([more](crate::BatchPlan::masks)); 0: no tree |
 //! | track_slots | i32 or i64 | `[tracks - 1, tokens]`: like slot_mapping, for the layers of each further track |
 //!
 //! The `qo_start` of a row is the sum of `extend_len` of the rows before it. All `extend_len` add up to `tokens`.
 //!
-//! A worker in another language also needs [`StepEnd::to_bytes`](crate::StepEnd::to_bytes),
-//! [`EngineShape::to_bytes`](crate::EngineShape::to_bytes),
-//! [`PageCopy::list_to_bytes`](crate::PageCopy::list_to_bytes),
-//! [`Compaction::list_to_bytes`](crate::Compaction::list_to_bytes) and [`TableShape`](crate::TableShape). This script
+//! A worker in another language also needs [`StepEnd::to_bytes`](crate::plan::StepEnd::to_bytes),
+//! [`EngineShape::to_bytes`](crate::config::EngineShape::to_bytes),
+//! [`PageCopy::list_to_bytes`](crate::plan::PageCopy::list_to_bytes),
+//! [`Compaction::list_to_bytes`](crate::plan::Compaction::list_to_bytes) and [`TableShape`](crate::layout::TableShape). This script
 //! reads plans; `tests/core/read_plan.rs` compares its output with the plans:
 //!
 //! ```python

@@ -122,13 +122,14 @@
 //! # Leaders: one computation for equal prompts
 //!
 //! Without leaders, prompts that share an uncached prefix would each compute this prefix. An
-//! [`Admission`](crate::Admission) names the leader: the running sequence that computes these tokens already. The
+//! [`Admission`](crate::plan::Admission) names the leader: the running sequence that computes these tokens already. The
 //! prompt waits while [`is_leading`](crate::Engine::is_leading) returns true. Then the host calls `admission` again.
 //! The new admission counts the pages that the leader published, even if the leader was cancelled or preempted. If it
 //! names no new leader, the host admits the prompt. The sequence computes the rest, and may lead other prompts.
 //!
 //! ```
 //! use kvarena::*;
+//! use kvarena::plan::Leader;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let config = PoolConfig { page_size: 4, capacity: Capacity::Pages(100), ..Default::default() };
@@ -172,7 +173,7 @@
 //!
 //! [`admit_batch`](crate::Engine::admit_batch) admits several prompts and names leaders within the batch. The host
 //! preempts each follower before its first plan. The follower has computed nothing, and keeps its row and its tokens.
-//! [`Stats`](crate::Stats) counts the follower once, as a prompt, at its first commit after the resume. A
+//! [`Stats`](crate::stats::Stats) counts the follower once, as a prompt, at its first commit after the resume. A
 //! preemption cancels the promise, so the host passes it to `resume` again.
 //!
 //! Before a resume, [`admission`](crate::Engine::admission) of the sequence's tokens names a leader as it does for a
@@ -182,6 +183,7 @@
 //!
 //! ```
 //! use kvarena::*;
+//! use kvarena::plan::Admitted;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let config = PoolConfig { page_size: 4, capacity: Capacity::Pages(100), ..Default::default() };

@@ -2,17 +2,19 @@
 //!
 //! A pool may store *labels*: a copy of a few channels of K for each token and head. The backend uses labels to find
 //! the tokens with the largest logits (Double Sparsity). The host measures the channels of each layer and head offline.
-//! It passes these [`LabelChannels`](crate::LabelChannels) when it opens the backend. `store_cache` writes labels with
+//! It passes these [`LabelChannels`](crate::layout::LabelChannels) when it opens the backend. `store_cache` writes labels with
 //! K and V. With `--sparse`, `crates/server` measures the channels. With `--recall`, it also reports the share of the
 //! attention weights that falls on the selected positions.
 //!
-//! A sparse read takes two calls for each layer. [`select`](crate::SparseBackend::select) returns positions, and
-//! [`attend_selected`](crate::SparseBackend::attend_selected) reads them. Positions are plain numbers, `[rows,
+//! A sparse read takes two calls for each layer. [`select`](crate::backend::SparseBackend::select) returns positions, and
+//! [`attend_selected`](crate::backend::SparseBackend::attend_selected) reads them. Positions are plain numbers, `[rows,
 //! kv_heads, top]`, so a host may also choose them itself. Rows with several new tokens read all visible positions, so
 //! a step may mix decodes with prefills.
 //!
 //! ```
 //! use kvarena::*;
+//! use kvarena::backend::{Queries, Select, Selection, SparseBackend};
+//! use kvarena::layout::LabelChannels;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let shape = KvShape::heads(1, 4);
@@ -56,4 +58,4 @@
 //! pool's number of slots. Tokens of a shared prefix count once for each row.
 //!
 //! Labels take `kv_heads * label_channels` numbers for each token and layer. Like static scales, the label channels are
-//! part of [`page_fingerprint`](crate::PoolLayout::page_fingerprint).
+//! part of [`page_fingerprint`](crate::layout::PoolLayout::page_fingerprint).

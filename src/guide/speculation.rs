@@ -1,7 +1,7 @@
 //! Speculative decoding: a small model drafts tokens, and the large model verifies all of them in one step.
 //!
 //! The host appends draft tokens so that each one comes after its parent, and plans them with
-//! [`plan_drafts`](crate::Engine::plan_drafts). Drafts form a chain or a tree. A [`DraftTree`](crate::DraftTree)
+//! [`plan_drafts`](crate::Engine::plan_drafts). Drafts form a chain or a tree. A [`DraftTree`](crate::plan::DraftTree)
 //! computes the masks and positions of a tree from the parents.
 //!
 //! The model runs once. [`accept`](crate::Engine::accept) keeps one branch, makes its K and V contiguous, and removes
@@ -10,6 +10,7 @@
 //!
 //! ```
 //! use kvarena::*;
+//! use kvarena::plan::DraftTree;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut engine = Engine::new(PoolConfig { page_size: 4, ..Default::default() }, Null)?;
@@ -63,7 +64,7 @@
 //! # }
 //! ```
 //!
-//! A chain ([`Draft::chain`](crate::Draft::chain)) needs no masks, so every attention supports it, with or without a
+//! A chain ([`Draft::chain`](crate::plan::Draft::chain)) needs no masks, so every attention supports it, with or without a
 //! window. `accept` keeps the start of the chain and moves nothing. A host may also plan a chain with `plan_batch` as
 //! ordinary tokens. It must then [`rollback`](crate::Engine::rollback) the rejected tokens *before* the commit, which
 //! would publish them.
@@ -75,7 +76,7 @@
 //! step fails, [`abort`](crate::Engine::abort) it and roll the drafts back, because after the abort they are ordinary
 //! tokens of the sequence.
 //!
-//! [`Stats`](crate::Stats) counts drafts, their guessed tokens and the accepted guesses. A lone root is the last
+//! [`Stats`](crate::stats::Stats) counts drafts, their guessed tokens and the accepted guesses. A lone root is the last
 //! sampled token, not a guess. If there are several roots, each is a guess of that token.
 //!
 //! Positions of a tree count depth, so several drafts have the same position, and attention with a sliding window does

@@ -10,7 +10,8 @@ use crate::error::ConfigError;
 /// text differs from an unset variable.
 ///
 /// ```
-/// # use kvarena::{HashSeed, Hashing, NamespaceNames, TokenId};
+/// # use kvarena::TokenId;
+/// # use kvarena::hash::{HashSeed, Hashing, NamespaceNames};
 /// let chain = |hashing: Hashing| hashing.chain(&NamespaceNames::default(), &[TokenId::new(7); 16], 16);
 /// let seeded = Hashing::VllmSha256CborSeeded(HashSeed::new("0")?);
 /// assert_ne!(chain(seeded), chain(Hashing::VllmSha256Cbor));

@@ -41,7 +41,7 @@ impl Reach {
     /// Returns the first position that a token at `position` reads. It never falls as `position` rises.
     ///
     /// ```
-    /// # use kvarena::Reach;
+    /// # use kvarena::layout::Reach;
     /// assert_eq!([99, 100].map(|at| Reach::Window(100).first(at)), [0, 1]);
     /// assert_eq!([63, 64, 65].map(|at| Reach::Chunk(64).first(at)), [0, 64, 64]);
     /// assert_eq!(Reach::All.first(1000), 0);
@@ -125,7 +125,7 @@ impl Groups {
     /// Creates groups from the reach of each group and the group of each layer. O(layers).
     ///
     /// ```
-    /// # use kvarena::{Groups, Reach};
+    /// # use kvarena::layout::{Groups, Reach};
     /// // Every other one of four layers reads 128 tokens.
     /// let groups = Groups::new(&[Reach::All, Reach::Window(128)], &[1, 0, 1, 0])?;
     /// assert_eq!(groups.layers_of(1), 2);
@@ -166,7 +166,8 @@ impl Groups {
     /// [`Layout::PageFirst`](super::Layout).
     ///
     /// ```
-    /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
+    /// # use kvarena::{KvDtype, KvShape, PoolConfig};
+    /// # use kvarena::layout::{Groups, Reach};
     /// // Five layers with 2 heads of 512 read everything; 25 layers with 8 heads of 256 read a window.
     /// let layers: Vec<u8> = (1..=30).map(|layer| u8::from(layer % 6 > 0)).collect();
     /// let groups = Groups::new(&[Reach::All, Reach::Window(1024)], &layers)?
@@ -195,7 +196,7 @@ impl Groups {
     }
 
     /// Returns a group's own shape; `None` if the group has none or does not exist. In a
-    /// [`PoolLayout`](crate::PoolLayout), a group with the pool's shape and dtype has none.
+    /// [`PoolLayout`](crate::layout::PoolLayout), a group with the pool's shape and dtype has none.
     pub fn shape(&self, group: u32) -> Option<GroupShape> {
         self.shapes.get((group as usize).checked_sub(1)?).copied()?
     }

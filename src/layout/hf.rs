@@ -101,6 +101,7 @@ impl PoolConfig {
     ///
     /// ```
     /// # use kvarena::*;
+    /// # use kvarena::layout::HfError;
     /// let json = r#"{"model_type": "qwen3", "num_hidden_layers": 36, "num_attention_heads": 32,
     ///                "num_key_value_heads": 8, "head_dim": 128, "torch_dtype": "bfloat16"}"#;
     /// let config = PoolConfig { page_size: 32, ..PoolConfig::from_hf(json)? };

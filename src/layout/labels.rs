@@ -13,13 +13,14 @@ use crate::id::LayerId;
 /// backends reject channels that are not below `head_dim`.
 ///
 /// ```
-/// # use kvarena::{KvShape, LabelChannels, LayerId, PoolConfig};
+/// # use kvarena::{KvShape, LayerId, PoolConfig};
+/// # use kvarena::layout::LabelChannels;
 /// let shape = KvShape::heads(4, 64);
 /// let pool = PoolConfig { layers: 1, shape, label_channels: 2, tp_size: 2, tp_rank: 1, ..Default::default() };
 /// let model = LabelChannels::new(1, 4, 2, vec![0, 1, 8, 40, 3, 63, 16, 17])?;
 /// let rank = model.local(&pool)?; // for `CpuOptions::labels`
 /// assert_eq!((rank.kv_heads(), rank.get(LayerId::new(0), 0)), (2, &[3, 63][..]));
-/// # Ok::<(), kvarena::LabelError>(())
+/// # Ok::<(), kvarena::layout::LabelError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Unchecked"))]

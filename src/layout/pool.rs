@@ -173,7 +173,8 @@ impl PoolLayout {
     /// `u64::MAX`.
     ///
     /// ```
-    /// # use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
+    /// # use kvarena::{KvDtype, KvShape, PoolConfig};
+    /// # use kvarena::layout::{Groups, Reach};
     /// // Gemma 3 27B in bf16: every sixth layer reads everything.
     /// let layers: Vec<u8> = (1..=62).map(|layer| u8::from(layer % 6 > 0)).collect();
     /// let groups = Groups::new(&[Reach::All, Reach::Window(1024)], &layers)?;

@@ -11,13 +11,14 @@ use crate::id::LayerId;
 /// Static scales, `[layers, kv_heads, K and V]`: finite and above 0.
 ///
 /// ```
-/// # use kvarena::{KvDtype, KvScales, KvShape, LayerId, PoolConfig};
+/// # use kvarena::{KvDtype, KvShape, LayerId, PoolConfig};
+/// # use kvarena::layout::KvScales;
 /// let shape = KvShape::heads(4, 64);
 /// let pool = PoolConfig { layers: 2, shape, dtype: KvDtype::Fp8E4M3, tp_size: 2, tp_rank: 1, ..Default::default() };
 /// let model = KvScales::new(2, 4, (1..=16).map(|x| x as f32).collect())?;
 /// let rank = model.local(&pool)?; // for `CpuOptions::scales`
 /// assert_eq!((rank.kv_heads(), rank.get(LayerId::new(1), 0)), (2, [13.0, 14.0]));
-/// # Ok::<(), kvarena::ScaleError>(())
+/// # Ok::<(), kvarena::layout::ScaleError>(())
 /// ```
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Unchecked"))]

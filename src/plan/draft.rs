@@ -45,7 +45,8 @@ impl Draft<'_> {
 /// Masks and positions of a tree of drafts, computed from parents, in reusable memory.
 ///
 /// ```
-/// use kvarena::{DraftTree, Error};
+/// use kvarena::Error;
+/// use kvarena::plan::DraftTree;
 /// let mut tree = DraftTree::new();
 /// tree.set(8, &[0, 0, 0, 1, 2])?; // 8 tokens precede it
 /// assert_eq!(tree.positions(), [8, 9, 9, 10, 10]);

@@ -93,7 +93,7 @@ pub struct BatchRow {
     pub kv_len: u32,
 }
 
-/// One changed word of the page tables ([`TableShape`](crate::TableShape)): `words[index] = value`, 8 bytes.
+/// One changed word of the page tables ([`TableShape`](crate::layout::TableShape)): `words[index] = value`, 8 bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct TableWrite {
@@ -198,7 +198,7 @@ impl<'step> BatchPlan<'step> {
     }
 
     /// Returns the slots of the new tokens in a track, for the layers that
-    /// [`PoolLayout::place`](crate::PoolLayout::place) assigns to the track. Track 0 belongs to group 0.
+    /// [`PoolLayout::place`](crate::layout::PoolLayout::place) assigns to the track. Track 0 belongs to group 0.
     ///
     /// # Panics
     /// If `track` is not below the number of tracks.
@@ -271,7 +271,7 @@ impl StepScratch {
     }
 
     /// Creates an empty scratch for plans of up to `bytes` bytes.
-    /// [`EngineShape::plan_bytes`](crate::EngineShape::plan_bytes) returns the size of the largest plan.
+    /// [`EngineShape::plan_bytes`](crate::config::EngineShape::plan_bytes) returns the size of the largest plan.
     pub fn with_capacity(bytes: usize) -> Self {
         Self { bump: Bump::with_capacity(bytes) }
     }

@@ -66,7 +66,7 @@ pub struct Sequence {
     pub inherited: u32,
     /// Number of places whose pages are promised, including places that have their pages; 0 while preempted.
     pub promised: u32,
-    /// Kind of admission, until a commit counts it in [`Stats`](crate::Stats).
+    /// Kind of admission, until a commit counts it in [`Stats`](crate::stats::Stats).
     pub(crate) admission_kind: AdmissionKind,
     /// Number of leaves of tokens.
     pub(super) leaves: u32,

@@ -27,7 +27,7 @@ macro_rules! forward_backend {
         }
     };
     (@end $field:ident, $inner:ty, $error:expr) => {
-        fn end(&mut self, end: $crate::StepEnd) {
+        fn end(&mut self, end: $crate::plan::StepEnd) {
             self.$field.end(end);
         }
     };
@@ -47,7 +47,7 @@ macro_rules! forward_backend {
             &mut self,
             plan: &$crate::BatchPlan<'_>,
             layer: $crate::LayerId,
-            rope: &$crate::Rope<Self::Rows<'_>, Self::Sinks<'_>>,
+            rope: &$crate::backend::Rope<Self::Rows<'_>, Self::Sinks<'_>>,
             qkv: Self::RowsMut<'_>,
         ) -> Result<(), Self::Error> {
             self.$field.rope_store(plan, layer, rope, qkv).map_err($error)
@@ -59,7 +59,7 @@ macro_rules! forward_backend {
             plan: &$crate::BatchPlan<'_>,
             layer: $crate::LayerId,
             attend: &$crate::Attend,
-            q: $crate::Queries<Self::Rows<'_>, Self::Sinks<'_>>,
+            q: $crate::backend::Queries<Self::Rows<'_>, Self::Sinks<'_>>,
             out: Self::RowsMut<'_>,
             lse: Option<Self::Lse<'_>>,
         ) -> Result<(), Self::Error> {
@@ -67,33 +67,33 @@ macro_rules! forward_backend {
         }
     };
     (@copy_pages $field:ident, $inner:ty, $error:expr) => {
-        fn copy_pages(&mut self, copies: &[$crate::PageCopy]) -> Result<(), Self::Error> {
+        fn copy_pages(&mut self, copies: &[$crate::plan::PageCopy]) -> Result<(), Self::Error> {
             self.$field.copy_pages(copies).map_err($error)
         }
     };
     (@compact $field:ident, $inner:ty, $error:expr) => {
-        fn compact(&mut self, compactions: &[$crate::Compaction]) -> Result<(), Self::Error> {
+        fn compact(&mut self, compactions: &[$crate::plan::Compaction]) -> Result<(), Self::Error> {
             self.$field.compact(compactions).map_err($error)
         }
     };
     (@moves $field:ident, $inner:ty, $error:expr) => {
         fn save_pages(
             &mut self,
-            id: $crate::MoveId,
-            moves: &[$crate::PageMove],
+            id: $crate::id::MoveId,
+            moves: &[$crate::plan::PageMove],
         ) -> Result<(), Self::Error> {
             self.$field.save_pages(id, moves).map_err($error)
         }
 
         fn load_pages(
             &mut self,
-            id: $crate::MoveId,
-            moves: &[$crate::PageMove],
+            id: $crate::id::MoveId,
+            moves: &[$crate::plan::PageMove],
         ) -> Result<(), Self::Error> {
             self.$field.load_pages(id, moves).map_err($error)
         }
 
-        fn moved(&mut self) -> Result<$crate::Moved, Self::Error> {
+        fn moved(&mut self) -> Result<$crate::backend::Moved, Self::Error> {
             self.$field.moved().map_err($error)
         }
     };

@@ -11,8 +11,8 @@ use crate::prefix::TreeShape;
 use super::World;
 
 /// The bytes that an engine allocates when it is created. Does not include K and V in swap memory, which backends
-/// allocate: [`PoolLayout::swap_region_pages`](crate::PoolLayout::swap_region_pages) times
-/// [`PoolLayout::page_bytes`](crate::PoolLayout::page_bytes). Does not include other memory of backends either.
+/// allocate: [`PoolLayout::swap_region_pages`](crate::layout::PoolLayout::swap_region_pages) times
+/// [`PoolLayout::page_bytes`](crate::layout::PoolLayout::page_bytes). Does not include other memory of backends either.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -7,7 +7,10 @@ use std::process::Command;
 use super::seeds;
 use super::small_cpu::{self, Arrays, all_bytes, opened};
 use half::f16;
-use kvarena::backend::{Backend, CpuError, CpuPath, CpuRows, CpuRowsMut, Elements, PATH_VARIABLE};
+use kvarena::backend::{Backend, CpuError, CpuPath, CpuRows, CpuRowsMut, Elements, OpenBackend, PATH_VARIABLE};
+use kvarena::id::RowId;
+use kvarena::layout::{KvScales, Layout, PlaneName, Scaling, TableShape};
+use kvarena::plan::{BatchRow, OwnedPlan, SlotMapping, StepEnd};
 use kvarena::testkit::contract::{
     Case, Filter, check_backend, check_cases, check_rotated, check_served, check_sparse_backend,
 };
@@ -16,9 +19,7 @@ use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::posted::PostedOptions;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, BatchPlan, BatchRow, Capacity, CpuOptions, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend,
-    OwnedPlan, PageId, PlaneName, PoolConfig, RowId, Scaling, SlotId, SlotMapping, StepEnd, StepId, TableShape,
-    TokenId,
+    Attend, BatchPlan, Capacity, CpuOptions, KvDtype, KvShape, LayerId, PageId, PoolConfig, SlotId, StepId, TokenId,
 };
 
 #[test]
@@ -320,7 +321,7 @@ fn the_last_of_2_32_positions_are_seen() {
             positions: &[last],
             slot_mapping: SlotMapping::I32(&[(last % page_size) as i32]),
             table_writes: &[],
-            shared: kvarena::SharedSpans::default(),
+            shared: kvarena::plan::SharedSpans::default(),
             masks: &[],
         };
         cpu.begin(&plan).expect("the plan is sound");

@@ -2,6 +2,10 @@
 
 use std::fs;
 
+use kvarena::config::PrefixMode;
+use kvarena::hash::{HashSeed, Hashing};
+use kvarena::layout::{Groups, HfError, KvScales, Layout, Reach, Scaling};
+use kvarena::stats::Stats;
 use kvarena::*;
 use serde_json::{Value, json};
 

@@ -1,10 +1,9 @@
 //! Invalid configs: each error names its value, and no numbers cause a panic.
 
+use kvarena::config::EngineShape;
+use kvarena::layout::{Groups, Layout, PoolLayout, Reach, Scaling, TableShape};
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Capacity, ConfigError, EngineConfig, EngineShape, Groups, KvDtype, KvShape, LayerId, Layout, PageId, PoolConfig,
-    PoolLayout, Reach, Scaling, SlotId, TableShape,
-};
+use kvarena::{Capacity, ConfigError, EngineConfig, KvDtype, KvShape, LayerId, PageId, PoolConfig, SlotId};
 
 use super::layout::latent;
 

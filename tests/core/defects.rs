@@ -8,15 +8,18 @@ use std::convert::identity;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use half::{bf16, f16};
-use kvarena::backend::{CpuError, CpuRead, CpuWrite, ElementsMut};
+use kvarena::backend::{
+    CpuError, CpuRead, CpuRows, CpuRowsMut, CpuWrite, ElementsMut, Moved, NO_POSITION, OpenBackend, Queries, Rope,
+    Select, Selection, SparseBackend, SwapMemory,
+};
+use kvarena::config::StepBounds;
+use kvarena::id::{MoveId, SwapPageId};
+use kvarena::layout::{PoolLayout, TableShape};
+use kvarena::plan::{BatchRow, Compaction, PageCopy, PageMove, SlotMapping, StepEnd};
 use kvarena::testkit::contract::{
     Case, Filter, SparseTestBackend, TestBackend, check_cases, check_rotated, check_served, check_sparse_backend,
 };
-use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Compaction, Cpu, CpuOptions, CpuRows, CpuRowsMut, LayerId, MoveId, Moved,
-    NO_POSITION, OpenBackend, PageCopy, PageId, PageMove, PoolLayout, Queries, Rope, Select, Selection, SlotMapping,
-    SparseBackend, StepBounds, StepEnd, SwapMemory, SwapPageId, TableShape, forward_backend, forward_buffers,
-};
+use kvarena::{Attend, Backend, BatchPlan, Cpu, CpuOptions, LayerId, PageId, forward_backend, forward_buffers};
 
 /// A call for one layer of a step.
 struct Call<'a> {

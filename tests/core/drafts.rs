@@ -1,7 +1,9 @@
 //! Trees of drafts, and the counters of drafts. `replay.rs` compares plans and branches of drafts with the model, valid
 //! and invalid ones. `trees.rs` tests attention within a tree.
 
-use kvarena::{Draft, DraftTree, EngineConfig, Error, Extend, Groups};
+use kvarena::layout::Groups;
+use kvarena::plan::{Draft, DraftTree};
+use kvarena::{EngineConfig, Error, Extend};
 
 use super::host::{Host, pool, text};
 

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::seeds;
 use super::small_cpu;
-use kvarena::backend::{Either, EitherError, Operand};
-use kvarena::testkit::contract::{Case, Filter, check_backend, check_sparse_backend};
-use kvarena::{
-    Attend, Backend, CpuOptions, CpuRows, CpuRowsMut, LayerId, OpenBackend, Queries, Select, Selection, SparseBackend,
+use kvarena::backend::{
+    CpuRows, CpuRowsMut, Either, EitherError, OpenBackend, Operand, Queries, Select, Selection, SparseBackend,
 };
+use kvarena::testkit::contract::{Case, Filter, check_backend, check_sparse_backend};
+use kvarena::{Attend, Backend, CpuOptions, LayerId};
 
 /// Returns options that alternate between the left and the right backend.
 fn in_turn() -> impl Fn(&Case) -> Either<CpuOptions, CpuOptions> {

@@ -1,11 +1,10 @@
 //! The plan of an ended step is rejected: after an abort or completion, its pages may belong to another sequence.
 
-use kvarena::backend::{CpuError, CpuRows, CpuRowsMut};
+use kvarena::backend::{CpuError, CpuRows, CpuRowsMut, OpenBackend, PlanError};
+use kvarena::layout::{Groups, TableShape};
+use kvarena::plan::{OwnedPlan, StepEnd};
 use kvarena::testkit::planner::{Item, Planner};
-use kvarena::{
-    Attend, Backend, Cpu, CpuOptions, Extend, Groups, KvShape, LayerId, OpenBackend, OwnedPlan, PlanError, PoolConfig,
-    StepEnd, StepId, TableShape,
-};
+use kvarena::{Attend, Backend, Cpu, CpuOptions, Extend, KvShape, LayerId, PoolConfig, StepId};
 
 use super::host::{ALL, Host, pool, text};
 

@@ -1,10 +1,9 @@
 //! Guarantees of the engine that random programs do not compare: threads, wide slots, the words that plans send, leaves
 //! of page tables, and spans. `replay.rs` compares all other results with the model.
 
-use kvarena::{
-    EngineConfig, Error, Extend, Groups, Keep, Namespace, OwnedPlan, PageId, PoolConfig, SeqKey, SlotMapping, StepId,
-    TokenId,
-};
+use kvarena::layout::Groups;
+use kvarena::plan::{OwnedPlan, SlotMapping};
+use kvarena::{EngineConfig, Error, Extend, Keep, Namespace, PageId, PoolConfig, SeqKey, StepId, TokenId};
 
 use super::host::{ALL, Host, pool, text};
 

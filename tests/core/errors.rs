@@ -2,11 +2,13 @@
 
 use std::error::Error as _;
 
-use kvarena::backend::CpuError;
+use kvarena::backend::{CpuError, PlanError};
+use kvarena::layout::{Groups, Reach};
+use kvarena::plan::PlanSize;
+use kvarena::stats::Stats;
 use kvarena::{
-    Attend, Backend, Capacity, ConfigError, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Groups,
-    Keep, LayerId, Namespace, Null, PlanError, PlanSize, PoolConfig, Prompt, Reach, SeqKey, Stats, StepId, StepScratch,
-    TokenId,
+    Attend, Backend, Capacity, ConfigError, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Keep,
+    LayerId, Namespace, Null, PoolConfig, Prompt, SeqKey, StepId, StepScratch, TokenId,
 };
 
 fn engine() -> Engine<Cpu> {

@@ -1,5 +1,9 @@
 //! The events of the tree, one by one. `replay.rs` checks that events suffice to reconstruct the cache.
 
+use kvarena::config::PrefixMode;
+use kvarena::event::{Event, Medium};
+use kvarena::hash::{Hashing, NamespaceNames, PageHash};
+use kvarena::layout::{Groups, Reach};
 use kvarena::*;
 
 use super::host::{ALL, Host, pool, text};

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use kvarena::backend::OpenBackend;
 use kvarena::testkit::faults::{Failing, Fault};
 use kvarena::testkit::{Family, Workload, replay_on};
-use kvarena::{CpuOptions, Null, OpenBackend};
+use kvarena::{CpuOptions, Null};
 
 /// Replays the workload of a seed. Adds its counts to `counts`, and returns the number of failed calls.
 fn check<O>(family: Family, seed: u64, backend: Failing<O>, counts: &mut BTreeMap<String, u64>) -> u64

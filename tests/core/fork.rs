@@ -1,6 +1,7 @@
 //! Forks share leaves of the page table: a child's first plan sends few words, and all that the backend lacks.
 
-use kvarena::{Cpu, CpuOptions, EngineConfig, Extend, Groups, KvShape, PageId, PoolConfig, TokenId};
+use kvarena::layout::Groups;
+use kvarena::{Cpu, CpuOptions, EngineConfig, Extend, KvShape, PageId, PoolConfig, TokenId};
 
 use super::host::{Host, pool, text};
 

@@ -2,6 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use kvarena::backend::OpenBackend;
+use kvarena::event::{Event, Medium, Stored};
+use kvarena::hash::{Hashing, NamespaceNames, PageHash};
+use kvarena::layout::{Groups, PlaneName, Reach};
 use kvarena::testkit::faults::{Failing, Fault};
 use kvarena::testkit::replay::Inspect;
 use kvarena::*;

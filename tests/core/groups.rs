@@ -2,10 +2,12 @@
 //! not fit the groups. `replay.rs` compares the pages of groups with the model; the contract of backends compares
 //! attention.
 
-use kvarena::backend::CpuError;
+use kvarena::backend::{CpuError, PlanError, Select, SparseBackend};
+use kvarena::layout::{Groups, Reach};
+use kvarena::plan::SlotMapping;
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, CpuOptions, EngineConfig, Extend, Groups, KvDtype, KvShape, LayerId,
-    PlanError, PoolConfig, Reach, Select, SlotId, SlotMapping, SparseBackend, TokenId,
+    Attend, Backend, BatchPlan, Capacity, CpuOptions, EngineConfig, Extend, KvDtype, KvShape, LayerId, PoolConfig,
+    SlotId, TokenId,
 };
 
 use super::host::{ALL, Host, pool, text};

@@ -3,9 +3,11 @@
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut, Range};
 
+use kvarena::backend::OpenBackend;
+use kvarena::layout::Groups;
 use kvarena::{
-    Backend, Capacity, Engine, EngineConfig, EngineError, Error, Extend, Groups, Namespace, Null, OpenBackend,
-    PoolConfig, SeqKey, StepId, StepScratch, TokenId,
+    Backend, Capacity, Engine, EngineConfig, EngineError, Error, Extend, Namespace, Null, PoolConfig, SeqKey, StepId,
+    StepScratch, TokenId,
 };
 
 /// The namespace of prompts.

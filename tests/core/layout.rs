@@ -1,6 +1,7 @@
 //! Tests the sizes of pools, the heads of ranks, the planes of latent rows and of scales, and the width of slots.
 
-use kvarena::{Capacity, ConfigError, EngineConfig, KvDtype, KvShape, LayerId, PageId, PlaneName, PoolConfig, Scaling};
+use kvarena::layout::{PlaneName, Scaling};
+use kvarena::{Capacity, ConfigError, EngineConfig, KvDtype, KvShape, LayerId, PageId, PoolConfig};
 
 #[test]
 fn a_byte_budget_gives_as_many_whole_pages_as_fit() {

@@ -1,8 +1,11 @@
 //! The engine names the leader that computes a prompt's tokens, so that the prompt can wait; and no prompt waits
 //! forever. `replay.rs` compares each leader with the model.
 
+use kvarena::layout::Groups;
+use kvarena::plan::Leader;
+use kvarena::stats::Stats;
 use kvarena::testkit::rng::Rng;
-use kvarena::{EngineConfig, Extend, Groups, Keep, Leader, Prompt, SeqKey, Stats, StepId, TokenId};
+use kvarena::{EngineConfig, Extend, Keep, Prompt, SeqKey, StepId, TokenId};
 
 use super::host::{ALL, Host, pool};
 

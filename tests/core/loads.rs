@@ -1,5 +1,7 @@
 //! Loads of pages from swap memory, over a backend that finishes them late. `puts` and `fetch` reject groups of layers.
 
+use kvarena::hash::Hashing;
+use kvarena::layout::{Groups, Reach};
 use kvarena::testkit::late::{Late, LateOptions};
 use kvarena::*;
 

@@ -1,6 +1,8 @@
 //! The engine packs only planned items, and rejects other items.
 
-use kvarena::{BatchPlan, Error, Extend, Groups, OwnedPlan, StepScratch};
+use kvarena::layout::Groups;
+use kvarena::plan::OwnedPlan;
+use kvarena::{BatchPlan, Error, Extend, StepScratch};
 
 use super::host::{Host, pool, text};
 

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use kvarena::{PageId, RowId, TableShape};
+use kvarena::PageId;
+use kvarena::id::RowId;
+use kvarena::layout::TableShape;
 
 #[test]
 fn page_tables_have_a_word_for_every_page_of_every_row() {

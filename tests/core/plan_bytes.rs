@@ -1,15 +1,14 @@
 //! The byte form of plans: writing and reading a plan preserves it, and invalid bytes never make a reader or a backend
 //! panic.
 
-use kvarena::backend::{Backend, CpuRows, CpuRowsMut};
-use kvarena::plan::PlanBytesError;
+use kvarena::backend::{Backend, CpuRows, CpuRowsMut, OpenBackend};
+use kvarena::id::RowId;
+use kvarena::layout::{PlaneName, TableShape};
+use kvarena::plan::{BatchRow, OwnedPlan, PlanBytesError, SharedSpan, SharedSpans, SlotMapping, TableWrite};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
 use kvarena::testkit::spans::Spans;
-use kvarena::{
-    Attend, BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvShape, LayerId, OpenBackend, OwnedPlan, PageId,
-    PlaneName, PoolConfig, RowId, SharedSpan, SharedSpans, SlotMapping, StepId, TableShape, TableWrite, TokenId,
-};
+use kvarena::{Attend, BatchPlan, Capacity, Cpu, CpuOptions, KvShape, LayerId, PageId, PoolConfig, StepId, TokenId};
 
 use crate::small_cpu::all_bytes;
 

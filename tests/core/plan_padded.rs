@@ -2,7 +2,9 @@
 //! are padded afterwards.
 
 use kvarena::backend::Either;
-use kvarena::{CpuOptions, EngineConfig, Error, Extend, Groups, Null, PlanSize};
+use kvarena::layout::Groups;
+use kvarena::plan::PlanSize;
+use kvarena::{CpuOptions, EngineConfig, Error, Extend, Null};
 
 use super::host::{Host, core, pool, text};
 

@@ -1,8 +1,11 @@
 //! `EngineShape::plan_bytes` bounds the bytes of a plan, and a scratch of this size never grows.
 
+use kvarena::config::EngineShape;
+use kvarena::layout::{Groups, Reach};
+use kvarena::plan::DraftTree;
 use kvarena::{
-    BatchPlan, Capacity, DraftTree, Engine, EngineConfig, EngineShape, Extend, Groups, KvShape, Namespace, Null,
-    PoolConfig, Reach, SeqKey, StepScratch, TokenId,
+    BatchPlan, Capacity, Engine, EngineConfig, Extend, KvShape, Namespace, Null, PoolConfig, SeqKey, StepScratch,
+    TokenId,
 };
 
 fn engine(page_size: u32, pages: u32, max_sequences: u32, max_tokens: u64) -> Engine<Null> {

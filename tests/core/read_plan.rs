@@ -3,6 +3,8 @@
 use std::process::Command;
 use std::{env, fs, process};
 
+use kvarena::layout::{Groups, Reach};
+use kvarena::plan::{DraftTree, OwnedPlan, PlanSize, SharedSpan, SlotMapping};
 use kvarena::testkit::padded::padded;
 use kvarena::*;
 use serde_json::{Value, json};

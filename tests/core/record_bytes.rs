@@ -1,8 +1,11 @@
 //! Shapes, copies and compactions survive a round trip through bytes, and no bytes make a reader or a backend panic.
 
-use kvarena::backend::Backend;
-use kvarena::config::ShapeBytesError;
-use kvarena::plan::PlanBytesError;
+use kvarena::backend::{Backend, OpenBackend};
+use kvarena::config::{EngineShape, PrefixMode, ShapeBytesError};
+use kvarena::hash::{HashSeed, Hashing};
+use kvarena::id::RowId;
+use kvarena::layout::{Groups, Layout, Reach, Scaling, TableShape};
+use kvarena::plan::{Compaction, PageCopy, PlanBytesError};
 use kvarena::testkit::rng::Rng;
 use kvarena::*;
 

@@ -1,12 +1,15 @@
 //! The CPU backend rejects invalid calls with typed errors, and writes nothing.
 
 use super::small_cpu::{Arrays, all_bytes, config, longest_row, opened, pool};
-use kvarena::backend::{Backend, CpuError, CpuRows, CpuRowsMut, Operand};
-use kvarena::{
-    Attend, Capacity, Compaction, CpuOptions, KvShape, LabelChannels, LabelError, LayerId, NO_POSITION, OpenBackend,
-    PageCopy, PageId, PlanError, PlaneName, PoolConfig, Queries, Rope, RowId, Select, Selection, SlotId, SparseBackend,
-    StepBounds, StepId, TableShape,
+use kvarena::backend::{
+    Backend, CpuError, CpuRows, CpuRowsMut, NO_POSITION, OpenBackend, Operand, PlanError, Queries, Rope, Select,
+    Selection, SparseBackend,
 };
+use kvarena::config::StepBounds;
+use kvarena::id::RowId;
+use kvarena::layout::{LabelChannels, LabelError, PlaneName, TableShape};
+use kvarena::plan::{Compaction, PageCopy};
+use kvarena::{Attend, Capacity, CpuOptions, KvShape, LayerId, PageId, PoolConfig, SlotId, StepId};
 
 #[test]
 fn plans_with_invalid_indices_are_refused() {

@@ -1,6 +1,8 @@
 //! Failures that the oracle has found, as literal calls or ops, with date and cause.
 
-use kvarena::{Groups, PageCopy, PageId, PoolConfig, TokenId};
+use kvarena::layout::Groups;
+use kvarena::plan::PageCopy;
+use kvarena::{PageId, PoolConfig, TokenId};
 
 use super::host::{ALL, Host, pool};
 

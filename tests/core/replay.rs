@@ -8,13 +8,14 @@ use std::env;
 use std::ops::Range;
 
 use super::{is_range, seeds};
+use kvarena::CpuOptions;
+use kvarena::backend::OpenBackend;
 use kvarena::testkit::late::LateOptions;
 use kvarena::testkit::op::Prompt;
 use kvarena::testkit::posted::PostedOptions;
 use kvarena::testkit::replay::Inspect;
 use kvarena::testkit::shrink::{failure, literal, shrink};
 use kvarena::testkit::{Family, Op, SmallConfig, Summary, Workload, replay_on};
-use kvarena::{CpuOptions, OpenBackend};
 
 /// Replays ops; on failure shrinks them and panics with the literal.
 fn check_ops<O>(options: &O, seed: u64, config: &SmallConfig, ops: &[Op]) -> Summary

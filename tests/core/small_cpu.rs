@@ -2,10 +2,11 @@
 
 #![allow(dead_code)] // each test uses a part
 
-use kvarena::{
-    BatchPlan, BatchRow, Capacity, Cpu, CpuOptions, KvDtype, KvShape, OpenBackend, PageId, PoolConfig, PoolLayout,
-    RowId, SharedSpans, SlotMapping, StepId, TableShape, TableWrite, TokenId,
-};
+use kvarena::backend::OpenBackend;
+use kvarena::id::RowId;
+use kvarena::layout::{PoolLayout, TableShape};
+use kvarena::plan::{BatchRow, SharedSpans, SlotMapping, TableWrite};
+use kvarena::{BatchPlan, Capacity, Cpu, CpuOptions, KvDtype, KvShape, PageId, PoolConfig, StepId, TokenId};
 
 /// Returns the config of a pool: two layers, each with two kv heads of 12 f16 elements; 3 tokens a page.
 pub fn config() -> PoolConfig {

@@ -1,7 +1,10 @@
 //! Stores: puts and fetches at the limits of their counts, and of leased pages. `replay.rs` compares puts and fetches
 //! with the model, and the bytes of their pages.
 
-use kvarena::backend::CpuError;
+use kvarena::backend::{CpuError, PlanError, SwapMemory};
+use kvarena::hash::{Hashing, NamespaceNames, PageHash};
+use kvarena::id::SwapPageId;
+use kvarena::layout::Groups;
 use kvarena::*;
 
 use super::host::{self, ALL, pool, text};

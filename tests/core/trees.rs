@@ -1,10 +1,13 @@
 //! Tests draft trees. Attention of a token in a tree must equal, bit by bit, its attention in a plan of its branch
 //! alone. The same holds for the tokens after an accepted branch.
 
+use kvarena::backend::Queries;
+use kvarena::layout::{Layout, Scaling};
+use kvarena::plan::{Branch, Draft, DraftTree};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Attend, Backend, Branch, Capacity, Cpu, CpuOptions, Draft, DraftTree, Engine, EngineConfig, Extend, KvDtype,
-    KvShape, LayerId, Layout, Namespace, PoolConfig, Queries, Scaling, SeqKey, StepId, StepScratch, TokenId,
+    Attend, Backend, Capacity, Cpu, CpuOptions, Engine, EngineConfig, Extend, KvDtype, KvShape, LayerId, Namespace,
+    PoolConfig, SeqKey, StepId, StepScratch, TokenId,
 };
 
 const LAYERS: u32 = 2;

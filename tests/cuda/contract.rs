@@ -4,12 +4,13 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use kvarena::backend::Either;
 use kvarena::backend::cuda::{CudaError, Prepare};
+use kvarena::backend::{Either, OpenBackend};
+use kvarena::layout::TableShape;
 use kvarena::testkit::contract::{
     Case, Filter, check_backend, check_cases, check_rotated, check_served, check_sparse_backend,
 };
-use kvarena::{Attend, Capacity, CpuOptions, KvDtype, KvShape, OpenBackend, PoolConfig, TableShape};
+use kvarena::{Attend, Capacity, CpuOptions, KvDtype, KvShape, PoolConfig};
 
 use crate::on_gpu::OnGpuOptions;
 use crate::{device, gpu, seeds};

@@ -1,13 +1,15 @@
 //! Page copies are exact to the byte: inside a pool, between pools of either layout, to and from pinned memory.
 
 use kvarena::backend::cuda::{Cuda, CudaError, Gpu};
+use kvarena::backend::{Moved, OpenBackend, SwapMemory};
+use kvarena::config::StepBounds;
+use kvarena::id::{MoveId, SwapPageId};
+use kvarena::layout::{Layout, PoolLayout, TableShape};
+use kvarena::plan::{PageCopy, PageMove};
 use kvarena::testkit::contract::{TestBackend, with_spare_plane};
 use kvarena::testkit::planner::shuffle;
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Backend, Capacity, KvDtype, KvShape, Layout, MoveId, Moved, OpenBackend, PageCopy, PageId, PageMove, PoolConfig,
-    PoolLayout, StepBounds, SwapMemory, SwapPageId, TableShape,
-};
+use kvarena::{Backend, Capacity, KvDtype, KvShape, PageId, PoolConfig};
 
 use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};

@@ -1,15 +1,14 @@
 //! Creates batches for tests that call the backend without an engine, and compares its attention with float64.
 
+use kvarena::backend::OpenBackend;
 use kvarena::backend::cuda::Gpu;
+use kvarena::layout::{Dtype, Layout, PoolLayout, Scaling, TableShape};
 use kvarena::testkit::contract::{HostRows, TestBackend, attention_to, round};
 use kvarena::testkit::parallel;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::quantised::{quantise, value};
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, LayerId, Layout, OpenBackend, PoolConfig,
-    PoolLayout, Scaling, TableShape,
-};
+use kvarena::{Attend, Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, PoolConfig};
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 

@@ -8,11 +8,13 @@ use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 use cust::sys;
+use kvarena::backend::OpenBackend;
 use kvarena::backend::cuda::{CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
-use kvarena::{
-    Attend, Backend, Capacity, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove, PoolConfig,
-    PoolLayout, StepBounds, SwapPageId,
-};
+use kvarena::config::StepBounds;
+use kvarena::id::{MoveId, SwapPageId};
+use kvarena::layout::{Layout, PoolLayout};
+use kvarena::plan::PageMove;
+use kvarena::{Attend, Backend, Capacity, KvDtype, KvShape, LayerId, PageId, PoolConfig};
 
 use crate::plans::{first_token, small_table};
 use crate::{device, gpu};

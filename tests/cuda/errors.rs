@@ -1,11 +1,13 @@
 //! Calls that the backend rejects, each with its error.
 
-use kvarena::backend::Operand;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
+use kvarena::backend::{OpenBackend, Operand, PlanError};
+use kvarena::config::StepBounds;
+use kvarena::id::RowId;
+use kvarena::layout::{Dtype, KvScales, ScaleError, Scaling};
+use kvarena::plan::{BatchRow, PageCopy, SlotMapping, StepEnd, TableWrite};
 use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, ConfigError, Dtype, KvDtype, KvScales, KvShape, LayerId,
-    OpenBackend, PageCopy, PageId, PlanError, PoolConfig, RowId, ScaleError, Scaling, SlotId, SlotMapping, StepBounds,
-    StepEnd, StepId, TableWrite,
+    Attend, Backend, BatchPlan, Capacity, ConfigError, KvDtype, KvShape, LayerId, PageId, PoolConfig, SlotId, StepId,
 };
 
 use crate::plans::{self, FIRST, plan_of, small_table};

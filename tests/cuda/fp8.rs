@@ -3,16 +3,15 @@
 
 use std::collections::BTreeSet;
 
-use kvarena::backend::CpuRows;
 use kvarena::backend::cuda::{CudaError, Gpu};
+use kvarena::backend::{CpuRows, OpenBackend};
+use kvarena::layout::{Dtype, KvScales, Layout, PlaneName, PoolLayout, Scaling, TableShape};
+use kvarena::plan::{OwnedPlan, PageCopy, StepEnd};
 use kvarena::testkit::contract::{HostRows, Numbers, TestBackend, round};
 use kvarena::testkit::planner::Item;
 use kvarena::testkit::quantised::{scales, value};
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Cpu, CpuOptions, Dtype, KvDtype, KvScales, KvShape, LayerId, Layout,
-    OpenBackend, OwnedPlan, PageCopy, PageId, PlaneName, PoolConfig, PoolLayout, Scaling, StepEnd, TableShape,
-};
+use kvarena::{Attend, Backend, BatchPlan, Capacity, Cpu, CpuOptions, KvDtype, KvShape, LayerId, PageId, PoolConfig};
 
 use crate::drive::{Drive, LayerInputs, Shape, attend_layer};
 use crate::gpu;

@@ -7,13 +7,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use kvarena::backend::cuda::{
     Archive, Cuda, CudaError, CudaGraph, CudaOptions, CudaStream, DeviceBuffer, Gpu, GraphKey, Kernel, Launch, Prepare,
 };
+use kvarena::backend::{OpenBackend, PlanError};
+use kvarena::config::StepBounds;
+use kvarena::id::RowId;
+use kvarena::layout::{Dtype, Layout, Scaling, TableShape};
+use kvarena::plan::{BatchRow, PageCopy, PlanSize, SlotMapping, StepEnd};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::Item;
-use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, Dtype, KvDtype, KvShape, LayerId, Layout, OpenBackend, PageCopy,
-    PageId, PlanError, PlanSize, PoolConfig, RowId, Scaling, SlotMapping, StepBounds, StepEnd, StepScratch, TableShape,
-};
+use kvarena::{Attend, Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, PageId, PoolConfig, StepScratch};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 use crate::drive::{Drive, LayerInputs, Shape};

@@ -4,13 +4,15 @@
 use std::collections::HashMap;
 
 use kvarena::backend::cuda::{CudaGraph, DeviceBuffer, Gpu, GraphKey, Prepare};
+use kvarena::layout::{Dtype, Groups, Layout, Reach, Scaling};
+use kvarena::plan::PlanSize;
 use kvarena::testkit::contract::{TestBackend, bytes};
 use kvarena::testkit::padded::padded;
 use kvarena::testkit::poison::poison;
 use kvarena::testkit::rng::{Rng, mix};
 use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Dtype, Engine, EngineConfig, Extend, Groups, KvDtype, KvShape, LayerId,
-    Layout, Namespace, PlanSize, PoolConfig, Reach, Scaling, SeqKey, StepScratch, TokenId,
+    Attend, Backend, BatchPlan, Capacity, Engine, EngineConfig, Extend, KvDtype, KvShape, LayerId, Namespace,
+    PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 use crate::gpu;

@@ -1,8 +1,10 @@
 //! Pools past 4 GiB and past 100 GB: slots and pages are spread over the whole pool.
 
 use kvarena::backend::cuda::Gpu;
+use kvarena::layout::Layout;
+use kvarena::plan::StepEnd;
 use kvarena::testkit::planner::Item;
-use kvarena::{Backend, Capacity, Layout, StepEnd};
+use kvarena::{Backend, Capacity};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;

@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 
+use kvarena::backend::OpenBackend;
 use kvarena::backend::cuda::{CudaError, CudaGraph, DeviceBuffer, Gpu, GraphKey, Prepare};
+use kvarena::layout::{Dtype, Scaling, TableShape};
+use kvarena::plan::{PlanSize, StepEnd};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, LayerId, OpenBackend, PlanSize, PoolConfig, Scaling,
-    StepEnd, StepScratch, TableShape,
-};
+use kvarena::{Attend, Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, PoolConfig, StepScratch};
 
 use crate::gpu;
 use crate::on_gpu::{OnGpu, OnGpuOptions};

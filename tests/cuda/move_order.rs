@@ -5,11 +5,11 @@
 use std::thread::yield_now;
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
-use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Compaction, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageCopy,
-    PageId, PageMove, PlaneName, PoolConfig, Rope, RowId, SlotId, SlotMapping, StepEnd, StepId, SwapMemory, SwapPageId,
-    TableShape, TableWrite,
-};
+use kvarena::backend::{OpenBackend, Rope, SwapMemory};
+use kvarena::id::{MoveId, RowId, SwapPageId};
+use kvarena::layout::{Layout, PlaneName, TableShape};
+use kvarena::plan::{Compaction, PageCopy, PageMove, SlotMapping, StepEnd, TableWrite};
+use kvarena::{Attend, Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, PageId, PoolConfig, SlotId, StepId};
 
 use crate::gpu;
 use crate::plans::{FIRST, plan_of};

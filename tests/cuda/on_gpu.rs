@@ -9,12 +9,12 @@ use half::{bf16, f16};
 use kvarena::backend::cuda::{
     Cuda, CudaError, CudaOptions, CudaRead, CudaStream, CudaWrite, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu,
 };
+use kvarena::backend::{OpenBackend, Queries, Select, Selection, SparseBackend, SwapMemory};
+use kvarena::config::StepBounds;
+use kvarena::id::SwapPageId;
+use kvarena::layout::{Dtype, KvScales, LabelChannels, PoolLayout, Reach, Scaling, TableShape};
 use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes, rounding};
-use kvarena::{
-    Attend, Backend, BatchPlan, Dtype, KvScales, KvShape, LabelChannels, LayerId, OpenBackend, PageId, PoolLayout,
-    Queries, Reach, Scaling, Select, Selection, SparseBackend, StepBounds, SwapMemory, SwapPageId, TableShape,
-    forward_backend,
-};
+use kvarena::{Attend, Backend, BatchPlan, KvShape, LayerId, PageId, forward_backend};
 
 /// Options of an [`OnGpu`].
 #[derive(Clone, Debug)]

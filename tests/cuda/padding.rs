@@ -1,8 +1,10 @@
 //! Padding rows of any length, without a row of the page tables, together with rows and trees of drafts.
 
+use kvarena::Backend;
 use kvarena::backend::cuda::Gpu;
+use kvarena::layout::{Dtype, Scaling};
+use kvarena::plan::StepEnd;
 use kvarena::testkit::planner::Item;
-use kvarena::{Backend, Dtype, Scaling, StepEnd};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;

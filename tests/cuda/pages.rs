@@ -1,8 +1,10 @@
 //! Large pages: the store, and attention of one and of several new tokens, find slots beyond the first 256 of a page.
 
 use kvarena::backend::cuda::Gpu;
+use kvarena::layout::{Dtype, Layout, Scaling};
+use kvarena::plan::StepEnd;
 use kvarena::testkit::planner::Item;
-use kvarena::{Attend, Backend, Capacity, Dtype, Layout, Scaling, StepEnd};
+use kvarena::{Attend, Backend, Capacity};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;

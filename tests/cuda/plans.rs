@@ -1,10 +1,12 @@
 //! Hand-written plans, for tests of a single step.
 
+use kvarena::backend::OpenBackend;
 use kvarena::backend::cuda::{Cuda, CudaOptions};
-use kvarena::{
-    BatchPlan, BatchRow, OpenBackend, PoolConfig, RowId, SharedSpans, SlotMapping, StepBounds, StepId, TableShape,
-    TokenId,
-};
+use kvarena::config::StepBounds;
+use kvarena::id::RowId;
+use kvarena::layout::TableShape;
+use kvarena::plan::{BatchRow, SharedSpans, SlotMapping};
+use kvarena::{BatchPlan, PoolConfig, StepId, TokenId};
 
 /// Returns page tables of 2 rows of 128 tokens.
 pub fn small_table() -> TableShape {

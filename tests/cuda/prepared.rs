@@ -1,12 +1,14 @@
 //! The kernels that are compiled before the first step: all that a host uses, and no others.
 
-use kvarena::backend::Backend;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
+use kvarena::backend::{Backend, OpenBackend};
+use kvarena::config::StepBounds;
+use kvarena::layout::{Dtype, LabelChannels, PoolLayout, Scaling, TableShape};
+use kvarena::plan::{PlanSize, SlotMapping};
 use kvarena::testkit::contract::{Case, Filter, check_backend, check_cases, check_served, check_sparse_backend};
 use kvarena::testkit::padded::padded;
 use kvarena::{
-    Attend, Capacity, Dtype, Engine, Extend, KvDtype, KvShape, LabelChannels, LayerId, Namespace, OpenBackend,
-    PlanSize, PoolConfig, PoolLayout, Scaling, SeqKey, SlotMapping, StepBounds, StepScratch, TableShape, TokenId,
+    Attend, Capacity, Engine, Extend, KvDtype, KvShape, LayerId, Namespace, PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};

@@ -4,13 +4,13 @@
 use std::sync::mpsc;
 use std::thread;
 
+use kvarena::backend::OpenBackend;
 use kvarena::backend::cuda::Gpu;
+use kvarena::layout::{Layout, PoolLayout, TableShape};
+use kvarena::plan::{OwnedPlan, StepEnd};
 use kvarena::testkit::contract::HostRows;
 use kvarena::testkit::planner::Item;
-use kvarena::{
-    Attend, Backend, Capacity, Engine, Extend, Layout, Namespace, Null, OpenBackend, OwnedPlan, PoolLayout, StepEnd,
-    StepScratch, TableShape, TokenId,
-};
+use kvarena::{Attend, Backend, Capacity, Engine, Extend, Namespace, Null, StepScratch, TokenId};
 
 use crate::drive::{Drive, LayerInputs, Results, Shape};
 use crate::on_gpu::OnGpuOptions;

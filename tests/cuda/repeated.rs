@@ -2,13 +2,13 @@
 //! while kernels on other streams occupy parts of the device.
 
 use kvarena::backend::cuda::{DeviceBuffer, Gpu};
+use kvarena::backend::{OpenBackend, Queries, Select, Selection, SparseBackend};
+use kvarena::layout::{Dtype, LabelChannels, Scaling, TableShape};
+use kvarena::plan::{OwnedPlan, StepEnd};
 use kvarena::testkit::contract::{HostRows, SparseTestBackend, TestBackend, round};
 use kvarena::testkit::planner::{Item, Planner};
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Attend, Backend, BatchPlan, Capacity, Dtype, KvDtype, KvShape, LabelChannels, LayerId, OpenBackend, OwnedPlan,
-    PoolConfig, Queries, Scaling, Select, Selection, SparseBackend, StepEnd, TableShape,
-};
+use kvarena::{Attend, Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, PoolConfig};
 
 use crate::gpu;
 use crate::on_gpu::{GpuRows, OnGpu, OnGpuOptions};

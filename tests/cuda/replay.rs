@@ -5,16 +5,17 @@ use std::convert::identity;
 
 use half::{bf16, f16};
 use kvarena::backend::cuda::{CudaError, DeviceBuffer, DeviceRows, DeviceRowsMut};
+use kvarena::backend::{Moved, OpenBackend, Rope, SwapMemory};
+use kvarena::config::{EngineShape, StepBounds};
+use kvarena::id::{MoveId, SwapPageId};
+use kvarena::layout::{PlaneName, PoolLayout, Reach, Scaling, TableShape};
+use kvarena::plan::{Compaction, PageCopy, PageMove};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::op::SmallConfig;
 use kvarena::testkit::quantised::value;
 use kvarena::testkit::replay::{Inspect, Summary, replay_on};
 use kvarena::testkit::workload::{Family, Workload};
-use kvarena::{
-    Backend, BatchPlan, Compaction, EngineShape, KvDtype, LayerId, MoveId, Moved, OpenBackend, PageCopy, PageMove,
-    PlaneName, PoolLayout, Reach, Rope, Scaling, SlotId, StepBounds, SwapMemory, SwapPageId, TableShape,
-    forward_backend,
-};
+use kvarena::{Backend, BatchPlan, KvDtype, LayerId, SlotId, forward_backend};
 
 use crate::on_gpu::{OnGpu, OnGpuOptions};
 use crate::{gpu, seeds};

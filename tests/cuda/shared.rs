@@ -8,7 +8,9 @@ use std::thread;
 
 use cust::sys;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu};
-use kvarena::{Backend, Capacity, KvDtype, KvShape, LayerId, PoolConfig, StepBounds, StepEnd};
+use kvarena::config::StepBounds;
+use kvarena::plan::StepEnd;
+use kvarena::{Backend, Capacity, KvDtype, KvShape, LayerId, PoolConfig};
 
 use crate::gpu;
 use crate::plans::{self, first_token, small_table};

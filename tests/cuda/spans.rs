@@ -4,10 +4,12 @@
 use std::collections::HashMap;
 
 use kvarena::backend::cuda::{CudaGraph, CudaOptions, Gpu, GraphKey};
+use kvarena::layout::{Dtype, Scaling};
+use kvarena::plan::{PlanSize, StepEnd};
 use kvarena::testkit::padded::padded;
 use kvarena::testkit::planner::Item;
 use kvarena::testkit::rng::Rng;
-use kvarena::{Backend, Capacity, Dtype, PlanSize, Scaling, StepEnd, StepScratch};
+use kvarena::{Backend, Capacity, StepScratch};
 
 use crate::drive::{Drive, Shape};
 use crate::gpu;

@@ -3,11 +3,13 @@
 
 use half::bf16;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Limit, Prepare};
+use kvarena::backend::{PlanError, Queries, Select, Selection, SparseBackend};
+use kvarena::config::PrefixMode;
+use kvarena::layout::{LabelChannels, LabelError, Layout};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, Backend, BatchPlan, Capacity, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Extend, KvDtype, KvShape,
-    LabelChannels, LabelError, LayerId, Layout, Namespace, PlanError, PoolConfig, PrefixMode, Queries, Select,
-    Selection, SeqKey, SparseBackend, StepScratch, TokenId,
+    LayerId, Namespace, PoolConfig, SeqKey, StepScratch, TokenId,
 };
 
 use crate::gpu;

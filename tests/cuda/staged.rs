@@ -1,11 +1,13 @@
 //! A safe caller may begin one plan and pass another plan of the same step to later calls. These tests check that
 //! kernels still use only the addresses of the staged plan, which was checked.
 
+use kvarena::backend::PlanError;
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, DeviceBuffer, Gpu, Limit, Prepare};
-use kvarena::{
-    Attend, Backend, BatchPlan, BatchRow, Capacity, KvDtype, KvShape, LayerId, PlanError, PlaneName, PoolConfig, RowId,
-    SlotId, SlotMapping, StepBounds, TableShape,
-};
+use kvarena::config::StepBounds;
+use kvarena::id::RowId;
+use kvarena::layout::{PlaneName, TableShape};
+use kvarena::plan::{BatchRow, SlotMapping};
+use kvarena::{Attend, Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, PoolConfig, SlotId};
 
 use crate::gpu;
 use crate::plans::{self, plan_of, small_table};

@@ -5,10 +5,11 @@ use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, Gpu, Prepare};
-use kvarena::{
-    Backend, Capacity, KvDtype, KvShape, LayerId, Layout, MoveId, Moved, OpenBackend, PageCopy, PageId, PageMove,
-    PlanError, PoolConfig, SwapMemory, SwapPageId, TableShape,
-};
+use kvarena::backend::{Moved, OpenBackend, PlanError, SwapMemory};
+use kvarena::id::{MoveId, SwapPageId};
+use kvarena::layout::{Layout, TableShape};
+use kvarena::plan::{PageCopy, PageMove};
+use kvarena::{Backend, Capacity, KvDtype, KvShape, LayerId, PageId, PoolConfig};
 
 use crate::gpu;
 use crate::plans::first_token;

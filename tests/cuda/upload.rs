@@ -1,11 +1,11 @@
 //! Uploads of plans: through a ring that the host must not overrun, and in rounds if one slot is too small.
 
 use kvarena::backend::cuda::{Cuda, CudaEvent, CudaOptions, CudaStream, DeviceBuffer, Gpu};
+use kvarena::config::StepBounds;
+use kvarena::layout::{PlaneName, TableShape};
+use kvarena::plan::{PageCopy, SlotMapping, StepEnd, TableWrite};
 use kvarena::testkit::rng::Rng;
-use kvarena::{
-    Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, PageCopy, PageId, PlaneName, PoolConfig, SlotId,
-    SlotMapping, StepBounds, StepEnd, StepId, TableShape, TableWrite,
-};
+use kvarena::{Backend, BatchPlan, Capacity, KvDtype, KvShape, LayerId, PageId, PoolConfig, SlotId, StepId};
 
 use crate::gpu;
 use crate::plans::{self, FIRST, plan_of, small_table};

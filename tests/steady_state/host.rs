@@ -1,8 +1,12 @@
 //! A host that calls an engine at random and allocates nothing after its first drafts.
 
+use kvarena::backend::OpenBackend;
+use kvarena::config::PrefixMode;
+use kvarena::moves::{FetchId, PutId};
+use kvarena::plan::DraftTree;
 use kvarena::{
-    Backend, Capacity, DraftTree, Engine, EngineConfig, EngineError, Error, Extend, FetchId, Keep, KvShape, Namespace,
-    OpenBackend, PoolConfig, PrefixMode, Prompt, PutId, SeqKey, StepId, StepScratch, TokenId,
+    Backend, Capacity, Engine, EngineConfig, EngineError, Error, Extend, Keep, KvShape, Namespace, PoolConfig, Prompt,
+    SeqKey, StepId, StepScratch, TokenId,
 };
 
 pub const PAGES: u32 = 96;

@@ -8,9 +8,13 @@ mod host;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use kvarena::backend::OpenBackend;
+use kvarena::config::PrefixMode;
+use kvarena::hash::Hashing;
+use kvarena::layout::{Groups, Reach, Scaling};
 use kvarena::{
-    Backend, CpuOptions, Engine, EngineConfig, Extend, Groups, Hashing, KvDtype, LayerId, Namespace, Null, OpenBackend,
-    PoolConfig, PrefixMode, Reach, Scaling, StepScratch, TokenId,
+    Backend, CpuOptions, Engine, EngineConfig, Extend, KvDtype, LayerId, Namespace, Null, PoolConfig, StepScratch,
+    TokenId,
 };
 
 use host::{Done, Host, PAGES, SEQUENCES, config, mix};

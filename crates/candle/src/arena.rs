@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::Device;
 use kvarena::backend::Either;
-use kvarena::{Cpu, CpuOptions, Engine, EngineConfig, Extend, PlanSize, StepId, StepScratch};
+use kvarena::plan::PlanSize;
+use kvarena::{Cpu, CpuOptions, Engine, EngineConfig, Extend, StepId, StepScratch};
 
 use crate::{Error, Step};
 

@@ -8,8 +8,9 @@ use std::cell::{Cell, RefCell};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, Layout, Shape, Storage, Tensor, WithDType};
 use half::{bf16, f16};
-use kvarena::backend::{Either, Elements, Operand};
-use kvarena::{Attend, BatchPlan, CpuRows, CpuRowsMut, LayerId, PoolLayout};
+use kvarena::backend::{CpuRows, CpuRowsMut, Either, Elements, Operand};
+use kvarena::layout::PoolLayout;
+use kvarena::{Attend, BatchPlan, LayerId};
 
 use crate::operation::{Operation, elements, row_stride};
 use crate::{Error, Pool};

@@ -5,9 +5,9 @@ use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Layout, Storage, Tensor};
 use half::{bf16, f16};
-use kvarena::Dtype;
 use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceRows, DeviceRowsMut, Gpu};
 use kvarena::backend::{Either, Operand};
+use kvarena::layout::Dtype;
 
 use crate::Error;
 use crate::operation::{Operation, elements, row_stride};

@@ -6,7 +6,8 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use candle_core::{Layout, Shape, Tensor};
-use kvarena::{Attend, Backend, BatchPlan, EngineError, LayerId, Queries};
+use kvarena::backend::Queries;
+use kvarena::{Attend, Backend, BatchPlan, EngineError, LayerId};
 
 use crate::{Error, Pool};
 

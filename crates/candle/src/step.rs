@@ -143,7 +143,7 @@ impl<'a> Step<'a> {
     }
 
     /// Like [`attend`](Step::attend), but with attention sinks, f32 `[q_heads]`: see
-    /// [`Queries::sinks`](kvarena::Queries::sinks).
+    /// [`Queries::sinks`](kvarena::backend::Queries::sinks).
     ///
     /// # Errors
     /// The errors of [`attend`](Step::attend).

@@ -3,7 +3,9 @@
 //! The keys are those that vLLM 0.33 requires, plus `cache_salt` of SGLang 0.5.23. `publisher.rs` adds the frames and
 //! sequence numbers.
 
-use kvarena::{Event, Hashing, Medium, PageHash, TokenId};
+use kvarena::TokenId;
+use kvarena::event::{Event, Medium};
+use kvarena::hash::{Hashing, PageHash};
 use rmp::encode::{write_array_len, write_f64, write_uint};
 use serde::Serialize;
 

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use host::{Host, HostConfig};
-use kvarena::{Hashing, Namespace, NamespaceNames, TokenId};
+use kvarena::hash::{Hashing, NamespaceNames};
+use kvarena::{Namespace, TokenId};
 use kvarena_events::encode::Batch;
 use kvarena_events::publisher::{Publisher, PublisherConfig};
 use kvarena_events::subscriber::{Received, Subscriber};

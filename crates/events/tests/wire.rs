@@ -7,9 +7,8 @@ mod router;
 
 use dynamo_kv_router::zmq_wire::{RawKvEvent, decode_event_batch};
 use host::{Host, HostConfig};
-use kvarena::{
-    Capacity, Engine, EngineConfig, Extend, Hashing, Namespace, NamespaceNames, Null, PoolConfig, StepScratch, TokenId,
-};
+use kvarena::hash::{Hashing, NamespaceNames};
+use kvarena::{Capacity, Engine, EngineConfig, Extend, Namespace, Null, PoolConfig, StepScratch, TokenId};
 use kvarena_events::decode::{ErrorKind, Message, StoredPages, WireError, WireEvent, decode};
 use kvarena_events::encode::Batch;
 use kvarena_events::msgpack::Malformed;

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use kvarena::KvScales;
+use kvarena::layout::KvScales;
 use serde_json::{Value, json};
 
 use crate::config::ModelConfig;

@@ -6,8 +6,9 @@
 
 use std::path::Path;
 
+use kvarena::KvShape;
 use kvarena::error::ConfigError;
-use kvarena::{Groups, KvShape, Reach};
+use kvarena::layout::{Groups, Reach};
 use serde_json::Value;
 
 use crate::error::Result;

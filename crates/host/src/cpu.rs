@@ -1,7 +1,7 @@
 //! Steps on the CPU: activations in f32, K and V in swap memory.
 
-use kvarena::backend::CpuError;
-use kvarena::{Attend, Backend, BatchPlan, Cpu, LayerId, Queries};
+use kvarena::backend::{CpuError, Queries};
+use kvarena::{Attend, Backend, BatchPlan, Cpu, LayerId};
 
 use crate::calibrate::Largest;
 use crate::clock::{Clock, Part};

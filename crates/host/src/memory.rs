@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use kvarena::PoolLayout;
+use kvarena::layout::PoolLayout;
 
 /// Tokens of the sequence.
 const TOKENS: u32 = 8192;
@@ -36,7 +36,8 @@ fn megabytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use kvarena::{Groups, KvDtype, KvShape, PoolConfig, Reach};
+    use kvarena::layout::{Groups, Reach};
+    use kvarena::{KvDtype, KvShape, PoolConfig};
 
     use super::report;
 

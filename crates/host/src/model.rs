@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use kvarena::Reach;
+use kvarena::layout::Reach;
 
 use crate::checkpoint;
 use crate::clock::{Clock, Part};

@@ -1,6 +1,7 @@
 //! The trait `Runner`: the interface between the serving loop and the CPU (`cpu.rs`) or a GPU (`gpu/runner.rs`).
 
-use kvarena::{Backend, Extend, OwnedPlan, PlanSize};
+use kvarena::plan::{OwnedPlan, PlanSize};
+use kvarena::{Backend, Extend};
 
 use crate::clock::Clock;
 use crate::config::ModelConfig;

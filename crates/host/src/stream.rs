@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use kvarena::{Draft, Leader, SeqKey};
+use kvarena::SeqKey;
+use kvarena::plan::{Draft, Leader};
 use slotmap::new_key_type;
 
 use crate::draft::Drafter;

@@ -1,6 +1,6 @@
 //! The counters of a run, and its report.
 
-use kvarena::Stats;
+use kvarena::stats::Stats;
 
 use crate::clock::{Clock, Part};
 use crate::histogram::Histogram;

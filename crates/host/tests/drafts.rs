@@ -9,7 +9,9 @@ mod common;
 
 use common::MIXTURES;
 use common::serving::{CollectedStreams, Ran, SCHEDULES, Schedule, Setting, requests, serve, serve_by, server};
-use kvarena::{KvDtype, PrefixMode, Scaling};
+use kvarena::KvDtype;
+use kvarena::config::PrefixMode;
+use kvarena::layout::Scaling;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::draft::Drafting;
 use kvarena_host::model::Model;

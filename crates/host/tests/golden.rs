@@ -6,7 +6,10 @@
 mod common;
 
 use common::serving::{Ran, SCHEDULES, Schedule, Setting, requests, serve, serve_by};
-use kvarena::{KvDtype, KvScales, Layout, PrefixMode, Scaling, Stats};
+use kvarena::KvDtype;
+use kvarena::config::PrefixMode;
+use kvarena::layout::{KvScales, Layout, Scaling};
+use kvarena::stats::Stats;
 use kvarena_host::calibrate;
 use kvarena_host::cpu::CpuRunner;
 

@@ -10,10 +10,10 @@ use std::thread::yield_now;
 
 use common::files::Dir;
 use common::gpu::{device, lock_gpus};
-use kvarena::{
-    Backend, Capacity, CpuOptions, Engine, EngineConfig, KvDtype, MoveId, OpenBackend, PageId, PageMove, PoolConfig,
-    SwapMemory, SwapPageId,
-};
+use kvarena::backend::{OpenBackend, SwapMemory};
+use kvarena::id::{MoveId, SwapPageId};
+use kvarena::plan::PageMove;
+use kvarena::{Backend, Capacity, CpuOptions, Engine, EngineConfig, KvDtype, PageId, PoolConfig};
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::products::Choice;

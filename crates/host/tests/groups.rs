@@ -5,9 +5,11 @@ mod common;
 
 use common::contiguous::greedy;
 use common::serving::{CollectedStreams, Setting, requests, server};
+use kvarena::config::PrefixMode;
 use kvarena::error::ConfigError;
+use kvarena::layout::{Groups, Layout, Reach, Scaling};
 use kvarena::testkit::poison::poison;
-use kvarena::{Groups, KvDtype, Layout, PoolConfig, PrefixMode, Reach, Scaling, TokenId};
+use kvarena::{KvDtype, PoolConfig, TokenId};
 use kvarena_host::config::ModelConfig;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::error::Fault;

@@ -5,7 +5,8 @@ mod common;
 
 use common::serving::{CollectedStreams, Schedule, Setting, requests, serve};
 use common::wrapped::Wrapped;
-use kvarena::{Cpu, Scaling};
+use kvarena::Cpu;
+use kvarena::layout::Scaling;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::draft::Drafting;
 use kvarena_host::model::Model;

@@ -4,8 +4,9 @@
 mod common;
 
 use common::serving::{CollectedStreams, Setting, requests, server, server_on};
+use kvarena::layout::Scaling;
 use kvarena::testkit::late::{Late, LateOptions};
-use kvarena::{CpuOptions, Scaling, TokenId};
+use kvarena::{CpuOptions, TokenId};
 use kvarena_host::clock::Clock;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::cpu::CpuRunner;

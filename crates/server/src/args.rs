@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::builder::{ArgPredicate, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
-use kvarena::{KvDtype, Layout, Scaling};
+use kvarena::KvDtype;
+use kvarena::layout::{Layout, Scaling};
 
 use crate::http::options::HttpOptions;
 use kvarena_host::draft::DRAFTS_MAX;

@@ -4,7 +4,8 @@ use std::io::{IsTerminal, StdoutLock, stdin, stdout};
 use std::process::ExitCode;
 
 use clap::Parser;
-use kvarena::{CpuOptions, Engine, EngineConfig, LabelChannels};
+use kvarena::layout::LabelChannels;
+use kvarena::{CpuOptions, Engine, EngineConfig};
 use kvarena_host::calibrate;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::cpu::CpuRunner;

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use kvarena::{
-    Capacity, CpuOptions, EngineConfig, EngineError, Groups, KvDtype, KvScales, PoolConfig, PrefixMode, Scaling,
-};
+use kvarena::config::PrefixMode;
+use kvarena::layout::{Groups, KvScales, Scaling};
+use kvarena::{Capacity, CpuOptions, EngineConfig, EngineError, KvDtype, PoolConfig};
 use serde_json::{Value, json};
 
 use crate::args::{Args, BackendName, Shape, Switch};

@@ -10,7 +10,7 @@ use common::files::Dir;
 use common::run_server;
 use common::serving::{Setting, serve};
 use half::{bf16, f16};
-use kvarena::Dtype;
+use kvarena::layout::Dtype;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::model::Model;
 use kvarena_host::request::Defaults;

@@ -10,8 +10,8 @@ use std::rc::Rc;
 
 use check::{Case, EXPERTS_BOUND, LOGITS_BOUND, Schedule, Setting};
 use common::gpu::{device, lock_gpus};
-use kvarena::Layout;
 use kvarena::backend::cuda::Gpu;
+use kvarena::layout::Layout;
 use kvarena_host::draft::Drafting;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::products::Choice;

@@ -6,7 +6,8 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::listening::Listening;
-use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, Namespace, NamespaceNames, PoolConfig, TokenId};
+use kvarena::hash::NamespaceNames;
+use kvarena::{Capacity, CpuOptions, Engine, EngineConfig, Namespace, PoolConfig, TokenId};
 use kvarena_events::decode::{StoredPages, WireEvent, decode};
 use kvarena_events::subscriber::{Received, Subscriber};
 use kvarena_host::cpu::CpuRunner;

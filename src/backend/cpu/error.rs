@@ -28,7 +28,7 @@ displayed! {
         Plane { plane: PlaneName } => "the pool has no rows of {plane:?} by slot";
         /// The bytes of pages have different meanings in the two pools: see [`PoolLayout::page_fingerprint`].
         ///
-        /// [`PoolLayout::page_fingerprint`]: crate::PoolLayout::page_fingerprint
+        /// [`PoolLayout::page_fingerprint`]: crate::layout::PoolLayout::page_fingerprint
         PageFingerprint { source: u64, target: u64 }
             => "pages of fingerprint {source:016x} do not fit those of {target:016x}";
         /// The machine lacks the instructions of this path.

@@ -33,7 +33,7 @@ pub struct CpuOptions {
     /// Static scales of a quantised pool ([`Scaling::Static`]), for the layers and heads of this rank
     /// ([`KvScales::local`]). Default: `None`, all 1.
     ///
-    /// [`Scaling::Static`]: crate::Scaling::Static
+    /// [`Scaling::Static`]: crate::layout::Scaling::Static
     pub scales: Option<KvScales>,
     /// Label channels, for the layers and heads of this rank ([`LabelChannels::local`]). A pool with labels requires
     /// them. Default: `None`.

@@ -22,7 +22,7 @@ impl Cuda {
     /// compiled by such steps. Later calls add to earlier ones.
     ///
     /// The host should prepare the attention of all its layers. If some prepared layers have a window or chunks,
-    /// `begin` rejects plans with draft trees (`TreeWindow` or `TreeChunk` of [`PlanError`](crate::PlanError)). Without
+    /// `begin` rejects plans with draft trees (`TreeWindow` or `TreeChunk` of [`PlanError`](crate::backend::PlanError)). Without
     /// preparation, the attention of the first such layer rejects them.
     ///
     /// # Errors

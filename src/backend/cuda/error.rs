@@ -79,7 +79,7 @@ displayed! {
         /// Pages of the two pools have different sizes or pieces.
         PageShape => "the two pools' pages differ in shape";
         /// The bytes of pages have different meanings in the two pools: see
-        /// [`PoolLayout::page_fingerprint`](crate::PoolLayout::page_fingerprint).
+        /// [`PoolLayout::page_fingerprint`](crate::layout::PoolLayout::page_fingerprint).
         PageFingerprint { source: u64, target: u64 }
             => "pages of fingerprint {source:#x} do not fit those of {target:#x}";
         /// A pool, rows or a stream belong to another device than the backend.

@@ -61,7 +61,7 @@ impl StagedPlan {
         self.image.positions
     }
 
-    /// Returns the rows: [`BatchRow`](crate::BatchRow) `[rows]`.
+    /// Returns the rows: [`BatchRow`](crate::plan::BatchRow) `[rows]`.
     pub fn rows(&self) -> u64 {
         self.image.rows
     }

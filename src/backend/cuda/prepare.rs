@@ -18,7 +18,7 @@ pub struct Prepare<'a> {
     pub extend: bool,
     /// Whether some rows are draft trees. Default: `false`.
     pub trees: bool,
-    /// Whether plans have [spans](crate::SharedSpans) that rows share. Default: `true`.
+    /// Whether plans have [spans](crate::plan::SharedSpans) that rows share. Default: `true`.
     pub spans: bool,
     /// Whether pages are copied. Default: `true`.
     pub copies: bool,

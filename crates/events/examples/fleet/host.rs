@@ -2,9 +2,10 @@
 
 use std::convert::Infallible;
 
+use kvarena::hash::Hashing;
 use kvarena::{
-    Capacity, Engine, EngineConfig, EngineError, Error, Extend, Hashing, Namespace, Null, PoolConfig, SeqKey,
-    StepScratch, TokenId,
+    Capacity, Engine, EngineConfig, EngineError, Error, Extend, Namespace, Null, PoolConfig, SeqKey, StepScratch,
+    TokenId,
 };
 use kvarena_events::encode::Batch;
 

@@ -6,7 +6,8 @@ use std::error::Error;
 use dynamo_kv_router::RadixTree;
 use dynamo_kv_router::protocols::{BlockHashOptions, WorkerWithDpRank, compute_block_hash_for_seq};
 use dynamo_kv_router::zmq_wire::{ZmqEventNormalizer, decode_event_batch};
-use kvarena::{NamespaceNames, TokenId};
+use kvarena::TokenId;
+use kvarena::hash::NamespaceNames;
 use kvarena_events::decode::decode;
 
 /// Index of the prefixes that each engine caches.

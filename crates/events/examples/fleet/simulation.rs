@@ -7,7 +7,8 @@
 use std::convert::Infallible;
 use std::time::Instant;
 
-use kvarena::{EngineError, Namespace, NamespaceNames, TokenId};
+use kvarena::hash::NamespaceNames;
+use kvarena::{EngineError, Namespace, TokenId};
 use kvarena_events::clock::resident_bytes;
 
 use crate::host::{Host, HostConfig};

@@ -10,7 +10,8 @@
 mod drafts;
 mod history;
 
-use kvarena::{DRAFT_MAX, Draft, DraftTree, SeqKey};
+use kvarena::SeqKey;
+use kvarena::plan::{DRAFT_MAX, Draft, DraftTree};
 
 pub use drafts::Drafts;
 pub use history::History;

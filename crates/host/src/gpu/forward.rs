@@ -14,8 +14,10 @@ mod store;
 
 use std::rc::Rc;
 
+use kvarena::backend::Queries;
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, Prepare};
-use kvarena::{Attend, Backend, BatchPlan, Dtype, LayerId, Queries};
+use kvarena::layout::Dtype;
+use kvarena::{Attend, Backend, BatchPlan, LayerId};
 
 use super::device::Device;
 use super::error::GpuError;

@@ -21,10 +21,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaRead, CudaWrite};
-use kvarena::{
-    Attend, Backend, BatchPlan, Compaction, Extend, LayerId, MoveId, Moved, OpenBackend, OwnedPlan, PageCopy, PageMove,
-    PlanSize, PoolLayout, Queries, Rope, StepBounds, StepEnd, SwapMemory, SwapPageId, TableShape,
-};
+use kvarena::backend::{Moved, OpenBackend, Queries, Rope, SwapMemory};
+use kvarena::config::StepBounds;
+use kvarena::id::{MoveId, SwapPageId};
+use kvarena::layout::{PoolLayout, TableShape};
+use kvarena::plan::{Compaction, OwnedPlan, PageCopy, PageMove, PlanSize, StepEnd};
+use kvarena::{Attend, Backend, BatchPlan, Extend, LayerId};
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult};

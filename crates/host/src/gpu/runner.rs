@@ -13,7 +13,8 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 use kvarena::backend::cuda::{Cuda, CudaGraph, CudaOptions, GraphKey, Prepare};
-use kvarena::{BatchPlan, Extend, PlanSize};
+use kvarena::plan::PlanSize;
+use kvarena::{BatchPlan, Extend};
 
 use super::device::Device;
 use super::edits::Shapes;

@@ -6,10 +6,10 @@
 //! This pass is slow and runs once.
 
 use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
-use kvarena::{
-    Attend, Backend, BatchPlan, LabelChannels, LayerId, PoolConfig, Queries, Select, Selection, SlotMapping,
-    SparseBackend,
-};
+use kvarena::backend::{Queries, Select, Selection, SparseBackend};
+use kvarena::layout::LabelChannels;
+use kvarena::plan::SlotMapping;
+use kvarena::{Attend, Backend, BatchPlan, LayerId, PoolConfig};
 
 use super::device::Device;
 use super::error::GpuResult;

@@ -8,7 +8,8 @@
 //! Drafts are tokens of a stream's sequence only while a step checks them. If the pool has too few pages for a step
 //! with drafts, the loop plans the step without them before it preempts a stream.
 
-use kvarena::{Branch, TokenId};
+use kvarena::TokenId;
+use kvarena::plan::Branch;
 
 use super::{InflightStep, Server, failed, ignore_shortage, refused};
 use crate::draft::Drafting;

@@ -1,6 +1,6 @@
 //! The limits of requests: the sizes of the model and of the pool.
 
-use kvarena::EngineShape;
+use kvarena::config::EngineShape;
 
 use crate::config::ModelConfig;
 use crate::request::Request;

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use kvarena::{Draft, EngineError, Extend, Keep, Namespace, NamespaceNames, TokenId};
+use kvarena::hash::NamespaceNames;
+use kvarena::plan::Draft;
+use kvarena::{EngineError, Extend, Keep, Namespace, TokenId};
 
 use super::{ActiveRequest, InflightStep, PendingSample, Score, Server, failed, ignore_shortage, refused};
 use crate::clock::Part;

@@ -14,7 +14,8 @@ pub mod recall;
 
 use std::str::FromStr;
 
-use kvarena::{EngineConfig, PoolConfig, TableShape};
+use kvarena::layout::TableShape;
+use kvarena::{EngineConfig, PoolConfig};
 
 use crate::error::{Error, Result};
 

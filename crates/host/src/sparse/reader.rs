@@ -1,7 +1,7 @@
 //! Attention of a step over the positions that labels find.
 
-use kvarena::backend::CpuError;
-use kvarena::{Attend, BatchPlan, Cpu, LayerId, Queries, Select, Selection, SparseBackend};
+use kvarena::backend::{CpuError, Queries, Select, Selection, SparseBackend};
+use kvarena::{Attend, BatchPlan, Cpu, LayerId};
 
 use super::recall::Recall;
 

@@ -6,8 +6,10 @@
 
 use std::fmt;
 
-use kvarena::backend::CpuError;
-use kvarena::{Attend, BatchPlan, BatchRow, Cpu, LayerId, NO_POSITION, PlaneName, TableShape};
+use kvarena::backend::{CpuError, NO_POSITION};
+use kvarena::layout::{PlaneName, TableShape};
+use kvarena::plan::BatchRow;
+use kvarena::{Attend, BatchPlan, Cpu, LayerId};
 use serde_json::{Value, json};
 
 /// Measurements of lists with fewer positions than their rows can read.

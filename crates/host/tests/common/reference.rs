@@ -1,8 +1,8 @@
 //! Computes logits of a stream with sparse reads and given tokens, for checks.
 
+use kvarena::layout::LabelChannels;
 use kvarena::{
-    Capacity, CpuOptions, Engine, EngineConfig, Extend, KvDtype, LabelChannels, Namespace, PoolConfig, StepScratch,
-    TokenId,
+    Capacity, CpuOptions, Engine, EngineConfig, Extend, KvDtype, Namespace, PoolConfig, StepScratch, TokenId,
 };
 
 use kvarena_host::clock::Clock;

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use kvarena::{
-    Capacity, Cpu, CpuOptions, Engine, EngineConfig, Groups, KvDtype, KvScales, Layout, OpenBackend, PoolConfig,
-    PrefixMode, Scaling, Stats,
-};
+use kvarena::backend::OpenBackend;
+use kvarena::config::PrefixMode;
+use kvarena::layout::{Groups, KvScales, Layout, Scaling};
+use kvarena::stats::Stats;
+use kvarena::{Capacity, Cpu, CpuOptions, Engine, EngineConfig, KvDtype, PoolConfig};
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::draft::Drafting;
 use kvarena_host::model::Model;

@@ -5,11 +5,11 @@ use std::thread;
 use std::time::Duration;
 
 use kvarena::backend::cuda::CudaOptions;
-use kvarena::{Backend, Engine, EngineConfig, KvDtype, LabelChannels};
+use kvarena::layout::LabelChannels;
+use kvarena::{Backend, Engine, EngineConfig, KvDtype};
 
 use crate::args::{Args, Switch};
-use crate::built_in;
-use crate::setup;
+use crate::{built_in, setup};
 use kvarena_host::config::ModelConfig;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::gpu::device::Device;

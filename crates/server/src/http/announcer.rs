@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use kvarena::{Backend, Engine, Hashing};
+use kvarena::hash::Hashing;
+use kvarena::{Backend, Engine};
 use kvarena_events::clock::seconds;
 use kvarena_events::encode::Batch;
 use kvarena_events::publisher::{Publisher, PublisherConfig};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kvarena::Stats;
+use kvarena::stats::Stats;
 
 use super::announcer::{self, Announcer};
 use super::job::{Event, Job, Logprob};

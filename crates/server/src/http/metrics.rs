@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvarena::Stats;
+use kvarena::stats::Stats;
 
 use kvarena_host::clock::Part;
 use kvarena_host::runner::Runner;

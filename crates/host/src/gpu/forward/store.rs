@@ -1,7 +1,9 @@
 //! Norm and rotation of Q and K, and the store of K and V, by the backend.
 
+use kvarena::backend::Rope;
 use kvarena::backend::cuda::{Cuda, DeviceRows, DeviceRowsMut};
-use kvarena::{Backend, BatchPlan, Dtype, LayerId, Rope};
+use kvarena::layout::Dtype;
+use kvarena::{Backend, BatchPlan, LayerId};
 
 use super::super::error::GpuError;
 use super::operands::qkv_width;

@@ -17,7 +17,9 @@ use std::path::Path;
 use std::rc::Rc;
 
 use kvarena::backend::cuda::Cuda;
-use kvarena::{Capacity, Engine, EngineConfig, Groups, KvDtype, LabelChannels, PoolConfig, PrefixMode};
+use kvarena::config::PrefixMode;
+use kvarena::layout::{Groups, LabelChannels};
+use kvarena::{Capacity, Engine, EngineConfig, KvDtype, PoolConfig};
 use kvarena_host::checkpoint;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::gpu::device::Device;

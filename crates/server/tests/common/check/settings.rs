@@ -1,6 +1,6 @@
 //! The settings in which the check serves, and the draws that it compares.
 
-use kvarena::Layout;
+use kvarena::layout::Layout;
 use kvarena_host::draft::Drafting;
 use kvarena_host::gpu::forward::InjectedFault;
 use kvarena_host::gpu::products::Choice;

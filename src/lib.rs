@@ -84,6 +84,7 @@ mod swap;
 pub mod system;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
+pub mod tree;
 #[doc(hidden)]
 pub mod world;
 

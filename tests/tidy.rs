@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules and their ranks. A module uses only modules of lower rank; those of rank 0 may use one another.
-const RANKS: [(&str, u32); 25] = [
+const RANKS: [(&str, u32); 26] = [
     ("id", 0),
     ("error", 0),
     ("hash", 0),
@@ -27,6 +27,7 @@ const RANKS: [(&str, u32); 25] = [
     ("backend", 2),
     ("world", 4),
     ("system", 5),
+    ("tree", 5),
     ("engine", 6),
     ("testkit", 7),
     ("guide", 8), // Documentation only.

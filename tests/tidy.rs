@@ -370,7 +370,7 @@ fn the_access_table_equals_the_systems_declarations() {
 }
 
 /// Words that would give a present word a second name, each with the present word. They are compared as whole words.
-const RETIRED: [(&str, &str); 26] = [
+const RETIRED: [(&str, &str); 28] = [
     ("Beside", "ExtraParams"),
     ("Board", "Metrics"),
     ("ChunkTokens", "ChunkPages"),
@@ -389,6 +389,8 @@ const RETIRED: [(&str, &str); 26] = [
     ("Room", "PageBudget"),
     ("TAIL_ROWS", "SUFFIX_ROWS"),
     ("Talk", "Connection"),
+    ("chunk_pages", "leaf_pages"),
+    ("chunks_per_row", "leaves_per_row"),
     ("evict_to_host", "evict_to_swap"),
     ("has_hosts", "has_swap"),
     ("host_page", "swap_page"),

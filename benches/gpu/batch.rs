@@ -116,18 +116,18 @@ impl Batch {
             writes: Vec::new(),
             pages: Vec::new(),
         };
-        let mut chunk = 0;
+        let mut leaf = 0;
         for (i, &(extend_len, kv_len)) in lens.iter().enumerate() {
             let row = RowId::new(i as u32);
             let pages = tables[i].clone();
             for (index, &value) in pages.iter().enumerate() {
                 let index = index as u32;
-                if index.is_multiple_of(table.chunk_pages) {
-                    let write = TableWrite { index: table.directory_word(row, index), value: chunk };
+                if index.is_multiple_of(table.leaf_pages) {
+                    let write = TableWrite { index: table.directory_word(row, index), value: leaf };
                     batch.writes.push(write);
-                    chunk += 1;
+                    leaf += 1;
                 }
-                batch.writes.push(TableWrite { index: table.page_word(chunk - 1, index), value });
+                batch.writes.push(TableWrite { index: table.page_word(leaf - 1, index), value });
             }
             let qo_start = batch.positions.len() as u32;
             batch.rows.push(BatchRow { row, qo_start, extend_len, kv_len });

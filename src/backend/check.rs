@@ -92,7 +92,7 @@ pub(super) fn sparse_layer(layer: LayerId, layout: &PoolLayout) -> Result<(), Pl
 
 /// Returns the maximum number of tokens of a page table row.
 pub(super) fn longest_row(table: &TableShape, page_size: u32) -> u64 {
-    u64::from(table.chunks_per_row) * u64::from(table.chunk_pages) * u64::from(page_size)
+    u64::from(table.leaves_per_row) * u64::from(table.leaf_pages) * u64::from(page_size)
 }
 
 /// Checks that query rows are contiguous, one for each token, and checks each sequence's row and length.
@@ -138,7 +138,7 @@ pub(super) fn spans(seen: &mut SpanCheck, plan: &BatchPlan<'_>) -> Result<(), Pl
     seen.check(&plan.shared, plan.rows).map_err(|span| PlanError::Span { span })
 }
 
-/// Checks that every write is inside the tables and its value is a valid chunk or page, so attention need not check.
+/// Checks that every write is inside the tables and its value is a valid leaf or page, so attention need not check.
 pub(super) fn table_writes(writes: &[TableWrite], layout: &PoolLayout, table: &TableShape) -> Result<(), PlanError> {
     let directory = table.page_word(0, 0);
     let words = u32::try_from(table.words()).unwrap_or(u32::MAX);

@@ -146,12 +146,12 @@ displayed! {
             /// Words of the page tables.
             words: usize,
         } => "page table word {index} is out of range: the count is {words}";
-        /// A word written to the page tables is not a valid page or chunk.
+        /// A word written to the page tables is not a valid page or leaf.
         TableValue {
             /// The word's index.
             index: u32,
             value: u32,
-            /// Pages of the pool or chunks of the tables.
+            /// Pages of the pool or leaves of the tables.
             count: u32,
         } => "page table word {index} is {value}, which is not below {count}";
         /// A page of the pool does not exist.

@@ -12,7 +12,7 @@ use crate::layout::{
 };
 
 /// Magic number and version of the byte form.
-const MAGIC: u64 = u64::from_le_bytes(*b"kvshap01");
+const MAGIC: u64 = u64::from_le_bytes(*b"kvshap02");
 
 // The byte form stores the index of a value in these lists.
 const DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3];
@@ -68,9 +68,9 @@ struct Words {
     page_count: u64,
     layout: u64,
     rows: u64,
-    chunks_per_row: u64,
-    chunk_pages: u64,
-    chunk_count: u64,
+    leaves_per_row: u64,
+    leaf_pages: u64,
+    leaf_count: u64,
     max_sequence_len: u64,
     max_steps: u64,
     prefix: u64,
@@ -85,23 +85,25 @@ struct Words {
     max_step_tokens: u64,
     /// For each group other than 0: zeros without an own shape; else its kind and dtype, and its sizes.
     own_shapes: [[u64; 2]; GROUPS_MAX - 1],
+    reserved_pages: u64,
+    wide_slots: u64,
 }
 
 impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 47 little-endian words of 64 bits.
+    /// Returns the byte form: 49 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
-    /// | 0 | the ASCII letters `kvshap01`; the digits are the version |
+    /// | 0 | the ASCII letters `kvshap02`; the digits are the version |
     /// | 1 | layers |
     /// | 2 to 4 | 0, heads, their elements; or 1, `rank`, `rope` of latent rows |
     /// | 5, 6 | dtype (0 f32, 1 f16, 2 bf16, 3 fp8); scaling (0 static or none, 1 by token) |
     /// | 7 to 9 | label channels, page size, pages |
     /// | 10 | layout (0 layer first, 1 page first) |
-    /// | 11 to 14 | the [`TableShape`](crate::TableShape): `rows`, `chunks_per_row`, `chunk_pages`, `chunk_count` |
+    /// | 11 to 14 | the [`TableShape`](crate::TableShape): `rows`, `leaves_per_row`, `leaf_pages`, `leaf_count` |
     /// | 15, 16 | `max_sequence_len`, `max_steps` |
     /// | 17 to 19 | prefix mode (0 radix, 1 none), `event_pages`, `prefault` |
     /// | 20 | hashing (0 none, 1 Dynamo, 2 nano-vllm, 3 MinivLLM, 4 and 5 vLLM without and with a seed, 6 SGLang) |
@@ -113,6 +115,7 @@ impl EngineShape {
     /// | 38, 39 | `swap_pages`, `stage_pages` |
     /// | 40 | `max_step_tokens` |
     /// | 41 to 46 | for each group but group 0: its shape in two words |
+    /// | 47, 48 | `reserved_pages`, `wide_slots` |
     ///
     /// A group with the pool's shape has two words of 0. Otherwise the first word is
     /// `1 + 2 * dtype + 8 * (0 for heads, 1 for latent rows)`. The second word contains the two sizes, in 32 bits each
@@ -134,9 +137,9 @@ impl EngineShape {
             page_count: layout.page_count().into(),
             layout: number(&LAYOUTS, layout.layout()),
             rows: table.rows.into(),
-            chunks_per_row: table.chunks_per_row.into(),
-            chunk_pages: table.chunk_pages.into(),
-            chunk_count: table.chunk_count.into(),
+            leaves_per_row: table.leaves_per_row.into(),
+            leaf_pages: table.leaf_pages.into(),
+            leaf_count: table.leaf_count.into(),
             max_sequence_len: self.max_sequence_len.into(),
             max_steps: self.max_steps.into(),
             prefix: number(&PREFIXES, self.prefix),
@@ -149,6 +152,8 @@ impl EngineShape {
             stage_pages: layout.stage_pages().into(),
             max_step_tokens: self.max_step_tokens.into(),
             own_shapes: [1, 2, 3].map(|group| own_words(layout.groups().shape(group))),
+            reserved_pages: self.reserved_pages.into(),
+            wide_slots: number(&BOOLS, self.wide_slots),
         };
         let mut bytes = [0; Self::BYTES];
         bytes.copy_from_slice(bytemuck::bytes_of(&words));
@@ -201,11 +206,11 @@ impl EngineShape {
                 Some(hashing.ok_or(ShapeBytesError::Field { name: "hashing", value })?)
             }
         };
-        // Inverts `TableShape::of`. A table of fewer tokens than a chunk has one chunk for each row.
+        // Inverts `TableShape::of`. A table of fewer tokens than a leaf has one leaf for each row.
         let max_tokens = words
-            .chunk_count
+            .leaf_count
             .checked_sub(words.rows)
-            .and_then(|chunks| chunks.checked_mul(words.chunk_pages)?.checked_mul(words.page_size));
+            .and_then(|leaves| leaves.checked_mul(words.leaf_pages)?.checked_mul(words.page_size));
         let config = EngineConfig {
             pool,
             prefix: one_of("prefix", &PREFIXES, words.prefix)?,
@@ -217,6 +222,8 @@ impl EngineShape {
             max_steps: narrow("max_steps", words.max_steps)?,
             max_step_tokens: narrow("max_step_tokens", words.max_step_tokens)?,
             promise_ahead: narrow("promise_ahead", words.promise_ahead)?,
+            reserved_pages: narrow("reserved_pages", words.reserved_pages)?,
+            wide_slots: one_of("wide_slots", &BOOLS, words.wide_slots)?,
             prefault: one_of("prefault", &BOOLS, words.prefault)?,
         };
         let shape = config.shape().map_err(ShapeBytesError::Config)?;

@@ -25,7 +25,7 @@ impl<B: Backend> Engine<B> {
     /// words of new pages, so its cost does not grow with the context. Three cases send more:
     ///
     /// * The first plan of a sequence after `admit`, `resume` or `fork` sends its whole page table, except pages in
-    ///   chunks that a fork's child shares with its parent.
+    ///   leaves that a fork's child shares with its parent.
     /// * If the sequence switched to equal pages that another sequence had published, the next plan sends these pages
     ///   and all later ones of the sequence.
     /// * Words of an aborted plan are sent again.

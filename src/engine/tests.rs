@@ -149,10 +149,10 @@ fn s4_unsent_pages_are_within_the_page_table() {
 }
 
 #[test]
-fn s5_chunks_in_use_belong_to_rows() {
-    let chunks = "S5: a chunk's user count is the number of rows that use it";
-    assert_eq!(broken(|s| s.sequence(s.long).break_s5()), chunks);
-    assert_eq!(broken(|s| s.world().sequences.break_s5_of_pages()), chunks);
+fn s5_leaves_in_use_belong_to_rows() {
+    let leaves = "S5: a leaf's user count is the number of rows that use it";
+    assert_eq!(broken(|s| s.sequence(s.long).break_s5()), leaves);
+    assert_eq!(broken(|s| s.world().sequences.break_s5_of_pages()), leaves);
 }
 
 #[test]

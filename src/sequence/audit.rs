@@ -1,6 +1,6 @@
 //! The audit of sequences: S5 to S8.
 
-use super::chunk_pool::ChunkPool;
+use super::leaf_pool::LeafPool;
 use super::{Sequence, SequenceTable};
 
 impl SequenceTable {
@@ -22,11 +22,11 @@ impl SequenceTable {
         marks.into_iter().flat_map(|marks| marks.waiting).filter(|&mark| mark > 0)
     }
 
-    /// Returns whether S5 holds. O(chunks).
-    pub(crate) fn chunks_are_counted(&self) -> bool {
-        let token_chunks = self.rows.values().flat_map(|s| self.stores.tokens.chunks_of(s.row, s.chunks));
-        let page_chunks = self.rows.values().flat_map(|s| self.stores.pages.chunks_of(s.row, s.page_len));
-        are_counted(self.stores.tokens.pool(), token_chunks) && are_counted(self.stores.pages.pool(), page_chunks)
+    /// Returns whether S5 holds. O(leaves).
+    pub(crate) fn leaves_are_counted(&self) -> bool {
+        let token_leaves = self.rows.values().flat_map(|s| self.stores.tokens.leaves_of(s.row, s.leaves));
+        let page_leaves = self.rows.values().flat_map(|s| self.stores.pages.leaves_of(s.row, s.page_len));
+        are_counted(self.stores.tokens.pool(), token_leaves) && are_counted(self.stores.pages.pool(), page_leaves)
     }
 
     /// Returns whether S8 holds. O(running sequences).
@@ -36,10 +36,10 @@ impl SequenceTable {
     }
 }
 
-/// Returns whether a pool counts exactly these users of its chunks.
-fn are_counted(pool: &ChunkPool, named: impl Iterator<Item = u32>) -> bool {
+/// Returns whether a pool counts exactly these users of its leaves.
+fn are_counted(pool: &LeafPool, named: impl Iterator<Item = u32>) -> bool {
     let mut users = vec![0; pool.users().len()];
-    named.for_each(|chunk| users[chunk as usize] += 1);
+    named.for_each(|leaf| users[leaf as usize] += 1);
     let used = users.iter().filter(|&&users| users > 0).count();
     users == pool.users() && used == pool.used_count() as usize
 }
@@ -51,7 +51,7 @@ mod tests {
     impl Sequence {
         /// Breaks S5, for tests of the audit.
         pub(crate) fn break_s5(&mut self) {
-            self.chunks -= 1;
+            self.leaves -= 1;
         }
 
         /// Breaks S6, for tests of the audit.
@@ -61,7 +61,7 @@ mod tests {
     }
 
     impl SequenceTable {
-        /// Breaks S5 of the page table's chunks, for tests of the audit.
+        /// Breaks S5 of the page table's leaves, for tests of the audit.
         pub(crate) fn break_s5_of_pages(&mut self) {
             let row = self.rows.values().find(|s| s.page_len > 0).expect("a row with pages").row;
             self.stores.pages.break_s5(row);

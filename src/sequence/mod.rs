@@ -15,8 +15,8 @@
 //!   first place that the row keeps.
 //! * S3. A preempted sequence has only tokens.
 //! * S4. Plans have sent the pages before `dirty_from` to the backends. The next plan must send all later ones. The
-//!   first `inherited` pages are whole chunks of the page table that a parent's plans have sent permanently.
-//! * S5. The user count of a chunk is the number of rows that contain it.
+//!   first `inherited` pages are whole leaves of the page table that a parent's plans have sent permanently.
+//! * S5. The user count of a leaf is the number of rows that contain it.
 //! * S6. A row stores the entry of its last page and its last token, so that decoding looks up neither.
 //! * S7. The total of outstanding pages is the sum over all sequences.
 //!
@@ -27,14 +27,14 @@
 //!
 //! * S9. The drafts are its last item, in an open step; all their tokens are known, and none has K and V.
 //!
-//! `inflight.rs` finds sequences by the page that they compute next (S8). The tokens and pages of rows are in chunks
+//! `inflight.rs` finds sequences by the page that they compute next (S8). The tokens and pages of rows are in leaves
 //! (`token_store.rs`, `page_table.rs`).
 
 mod audit;
 mod branches;
-mod chunk_pool;
 mod drafts;
 mod inflight;
+mod leaf_pool;
 mod page_table;
 mod promises;
 mod read;
@@ -184,7 +184,7 @@ impl SequenceTable {
     /// [`Error::OutOfSequences`], [`Error::OutOfTokens`].
     pub fn check_room(&self, rows: u32, tokens: u32) -> Result<(), Error> {
         self.check_rows(rows as usize)?;
-        self.check_chunks(u64::from(rows) * u64::from(self.chunks_for(tokens)))
+        self.check_leaves(u64::from(rows) * u64::from(self.leaves_for(tokens)))
     }
 
     /// Checks that `rows` new rows fit.
@@ -196,8 +196,8 @@ impl SequenceTable {
         if rows <= free { Ok(()) } else { Err(Error::OutOfSequences { max: self.max }) }
     }
 
-    pub(crate) fn chunks_for(&self, tokens: u32) -> u32 {
-        self.stores.tokens.chunks_for(tokens)
+    pub(crate) fn leaves_for(&self, tokens: u32) -> u32 {
+        self.stores.tokens.leaves_for(tokens)
     }
 
     /// Returns the number of the next plan, for [`Sequence::last_plan`]. A plan that fails also uses its number up, so
@@ -207,12 +207,12 @@ impl SequenceTable {
         self.plans
     }
 
-    /// Checks that `chunks` more chunks fit.
+    /// Checks that `leaves` more leaves fit.
     ///
     /// # Errors
     /// [`Error::OutOfTokens`].
-    pub(crate) fn check_chunks(&self, chunks: u64) -> Result<(), Error> {
-        self.stores.tokens.check_free(chunks)
+    pub(crate) fn check_leaves(&self, leaves: u64) -> Result<(), Error> {
+        self.stores.tokens.check_free(leaves)
     }
 
     /// Adds a row with these tokens. The caller has checked that they fit.
@@ -229,7 +229,7 @@ impl SequenceTable {
             inherited: 0,
             promised: 0,
             admission_kind: AdmissionKind::COUNTED,
-            chunks: 0,
+            leaves: 0,
             last_entry: 0,
             last_token: TokenId::default(),
             preemption_epoch: 0,
@@ -257,7 +257,7 @@ impl SequenceTable {
         assert!(sequence.lock.is_none(), "S2: a finished sequence has released its prefix");
         assert!(sequence.promised == 0, "S7: a finished sequence is promised nothing");
         assert!(!self.stores.inflight.holds(sequence.row), "S8: a finished sequence has no front");
-        self.stores.tokens.shrink(sequence.row, &mut sequence.chunks, 0);
+        self.stores.tokens.shrink(sequence.row, &mut sequence.leaves, 0);
         self.stores.pages.shrink(sequence.row, sequence.page_len, 0);
         self.free_rows.push(sequence.row);
     }
@@ -267,21 +267,21 @@ impl SequenceTable {
         let (from, namespace) = (self.rows[parent].row, self.rows[parent].namespace);
         let child = self.spawn(namespace, &[], lock);
         let sequence = &mut self.rows[child];
-        self.stores.tokens.reserve(sequence.row, &mut sequence.chunks, tokens);
+        self.stores.tokens.reserve(sequence.row, &mut sequence.leaves, tokens);
         self.stores.tokens.copy(from, sequence.row, tokens);
         self.end_tokens(child, tokens);
         child
     }
 
-    /// Shares with a child the whole page table chunks within the parent's first `pages` pages. The child has no pages
+    /// Shares with a child the whole page table leaves within the parent's first `pages` pages. The child has no pages
     /// yet. The caller includes only published pages whose words were sent by plans that can no longer be aborted.
-    /// Returns the number of shared pages. O(chunks).
+    /// Returns the number of shared pages. O(leaves).
     pub(crate) fn inherit(&mut self, parent: SeqKey, child: SeqKey, pages: u32) -> u32 {
         let from = self.rows[parent].row;
         let sequence = &mut self.rows[child];
         assert!(sequence.page_len == 0, "S4: a row inherits before it has pages");
         // In the tracks of other groups, cells own all pages that the parent keeps at these places.
-        let pages = self.stores.pages.whole_chunks(pages);
+        let pages = self.stores.pages.whole_leaves(pages);
         self.stores.pages.share(from, sequence.row, pages);
         (sequence.page_len, sequence.inherited) = (pages, pages);
         if pages > 0 {

@@ -1,29 +1,29 @@
-//! The page tables of all sequences: the words that backends mirror ([`TableShape`]), a directory and chunks of pages.
+//! The page tables of all sequences: the words that backends mirror ([`TableShape`]), a directory and leaves of pages.
 //!
 //! The *entry* of a page is the index of its word after the directory. The pages of other tracks at the same place
-//! follow at distances of `chunk_pages` entries. Chunks count their users: a fork's child shares chunks of its parent
-//! whose pages are all published. Words of shared chunks are never rewritten.
+//! follow at distances of `leaf_pages` entries. Leaves count their users: a fork's child shares leaves of its parent
+//! whose pages are all published. Words of shared leaves are never rewritten.
 
 use std::ops::Range;
 
-use super::chunk_pool::ChunkPool;
+use super::leaf_pool::LeafPool;
 use super::pieces;
 use crate::id::{CellId, PageId, RowId};
 use crate::layout::TableShape;
 use crate::memory::{Memory, OutOfMemory, prefetch_item};
 use crate::plan::TableWrite;
 
-/// The words, and the users of each chunk.
+/// The words, and the users of each leaf.
 pub(super) struct PageTable {
     shape: TableShape,
     /// Directory, then pages: see [`TableShape`].
     words: Vec<u32>,
     /// Number of words of the directory.
     directory_len: usize,
-    chunks: ChunkPool,
+    leaves: LeafPool,
     /// Number of groups other than group 0.
     groups: u32,
-    /// `[chunk, group, page]`: the cell that owns the pages of a place; none if the pages are private.
+    /// `[leaf, group, page]`: the cell that owns the pages of a place; none if the pages are private.
     cells: Vec<CellId>,
 }
 
@@ -34,7 +34,7 @@ impl PageTable {
             // Zeroed memory is not touched before its first use.
             words: memory.zeroed(shape.words() as u64)?,
             directory_len: shape.directory_word(RowId::new(shape.rows), 0) as usize,
-            chunks: ChunkPool::new(shape.chunk_count, memory)?,
+            leaves: LeafPool::new(shape.leaf_count, memory)?,
             groups: 0,
             cells: Vec::new(),
         })
@@ -42,7 +42,7 @@ impl PageTable {
 
     /// Allocates the cells of `groups` groups other than group 0.
     pub fn keep_cells(&mut self, groups: u32, memory: &mut Memory) -> Result<(), OutOfMemory> {
-        let places = u64::from(self.shape.chunk_count) * u64::from(self.shape.chunk_pages);
+        let places = u64::from(self.shape.leaf_count) * u64::from(self.shape.leaf_pages);
         (self.groups, self.cells) = (groups, memory.zeroed(places * u64::from(groups))?);
         Ok(())
     }
@@ -59,22 +59,22 @@ impl PageTable {
 
     fn cell_index(&self, row: RowId, group: u32, place: u32) -> usize {
         let block = self.words[self.shape.directory_word(row, place) as usize];
-        let chunk = (block / self.shape.tracks * self.groups + group) as usize;
-        chunk * self.shape.chunk_pages as usize + (place & (self.shape.chunk_pages - 1)) as usize
+        let leaf = (block / self.shape.tracks * self.groups + group) as usize;
+        leaf * self.shape.leaf_pages as usize + (place & (self.shape.leaf_pages - 1)) as usize
     }
 
-    pub fn chunks_for(&self, pages: u32) -> u32 {
-        (pages + self.shape.chunk_pages - 1) >> self.shape.chunk_pages.trailing_zeros()
+    pub fn leaves_for(&self, pages: u32) -> u32 {
+        (pages + self.shape.leaf_pages - 1) >> self.shape.leaf_pages.trailing_zeros()
     }
 
-    /// Returns the number of pages in whole chunks among `pages`.
-    pub fn whole_chunks(&self, pages: u32) -> u32 {
-        pages & !(self.shape.chunk_pages - 1)
+    /// Returns the number of pages in whole leaves among `pages`.
+    pub fn whole_leaves(&self, pages: u32) -> u32 {
+        pages & !(self.shape.leaf_pages - 1)
     }
 
-    /// Returns whether a page is the first of its chunk.
-    pub fn begins_chunk(&self, index: u32) -> bool {
-        index & (self.shape.chunk_pages - 1) == 0
+    /// Returns whether a page is the first of its leaf.
+    pub fn begins_leaf(&self, index: u32) -> bool {
+        index & (self.shape.leaf_pages - 1) == 0
     }
 
     /// Returns the number of page tables of a row.
@@ -82,32 +82,32 @@ impl PageTable {
         self.shape.tracks
     }
 
-    /// Adds the chunks for `to` pages to a row of `from` pages. The pool has enough chunks, because the caller has
-    /// reserved as many chunks for the tokens of these pages.
+    /// Adds the leaves for `to` pages to a row of `from` pages. The pool has enough leaves, because the caller has
+    /// reserved as many leaves for the tokens of these pages.
     pub fn reserve(&mut self, row: RowId, from: u32, to: u32) {
-        for chunk in self.chunks_for(from)..self.chunks_for(to) {
-            let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
-            self.words[word as usize] = self.chunks.take() * self.shape.tracks;
+        for leaf in self.leaves_for(from)..self.leaves_for(to) {
+            let word = self.shape.directory_word(row, leaf * self.shape.leaf_pages);
+            self.words[word as usize] = self.leaves.take() * self.shape.tracks;
         }
     }
 
-    /// Releases the chunks of a row of `from` pages beyond `to` pages. Places of free chunks name no cells.
+    /// Releases the leaves of a row of `from` pages beyond `to` pages. Places of free leaves name no cells.
     pub fn shrink(&mut self, row: RowId, from: u32, to: u32) {
-        let cells = (self.groups * self.shape.chunk_pages) as usize;
-        for chunk in self.chunks_for(to)..self.chunks_for(from) {
-            let word = self.shape.directory_word(row, chunk * self.shape.chunk_pages);
-            let chunk = self.words[word as usize] / self.shape.tracks;
-            if self.chunks.release(chunk) {
-                self.cells[chunk as usize * cells..][..cells].fill(CellId::NONE);
+        let cells = (self.groups * self.shape.leaf_pages) as usize;
+        for leaf in self.leaves_for(to)..self.leaves_for(from) {
+            let word = self.shape.directory_word(row, leaf * self.shape.leaf_pages);
+            let leaf = self.words[word as usize] / self.shape.tracks;
+            if self.leaves.release(leaf) {
+                self.cells[leaf as usize * cells..][..cells].fill(CellId::NONE);
             }
         }
     }
 
-    /// Shares another row's first chunks, which are whole and contain `pages` pages, with a row without pages.
+    /// Shares another row's first leaves, which are whole and contain `pages` pages, with a row without pages.
     pub fn share(&mut self, from: RowId, to: RowId, pages: u32) {
-        for index in (0..pages).step_by(self.shape.chunk_pages as usize) {
+        for index in (0..pages).step_by(self.shape.leaf_pages as usize) {
             let block = self.words[self.shape.directory_word(from, index) as usize];
-            self.chunks.share(block / self.shape.tracks);
+            self.leaves.share(block / self.shape.tracks);
             self.words[self.shape.directory_word(to, index) as usize] = block;
         }
     }
@@ -115,20 +115,20 @@ impl PageTable {
     /// Returns the entry of a row's page in track 0.
     pub fn entry(&self, row: RowId, index: u32) -> u32 {
         let block = self.words[self.shape.directory_word(row, index) as usize];
-        let in_chunk = index & (self.shape.chunk_pages - 1);
-        block * self.shape.chunk_pages + in_chunk
+        let in_leaf = index & (self.shape.leaf_pages - 1);
+        block * self.shape.leaf_pages + in_leaf
     }
 
     /// Returns the entry in another track at the place of an entry of track 0.
     fn entry_of(&self, entry: u32, track: u32) -> u32 {
-        entry + track * self.shape.chunk_pages
+        entry + track * self.shape.leaf_pages
     }
 
-    /// Returns the words of a row's pages in a track from `index` on, up to page `end` or the end of the chunk.
+    /// Returns the words of a row's pages in a track from `index` on, up to page `end` or the end of the leaf.
     fn run(&self, row: RowId, track: u32, index: u32, end: u32) -> Range<usize> {
         let first = self.directory_len + self.entry_of(self.entry(row, index), track) as usize;
-        let chunk_end = (index | (self.shape.chunk_pages - 1)) + 1;
-        first..first + (end.min(chunk_end) - index) as usize
+        let leaf_end = (index | (self.shape.leaf_pages - 1)) + 1;
+        first..first + (end.min(leaf_end) - index) as usize
     }
 
     pub fn page(&self, row: RowId, index: u32) -> PageId {
@@ -152,7 +152,7 @@ impl PageTable {
         }
     }
 
-    /// Writes the pages of a track from page `start` on. The row has the chunks.
+    /// Writes the pages of a track from page `start` on. The row has the leaves.
     pub fn write(&mut self, row: RowId, track: u32, start: u32, mut pages: &[PageId]) {
         let (mut at, end) = (start, start + pages.len() as u32);
         while at < end {
@@ -171,7 +171,7 @@ impl PageTable {
         for (page, write) in pages.iter().zip(writes) {
             self.words[at] = page.raw();
             *write = TableWrite { index: at as u32, value: page.raw() };
-            at += self.shape.chunk_pages as usize;
+            at += self.shape.leaf_pages as usize;
         }
     }
 
@@ -180,7 +180,7 @@ impl PageTable {
     pub fn further_pages(&self, entry: u32, tracks: usize) -> impl Iterator<Item = PageId> {
         let mut at = self.directory_len + entry as usize;
         (1..tracks).map(move |_| {
-            at += self.shape.chunk_pages as usize;
+            at += self.shape.leaf_pages as usize;
             PageId::new(self.words[at])
         })
     }
@@ -192,24 +192,24 @@ impl PageTable {
         TableWrite { index: word as u32, value }
     }
 
-    /// Returns the pages `start..end` of a track in slices, one for each chunk.
+    /// Returns the pages `start..end` of a track in slices, one for each leaf.
     pub fn pieces(&self, row: RowId, track: u32, start: u32, end: u32) -> impl Iterator<Item = &[PageId]> + use<'_> {
         pieces(start, end, move |at| PageId::from_raw(&self.words[self.run(row, track, at, end)]))
     }
 
-    /// Returns a row's pages of track 0 from `start` on, up to `end` or the end of the chunk, to rewrite them.
+    /// Returns a row's pages of track 0 from `start` on, up to `end` or the end of the leaf, to rewrite them.
     pub fn piece_mut(&mut self, row: RowId, start: u32, end: u32) -> &mut [PageId] {
         let run = self.run(row, 0, start, end);
         bytemuck::cast_slice_mut(&mut self.words[run])
     }
 
-    /// Returns the directory word for the chunk of a row's page.
+    /// Returns the directory word for the leaf of a row's page.
     pub fn directory_write(&self, row: RowId, index: u32) -> TableWrite {
         let index = self.shape.directory_word(row, index);
         TableWrite { index, value: self.words[index as usize] }
     }
 
-    /// Calls `write` with the words of pages `start..end`: the directory words of chunks that begin there, and the
+    /// Calls `write` with the words of pages `start..end`: the directory words of leaves that begin there, and the
     /// words of each track's pages. `own` returns the first page to write of a track.
     pub fn writes(
         &self,
@@ -221,7 +221,7 @@ impl PageTable {
     ) {
         let mut at = start;
         while at < end {
-            if self.begins_chunk(at) {
+            if self.begins_leaf(at) {
                 write(self.directory_write(row, at));
             }
             let run = self.run(row, 0, at, end);
@@ -229,7 +229,7 @@ impl PageTable {
             at += run.len() as u32;
             for track in 0..self.shape.tracks {
                 let skip = (own(track).max(first) - first).min(run.len() as u32);
-                let behind = (track * self.shape.chunk_pages) as usize;
+                let behind = (track * self.shape.leaf_pages) as usize;
                 let words = behind + run.start + skip as usize..behind + run.end;
                 for (index, &value) in (words.start as u32..).zip(&self.words[words]) {
                     write(TableWrite { index, value });
@@ -238,23 +238,23 @@ impl PageTable {
         }
     }
 
-    /// Returns the chunks of a row of `pages` pages, for audits.
-    pub fn chunks_of(&self, row: RowId, pages: u32) -> impl Iterator<Item = u32> + use<'_> {
+    /// Returns the leaves of a row of `pages` pages, for audits.
+    pub fn leaves_of(&self, row: RowId, pages: u32) -> impl Iterator<Item = u32> + use<'_> {
         let first = self.shape.directory_word(row, 0) as usize;
-        let blocks = &self.words[first..first + self.chunks_for(pages) as usize];
+        let blocks = &self.words[first..first + self.leaves_for(pages) as usize];
         blocks.iter().map(|block| block / self.shape.tracks)
     }
 
-    pub fn pool(&self) -> &ChunkPool {
-        &self.chunks
+    pub fn pool(&self) -> &LeafPool {
+        &self.leaves
     }
 }
 
 #[cfg(test)]
 impl PageTable {
-    /// Adds a user to a row's first chunk, for tests of the audit.
+    /// Adds a user to a row's first leaf, for tests of the audit.
     pub fn break_s5(&mut self, row: RowId) {
-        let chunk = self.entry(row, 0) / (self.shape.chunk_pages * self.shape.tracks);
-        self.chunks.share(chunk);
+        let leaf = self.entry(row, 0) / (self.shape.leaf_pages * self.shape.tracks);
+        self.leaves.share(leaf);
     }
 }

@@ -62,14 +62,14 @@ pub struct Sequence {
     pub published: u32,
     /// First page that the next plan must send to the backends.
     pub dirty_from: u32,
-    /// Number of pages whose chunks the row shares with its parent.
+    /// Number of pages whose leaves the row shares with its parent.
     pub inherited: u32,
     /// Number of places whose pages are promised, including places that have their pages; 0 while preempted.
     pub promised: u32,
     /// Kind of admission, until a commit counts it in [`Stats`](crate::Stats).
     pub(crate) admission_kind: AdmissionKind,
-    /// Number of chunks of tokens.
-    pub(super) chunks: u32,
+    /// Number of leaves of tokens.
+    pub(super) leaves: u32,
     /// Entry of the last page (`page_table.rs`), if any.
     pub(super) last_entry: u32,
     /// Last known token, if any.

@@ -33,7 +33,7 @@ pub(super) struct Waits {
     pub(super) cell_pages: u32,
 }
 
-/// The chunked stores of all sequences.
+/// The two-level stores of all sequences.
 pub(super) struct Stores {
     pub(super) page_size: u32,
     /// The rule for the places that a row keeps in each group other than group 0.
@@ -97,11 +97,11 @@ pub(crate) struct RowMut<'a> {
     pub(super) stores: &'a mut Stores,
 }
 
-/// The chunks and table writes that a row lacks.
+/// The leaves and table writes that a row lacks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lacking {
-    /// Number of chunks of tokens.
-    pub chunks: u32,
+    /// Number of leaves of tokens.
+    pub leaves: u32,
     /// Number of page table words that the next plan will send.
     pub table_writes: u32,
 }
@@ -122,18 +122,18 @@ impl RowMut<'_> {
     /// # Errors
     /// [`Error::OutOfTokens`].
     pub fn check_room(&self, len: u32) -> Result<(), Error> {
-        if len <= self.sequence.chunks * self.stores.tokens.chunk_tokens() {
+        if len <= self.sequence.leaves * self.stores.tokens.leaf_tokens() {
             return Ok(());
         }
-        let chunks = self.stores.tokens.chunks_for(len) - self.sequence.chunks;
-        self.stores.tokens.check_free(chunks.into())
+        let leaves = self.stores.tokens.leaves_for(len) - self.sequence.leaves;
+        self.stores.tokens.check_free(leaves.into())
     }
 
     /// Appends tokens. The caller has checked that they fit. O(tokens).
     pub fn append_tokens(&mut self, tokens: &[TokenId]) {
         let Self { sequence, stores: Stores { tokens: store, .. } } = self;
         let len = sequence.token_len + tokens.len() as u32;
-        store.reserve(sequence.row, &mut sequence.chunks, len);
+        store.reserve(sequence.row, &mut sequence.leaves, len);
         match tokens {
             [token] => store.write_one(sequence.row, sequence.token_len, *token),
             _ => store.write(sequence.row, sequence.token_len, tokens),
@@ -183,7 +183,7 @@ impl RowMut<'_> {
         outstanding(page_len) - outstanding(page_len + places)
     }
 
-    /// Returns the chunks and table writes that the row still needs to have `page_len` places and to send all of them.
+    /// Returns the leaves and table writes that the row still needs to have `page_len` places and to send all of them.
     #[inline]
     pub fn lacking(&self, page_len: u32) -> Lacking {
         lacking(self.sequence, self.stores, page_len)
@@ -194,11 +194,11 @@ impl RowMut<'_> {
     #[inline]
     pub fn lacking_one<const ONE: bool>(&self) -> Lacking {
         let page_len = self.sequence.page_len;
-        if self.stores.pages.begins_chunk(page_len) {
+        if self.stores.pages.begins_leaf(page_len) {
             self.lacking(page_len + 1)
         } else {
             let table_writes = if ONE { 1 } else { self.stores.pages.tracks() };
-            Lacking { chunks: 0, table_writes }
+            Lacking { leaves: 0, table_writes }
         }
     }
 
@@ -208,7 +208,7 @@ impl RowMut<'_> {
     pub fn append_pages(&mut self, count: u32, pages: &[PageId]) {
         let Self { sequence, stores: Stores { page_size, limits, tokens, pages: table, .. } } = self;
         let len = sequence.page_len + count;
-        tokens.reserve(sequence.row, &mut sequence.chunks, len * *page_size);
+        tokens.reserve(sequence.row, &mut sequence.leaves, len * *page_size);
         table.reserve(sequence.row, sequence.page_len, len);
         let (own, mut rest) = pages.split_at(count as usize);
         table.write(sequence.row, 0, sequence.page_len, own);
@@ -230,8 +230,8 @@ impl RowMut<'_> {
     pub fn append_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
         let Self { sequence, stores } = self;
         let index = sequence.page_len;
-        if stores.pages.begins_chunk(index) {
-            return RowMut { sequence, stores }.begin_chunk(page).into_iter().for_each(write);
+        if stores.pages.begins_leaf(index) {
+            return RowMut { sequence, stores }.begin_leaf(page).into_iter().for_each(write);
         }
         sequence.page_len += 1;
         sequence.dirty_from = sequence.page_len;
@@ -242,14 +242,14 @@ impl RowMut<'_> {
     /// Returns the number of words that [`RowMut::append_place`] writes for one place of a row with `tracks` tracks.
     #[inline]
     pub fn words_of_place(&self, tracks: usize) -> usize {
-        tracks + usize::from(self.stores.pages.begins_chunk(self.sequence.page_len))
+        tracks + usize::from(self.stores.pages.begins_leaf(self.sequence.page_len))
     }
 
     /// Appends one place as [`RowMut::append_sent`] does, with a page for each track.
     #[inline]
     pub fn append_place(&mut self, pages: &[PageId], words: &mut [TableWrite]) {
         if words.len() > pages.len() {
-            return self.begin_chunks(pages, words);
+            return self.begin_leaves(pages, words);
         }
         let Self { sequence, stores } = self;
         sequence.page_len += 1;
@@ -258,19 +258,19 @@ impl RowMut<'_> {
         stores.pages.write_place(sequence.last_entry, pages, words);
     }
 
-    /// Handles the rare case of [`RowMut::append_place`], as [`RowMut::begin_chunk`] does.
+    /// Handles the rare case of [`RowMut::append_place`], as [`RowMut::begin_leaf`] does.
     #[inline(never)]
-    fn begin_chunks(&mut self, pages: &[PageId], words: &mut [TableWrite]) {
+    fn begin_leaves(&mut self, pages: &[PageId], words: &mut [TableWrite]) {
         self.append_pages(1, pages);
         let mut out = words.iter_mut();
         self.take_dirty(|write| *out.next().expect("counted") = write);
-        assert!(out.next().is_none(), "the chunk's word, and one for each track");
+        assert!(out.next().is_none(), "the leaf's word, and one for each track");
     }
 
-    /// Handles the rare case of [`RowMut::append_sent`], the first page of a chunk. Returns the words of the chunk and
+    /// Handles the rare case of [`RowMut::append_sent`], the first page of a leaf. Returns the words of the leaf and
     /// the page. Values pass in registers, so that the caller's loop keeps no state in memory.
     #[inline(never)]
-    fn begin_chunk(mut self, page: PageId) -> [TableWrite; 2] {
+    fn begin_leaf(mut self, page: PageId) -> [TableWrite; 2] {
         self.append_pages(1, &[page]);
         let mut writes = [TableWrite::default(); 2];
         let mut out = writes.iter_mut();
@@ -307,7 +307,7 @@ impl RowMut<'_> {
     pub fn append_published(&mut self, pages: &[PageId]) {
         let Self { sequence, stores: Stores { page_size, tokens, pages: table, .. } } = self;
         let len = sequence.page_len + pages.len() as u32;
-        tokens.reserve(sequence.row, &mut sequence.chunks, len * *page_size);
+        tokens.reserve(sequence.row, &mut sequence.leaves, len * *page_size);
         table.reserve(sequence.row, sequence.page_len, len);
         table.write(sequence.row, 0, sequence.page_len, pages);
         sequence.page_len = len;
@@ -449,7 +449,7 @@ impl RowMut<'_> {
     }
 
     /// Returns the tokens and the ids of the row's pages from `start` on. The slices end at page `end` or at the end of
-    /// the chunk.
+    /// the leaf.
     #[inline(never)]
     pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
         let row = self.sequence.row;
@@ -457,7 +457,7 @@ impl RowMut<'_> {
         (self.stores.tokens.pages(row, start, pages.len()), pages)
     }
 
-    /// Prefetches the word that [`RowMut::append_sent`] will write, unless it is the first of a chunk. Without the
+    /// Prefetches the word that [`RowMut::append_sent`] will write, unless it is the first of a leaf. Without the
     /// prefetch, writes that miss the CPU's caches wait for each other.
     #[inline]
     pub fn prefetch_next_page(&self) {
@@ -487,10 +487,10 @@ impl RowMut<'_> {
 /// it. The separate references stay in registers in a caller's loop.
 #[inline(never)]
 fn lacking(sequence: &Sequence, stores: &Stores, page_len: u32) -> Lacking {
-    let Sequence { chunks: own, dirty_from, inherited, published, .. } = *sequence;
-    let chunks = stores.pages.chunks_for(page_len);
-    let dirty_chunks = chunks - stores.pages.chunks_for(dirty_from);
+    let Sequence { leaves: own, dirty_from, inherited, published, .. } = *sequence;
+    let leaves = stores.pages.leaves_for(page_len);
+    let dirty_leaves = leaves - stores.pages.leaves_for(dirty_from);
     let pages = stores.limits.held(dirty_from.max(inherited), page_len, published);
-    let table_writes = pages.saturating_add(dirty_chunks);
-    Lacking { chunks: chunks.saturating_sub(own), table_writes }
+    let table_writes = pages.saturating_add(dirty_leaves);
+    Lacking { leaves: leaves.saturating_sub(own), table_writes }
 }

@@ -80,10 +80,10 @@ impl SequenceTable {
         }
     }
 
-    /// Releases the chunks that neither tokens nor pages need.
+    /// Releases the leaves that neither tokens nor pages need.
     fn shrink(&mut self, seq: SeqKey) {
         let sequence = &mut self.rows[seq];
         let tokens = sequence.token_len.max(sequence.page_len * self.stores.page_size);
-        self.stores.tokens.shrink(sequence.row, &mut sequence.chunks, tokens);
+        self.stores.tokens.shrink(sequence.row, &mut sequence.leaves, tokens);
     }
 }

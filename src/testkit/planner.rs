@@ -1,6 +1,6 @@
 //! A naive planner: sequences with random pages, to drive a backend without an engine.
 //!
-//! It has no prefix tree and no fence, and shares pages only on `fork`. It allocates pages, chunks and rows in random
+//! It has no prefix tree and no fence, and shares pages only on `fork`. It allocates pages, leaves and rows in random
 //! order, so that a backend cannot rely on an order.
 
 use super::rng::Rng;
@@ -24,8 +24,8 @@ pub struct Planned {
     pub len: u32,
     /// Number of leading tokens that no later step computes again.
     pub fixed_len: u32,
-    /// Chunks of the page tables that the row uses.
-    chunks: Vec<u32>,
+    /// Leaves of the page tables that the row uses.
+    leaves: Vec<u32>,
     /// Number of leading places whose pages belong to another sequence.
     shared: usize,
 }
@@ -93,7 +93,7 @@ pub struct Planner {
     table: TableShape,
     rng: Rng,
     free_pages: Vec<PageId>,
-    free_chunks: Vec<u32>,
+    free_leaves: Vec<u32>,
     free_rows: Vec<RowId>,
     sequences: Vec<Option<Planned>>,
     /// Table writes that no plan contains yet.
@@ -107,10 +107,10 @@ impl Planner {
     pub fn new(layout: &PoolLayout, table: &TableShape, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let mut free_pages: Vec<_> = (0..layout.page_count()).map(PageId::new).collect();
-        let mut free_chunks: Vec<_> = (0..table.chunk_count).collect();
+        let mut free_leaves: Vec<_> = (0..table.leaf_count).collect();
         let mut free_rows: Vec<_> = (0..table.rows).map(RowId::new).collect();
         shuffle(&mut rng, &mut free_pages);
-        shuffle(&mut rng, &mut free_chunks);
+        shuffle(&mut rng, &mut free_leaves);
         shuffle(&mut rng, &mut free_rows);
         Self {
             layout: *layout,
@@ -118,7 +118,7 @@ impl Planner {
             wide_slots: !layout.slots_fit_i32() || rng.one_in(4),
             rng,
             free_pages,
-            free_chunks,
+            free_leaves,
             free_rows,
             sequences: Vec::new(),
             writes: Vec::new(),
@@ -150,9 +150,9 @@ impl Planner {
     pub fn admit(&mut self) -> Option<usize> {
         let row = self.free_rows.pop()?;
         let further = vec![Vec::new(); self.layout.tracks() as usize - 1];
-        let (pages, chunks) = (Vec::new(), Vec::new());
+        let (pages, leaves) = (Vec::new(), Vec::new());
         let (len, fixed_len, shared) = (0, 0, 0);
-        self.sequences.push(Some(Planned { row, pages, further, len, fixed_len, chunks, shared }));
+        self.sequences.push(Some(Planned { row, pages, further, len, fixed_len, leaves, shared }));
         Some(self.sequences.len() - 1)
     }
 
@@ -167,7 +167,7 @@ impl Planner {
         while (sequence.pages.len() as u32) < sequence.len.div_ceil(self.layout.page_size()) {
             let free = &mut self.free_pages;
             let page = |_| Some(free.pop().expect("a free page"));
-            push_place(sequence, page, &self.table, &mut self.free_chunks, &mut self.writes);
+            push_place(sequence, page, &self.table, &mut self.free_leaves, &mut self.writes);
         }
     }
 
@@ -210,7 +210,7 @@ impl Planner {
         sequence.shared = parent.pages.len() - usize::from(partial);
         for place in 0..sequence.shared {
             let page = |track| parent.page(track, place);
-            push_place(sequence, page, &self.table, &mut self.free_chunks, &mut self.writes);
+            push_place(sequence, page, &self.table, &mut self.free_leaves, &mut self.writes);
         }
         let mut copies = Vec::new();
         if partial {
@@ -221,7 +221,7 @@ impl Planner {
                 copies.push(PageCopy { source, target });
                 Some(target)
             };
-            push_place(sequence, page, &self.table, &mut self.free_chunks, &mut self.writes);
+            push_place(sequence, page, &self.table, &mut self.free_leaves, &mut self.writes);
         }
         Some((child, copies))
     }
@@ -239,21 +239,21 @@ impl Planner {
             self.free_pages.extend(sequence.pages.pop());
             let further = sequence.further.iter_mut().filter_map(|pages| pages.pop().flatten());
             self.free_pages.extend(further);
-            if sequence.pages.len().is_multiple_of(self.table.chunk_pages as usize) {
-                self.free_chunks.extend(sequence.chunks.pop());
+            if sequence.pages.len().is_multiple_of(self.table.leaf_pages as usize) {
+                self.free_leaves.extend(sequence.leaves.pop());
             }
         }
         Compaction { row: sequence.row, first, keep }
     }
 
-    /// Releases a sequence's row, chunks and own pages for immediate reuse.
+    /// Releases a sequence's row, leaves and own pages for immediate reuse.
     pub fn finish(&mut self, index: usize) {
         let Some(sequence) = self.sequences[index].take() else { return };
         self.free_rows.push(sequence.row);
         self.free_pages.extend(sequence.own_pages());
-        self.free_chunks.extend(sequence.chunks);
+        self.free_leaves.extend(sequence.leaves);
         shuffle(&mut self.rng, &mut self.free_pages);
-        shuffle(&mut self.rng, &mut self.free_chunks);
+        shuffle(&mut self.rng, &mut self.free_leaves);
     }
 
     /// Returns the slot of a position in the first track.
@@ -395,17 +395,17 @@ fn push_place(
     sequence: &mut Planned,
     mut page: impl FnMut(u32) -> Option<PageId>,
     table: &TableShape,
-    free_chunks: &mut Vec<u32>,
+    free_leaves: &mut Vec<u32>,
     writes: &mut Vec<TableWrite>,
 ) {
     let index = sequence.pages.len() as u32;
-    if index.is_multiple_of(table.chunk_pages) {
-        let chunk = free_chunks.pop().expect("a free chunk");
-        sequence.chunks.push(chunk);
-        let (index, value) = (table.directory_word(sequence.row, index), chunk * table.tracks);
+    if index.is_multiple_of(table.leaf_pages) {
+        let leaf = free_leaves.pop().expect("a free leaf");
+        sequence.leaves.push(leaf);
+        let (index, value) = (table.directory_word(sequence.row, index), leaf * table.tracks);
         writes.push(TableWrite { index, value });
     }
-    let block = sequence.chunks[(index / table.chunk_pages) as usize] * table.tracks;
+    let block = sequence.leaves[(index / table.leaf_pages) as usize] * table.tracks;
     for track in 0..table.tracks {
         let page = page(track);
         if let Some(page) = page {

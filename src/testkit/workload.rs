@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::op::{Op, Prompt, SETTINGS, SmallConfig};
+use super::op::{Limit, Op, Prompt, SETTINGS, SmallConfig};
 use super::rng::Rng;
 
 /// A kind of workloads.
@@ -17,9 +17,9 @@ pub enum Family {
     /// Nearly all pages are promised, many steps are in flight and texts are similar. Commits therefore find
     /// duplicates, and pages in the fence back promises.
     Promises,
-    /// Prompts end near the end of a page, and a chunk of the page tables has one page or two. Decoding rows then begin
-    /// chunks, which other workloads rarely do.
-    Chunks,
+    /// Prompts end near the end of a page, and a leaf of the page tables has one page or two. Decoding rows then begin
+    /// leaves, which other workloads rarely do.
+    Leaves,
     /// Many drafts, of which some are invalid, and branches that may be invalid.
     Drafts,
     /// Swap memory. The pool is so small that most pages are evicted, and later prompts match the evicted pages.
@@ -37,7 +37,7 @@ impl Family {
     pub const ALL: [Self; 8] = [
         Self::Any,
         Self::Promises,
-        Self::Chunks,
+        Self::Leaves,
         Self::Drafts,
         Self::Swap,
         Self::SwapGroups,
@@ -164,7 +164,7 @@ impl Workload {
         match family {
             Family::Any => {}
             Family::Promises => workload.make_promises(),
-            Family::Chunks => workload.begin_chunks(),
+            Family::Leaves => workload.begin_leaves(),
             Family::Drafts => workload.draft(),
             Family::Swap => workload.use_swap(),
             Family::SwapGroups => workload.use_groups(),
@@ -202,7 +202,7 @@ impl Workload {
         (self.promising, self.slow) = (16, 11);
     }
 
-    fn begin_chunks(&mut self) {
+    fn begin_leaves(&mut self) {
         let Self { config, rng, .. } = self;
         (config.pages, config.page_size) = (24, rng.pick(&[341, 512, 1024]));
         (config.sequences, config.sequence_len, config.steps) = (6, 1 << 20, 4);
@@ -293,7 +293,7 @@ impl Workload {
             Abort => Op::Abort { pick: self.step(224) },
             Finish => Op::Finish { pick: self.seq(), publish: !self.rng.one_in(8) },
             Preempt => Op::Preempt { pick: self.seq(), publish: self.rng.one_in(2) },
-            Resume => Op::Resume { pick: self.step(200), promise: self.promise() },
+            Resume => Op::Resume { pick: self.step(200), promise: self.promise(), limit: self.limit() },
             Mark => Op::Mark { pick: self.seq(), more: self.byte() },
             Load => Op::Load { first: self.seq(), count: self.rng.below(4) as u8 },
             SaveAhead => Op::SaveAhead { pages: self.rng.below(32) as u8 },
@@ -378,6 +378,7 @@ impl Workload {
             len: self.rng.within(1, 65_499) as u16,
             seed: self.rng.below(4) as u8,
             promise: self.promise(),
+            limit: self.limit(),
         };
         if self.repeats && self.rng.one_in(2) {
             prompt.shared |= 1;
@@ -390,6 +391,11 @@ impl Workload {
             prompt.len = self.rng.pick(&[0, 65_535, 65_500]);
         }
         prompt
+    }
+
+    /// Draws a limit of a hit, mostly none.
+    fn limit(&mut self) -> Limit {
+        if self.rng.one_in(8) { self.rng.within(224, 255) as u8 } else { 0 }
     }
 
     fn plan(&mut self) -> Op {
@@ -407,7 +413,7 @@ impl Workload {
 }
 
 fn draw_config(rng: &mut Rng) -> SmallConfig {
-    // The pool has few pages, sometimes many. Rarely, its pages are so large that a row needs several chunks of the
+    // The pool has few pages, sometimes many. Rarely, its pages are so large that a row needs several leaves of the
     // page table.
     let large = rng.one_in(12);
     let page_size = if large { rng.pick(&[341, 600, 1024]) } else { rng.within(1, 5) as u32 };
@@ -425,8 +431,10 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         dtype: rng.below(5) as u8,
         layers: rng.within(1, 2) as u32,
         kv_heads: rng.below(3) as u32,
+        reserved: rng.pick(&[0, 0, 0, 0, 0, 0, 1, 3]),
+        wide: rng.one_in(4),
         groups: if rng.one_in(2) { rng.within(1, SETTINGS.into()) as u8 } else { 0 },
-        swap_pages: if rng.one_in(2) { rng.within(1, 40) as u32 } else { 0 },
+        swap_pages: rng.pick(&[0, 0, 0, 3, 40, 40]).min(rng.within(1, 40)) as u32,
         hashing: rng.below(6) as u8,
         event_pages: rng.pick(&[0, 1, 4, 12, 200]),
         drain_every: rng.pick(&[1, 1, 2, 8]),

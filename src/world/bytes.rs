@@ -89,9 +89,9 @@ impl EngineShape {
         let page_size = u64::from(self.layout.page_size());
         let row_pages = u64::from(self.max_sequence_len).div_ceil(page_size);
         let tracks = u64::from(self.table.tracks);
-        let row_words = row_pages * tracks + u64::from(self.table.chunks_per_row);
-        let chunk_words = u64::from(self.table.chunk_pages) * tracks + 1;
-        let words = u64::from(self.table.chunk_count) * chunk_words;
+        let row_words = row_pages * tracks + u64::from(self.table.leaves_per_row);
+        let leaf_words = u64::from(self.table.leaf_pages) * tracks + 1;
+        let words = u64::from(self.table.leaf_count) * leaf_words;
         let writes = words.min(rows * row_words);
         let places = tokens.min(tokens / page_size + rows);
         let new_pages = (places * tracks).min(self.layout.page_count().into());

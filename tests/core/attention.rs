@@ -13,6 +13,7 @@ use kvarena::testkit::contract::{
 };
 use kvarena::testkit::late::LateOptions;
 use kvarena::testkit::planner::{Item, Planner};
+use kvarena::testkit::posted::PostedOptions;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, BatchPlan, BatchRow, Capacity, CpuOptions, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend,
@@ -39,6 +40,18 @@ fn late_moves_keep_the_contract() {
     println!("{}", check_backend(options, seeds(65, 260)));
     println!("{}", check_cases(&Filter::FP8, options, seeds(10, 40)));
     println!("{}", check_cases(&Filter::ALL.in_groups(), options, seeds(10, 40)));
+}
+
+/// A host does the work of an outbox late, from bytes, on another thread.
+#[test]
+fn posted_work_keeps_the_contract() {
+    let options = |case: &Case| {
+        let (scales, labels) = (case.scales(), case.labels());
+        PostedOptions(CpuOptions { scales, labels, ..CpuOptions::with_threads(1) })
+    };
+    println!("{}", check_backend(options, seeds(30, 130)));
+    println!("{}", check_cases(&Filter::FP8, options, seeds(10, 40)));
+    println!("{}", check_cases(&Filter::ALL.in_groups(), options, seeds(20, 60)));
 }
 
 /// Layers form several groups. The tests fill released pages of a group with NaN.
@@ -289,13 +302,13 @@ fn segments_of_a_long_row_join_to_the_same_bits_for_any_threads_and_steps() {
 
 #[test]
 fn the_last_of_2_32_positions_are_seen() {
-    // All positions are in one page: each word of the directory points to chunk 0, whose only word points to page 0.
+    // All positions are in one page: each word of the directory points to leaf 0, whose only word points to page 0.
     for page_size in [1024, 1000] {
         let capacity = Capacity::Pages(1);
         let config = PoolConfig { shape: KvShape::heads(1, 8), page_size, capacity, ..Default::default() };
         let layout = config.layout().expect("a valid pool");
-        let chunks_per_row = u32::MAX / page_size + 1;
-        let table = TableShape { rows: 1, chunks_per_row, chunk_pages: 1, chunk_count: 1, tracks: 1 };
+        let leaves_per_row = u32::MAX / page_size + 1;
+        let table = TableShape { rows: 1, leaves_per_row, leaf_pages: 1, leaf_count: 1, tracks: 1 };
         let mut cpu = CpuOptions::with_threads(1).open(&layout, &table, 1).expect("a small pool");
         let (kv_len, row) = (u32::MAX, RowId::new(0));
         let last = kv_len - 1;

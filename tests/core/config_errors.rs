@@ -87,11 +87,11 @@ fn every_config_error_names_its_value() {
         assert_eq!(config.shape(), Err(error), "{config:?}");
     }
     assert_eq!(TableShape::new(0, 1, 1, 1), Err(Zero { name: "page_size" }));
-    // First the directory has too many words, then the chunks.
+    // First the directory has too many words, then the leaves.
     let directory = TableShape::new(1, 1 << 20, u32::MAX, 1);
     assert_eq!(directory, Err(Overflow { name: "page table words" }));
-    let chunks = TableShape::new(1, 1, 1, 1 << 33);
-    assert_eq!(chunks, Err(Overflow { name: "page table words" }));
+    let leaves = TableShape::new(1, 1, 1, 1 << 33);
+    assert_eq!(leaves, Err(Overflow { name: "page table words" }));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Guarantees of the engine that random programs do not compare: threads, wide slots, the words that plans send, chunks
+//! Guarantees of the engine that random programs do not compare: threads, wide slots, the words that plans send, leaves
 //! of page tables, and spans. `replay.rs` compares all other results with the model.
 
 use kvarena::{
@@ -36,51 +36,51 @@ fn a_pool_of_more_than_2_31_slots_has_64_bit_slots() {
     assert_eq!(OwnedPlan::from(&plan).plan(), plan);
 }
 
-/// Two steps in flight plan tokens that are not yet known. The first unknown token begins a chunk of the page table,
-/// which no known token reaches. The chunk stays when the second step is aborted.
+/// Two steps in flight plan tokens that are not yet known. The first unknown token begins a leaf of the page table,
+/// which no known token reaches. The leaf stays when the second step is aborted.
 #[test]
-fn an_abort_keeps_the_chunk_that_an_earlier_step_began() {
+fn an_abort_keeps_the_leaf_that_an_earlier_step_began() {
     let mut host = Host::null(pool(1, 8192, Groups::ONE));
-    let chunk = host.shape().table.chunk_pages;
-    let seq = host.begin(&text(0..chunk));
-    let [_, _, last] = [chunk, 1, 1].map(|len| host.plan(seq, len));
+    let leaf = host.shape().table.leaf_pages;
+    let seq = host.begin(&text(0..leaf));
+    let [_, _, last] = [leaf, 1, 1].map(|len| host.plan(seq, len));
     host.abort(last).expect("it is open");
     let table: Vec<PageId> = host.page_table(seq).expect("it is live").collect();
-    assert_eq!(table.len() as u32, chunk + 1);
-    // Another sequence would get that chunk if it were free.
+    assert_eq!(table.len() as u32, leaf + 1);
+    // Another sequence would get that leaf if it were free.
     let other = host.admit(Namespace::new(1), &text(0..1), 0).expect("room");
     host.plan(other, 1);
     assert!(host.page_table(seq).expect("it is live").eq(table));
     host.check();
 }
 
-/// Steps in flight may plan tokens that are not yet known. The pages of these tokens may lie in a chunk that no known
+/// Steps in flight may plan tokens that are not yet known. The pages of these tokens may lie in a leaf that no known
 /// token reaches.
 #[test]
-fn a_chunk_stays_while_pages_reach_it() {
+fn a_leaf_stays_while_pages_reach_it() {
     let config = EngineConfig { max_tokens: 1024, max_sequences: 2, max_steps: 8, ..pool(4, 512, Groups::ONE).into() };
     let mut host = Host::null(config);
     let table = host.shape().table;
-    let chunk = table.chunk_pages * 4;
-    assert_eq!((chunk, table.chunk_count), (1024, 3));
-    let seq = host.begin(&text(0..chunk));
-    host.plan(seq, chunk);
-    // The five unknown tokens take two pages of the second chunk. The first abort below releases the last page.
+    let leaf = table.leaf_pages * 4;
+    assert_eq!((leaf, table.leaf_count), (1024, 3));
+    let seq = host.begin(&text(0..leaf));
+    host.plan(seq, leaf);
+    // The five unknown tokens take two pages of the second leaf. The first abort below releases the last page.
     let steps = [(); 5].map(|()| host.plan(seq, 1));
-    // Returns whether another sequence may have two chunks.
+    // Returns whether another sequence may have two leaves.
     let two = |host: &Host| {
         host.check();
-        host.admission(ALL, &text(0..chunk + 1), 0).map(|_| ())
+        host.admission(ALL, &text(0..leaf + 1), 0).map(|_| ())
     };
     let refused = Err(Error::OutOfTokens { wanted: 2048, available: 1024 });
     assert_eq!(two(&host), refused);
     host.abort(steps[4]).expect("it is open");
-    assert_eq!(two(&host), refused, "the table has a page in the second chunk");
+    assert_eq!(two(&host), refused, "the table has a page in the second leaf");
     host.abort(steps[0]).expect("it is open");
     assert_eq!(two(&host), Ok(()));
-    host.append(seq, &text(0..1)).expect("a chunk is free");
+    host.append(seq, &text(0..1)).expect("a leaf is free");
     assert_eq!(two(&host), refused);
-    host.rollback(seq, chunk).expect("nothing is published");
+    host.rollback(seq, leaf).expect("nothing is published");
     assert_eq!(two(&host), Ok(()));
 }
 
@@ -92,7 +92,7 @@ fn words_of_the_page_tables_are_sent_once() {
         let plan = host.engine.plan_batch(&mut host.scratch, &[Extend { seq, len }]).expect("room");
         (plan.step(), plan.table_writes.len())
     };
-    // Two pages and their chunk, then a word for each new page.
+    // Two pages and their leaf, then a word for each new page.
     assert_eq!(words(&mut host, 6).1, 3);
     for position in 6..30 {
         host.append(seq, &text(0..1)).expect("room");
@@ -119,10 +119,15 @@ fn a_sequence_is_no_longer_than_the_pool() {
     host.plan(seq, 12);
     assert_eq!(host.extend_max(seq), Ok(0), "no place for the next token");
     assert_eq!(host.append(seq, &text(0..1)), Err(Error::TooLong { len: 13, max: 12 }));
-    // In a larger pool, a sequence has at most 2^30 tokens.
+    let cut = EngineConfig { reserved_pages: 2, ..pool(4, 3, Groups::ONE).into() };
+    assert_eq!(cut.shape().expect("a valid config").max_sequence_len, 4);
+    // In a larger pool, a sequence has at most 2^30 tokens, and at most those that the tables have memory for.
     let large: PoolConfig = pool(1024, 1 << 21, Groups::ONE);
-    let config = EngineConfig { max_sequence_len: u32::MAX, ..large.into() };
+    let config = EngineConfig { max_sequence_len: u32::MAX, max_tokens: 1 << 31, ..large.into() };
     assert_eq!(config.shape().expect("a valid config").max_sequence_len, 1 << 30);
+    let (rows, leaf) = (u64::from(config.max_sequences), 1024);
+    let config = EngineConfig { max_tokens: 5000, ..config };
+    assert_eq!(u64::from(config.shape().expect("a valid config").max_sequence_len), (4 + rows) * leaf);
 }
 
 /// Rows that shared a prefix are resumed without it. Between the plans, both rows release their locks, and a fork adds

@@ -1,4 +1,4 @@
-//! Forks share chunks of the page table: a child's first plan sends few words, and all that the backend lacks.
+//! Forks share leaves of the page table: a child's first plan sends few words, and all that the backend lacks.
 
 use kvarena::{Cpu, CpuOptions, EngineConfig, Extend, Groups, KvShape, PageId, PoolConfig, TokenId};
 
@@ -10,14 +10,14 @@ fn config(page_size: u32, pages: u32) -> EngineConfig {
 }
 
 #[test]
-fn a_long_parent_costs_one_word_for_each_chunk() {
+fn a_long_parent_costs_one_word_for_each_leaf() {
     let mut host = Host::null(config(1, 110_000));
     let parent = host.prefill(&text(0..100_000));
     for i in 0..64 {
         let child = host.fork(parent, 1, 0).expect("room").children[0];
         host.append(child, &[TokenId::new(i)]).expect("room");
         let plan = host.engine.plan_batch(&mut host.scratch, &[Extend { seq: child, len: 1 }]).expect("room");
-        // One word for each of 97 shared chunks of 1,024 pages. One for the child's own chunk, one for each of its 672
+        // One word for each of 97 shared leaves of 1,024 pages. One for the child's own leaf, one for each of its 672
         // pages, and one for the new page.
         assert_eq!(plan.table_writes.len(), 97 + 1 + 672 + 1);
         host.engine.commit(plan.step()).expect("it is open");
@@ -34,11 +34,11 @@ fn grandchildren_share_what_their_parents_inherited() {
     [parent, child].iter().for_each(|&seq| host.finish(seq).expect("it is live"));
     host.append(grandchild, &text(0..1)).expect("room");
     let plan = host.engine.plan_batch(&mut host.scratch, &[Extend { seq: grandchild, len: 1 }]).expect("room");
-    assert_eq!(plan.table_writes.len(), 4 + 1 + 2, "one of 5 chunks has the copied tail");
+    assert_eq!(plan.table_writes.len(), 4 + 1 + 2, "one of 5 leaves has the copied tail");
     host.check();
 }
 
-/// The words of a shared chunk were in a plan that is aborted after the fork, so the child sends them itself.
+/// The words of a shared leaf were in a plan that is aborted after the fork, so the child sends them itself.
 #[test]
 fn words_of_an_aborted_plan_are_sent_again() {
     let mut host: Host<Cpu> = Host::new(config(1, 8000), CpuOptions::with_threads(1));

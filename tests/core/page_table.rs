@@ -11,33 +11,33 @@ fn page_tables_have_a_word_for_every_page_of_every_row() {
     {
         let table = TableShape::new(page_size, rows, len_max, tokens).expect("a small table");
         let pages_max = len_max.div_ceil(page_size);
-        assert!(table.chunks_per_row * table.chunk_pages >= pages_max);
-        // Words are distinct and in range: first the directory, then the chunks.
+        assert!(table.leaves_per_row * table.leaf_pages >= pages_max);
+        // Words are distinct and in range: first the directory, then the leaves.
         let mut seen = BTreeSet::new();
         for row in (0..rows).map(RowId::new) {
-            for chunk in 0..table.chunks_per_row {
-                assert!(seen.insert(table.directory_word(row, chunk * table.chunk_pages)));
+            for leaf in 0..table.leaves_per_row {
+                assert!(seen.insert(table.directory_word(row, leaf * table.leaf_pages)));
             }
         }
-        for chunk in 0..table.chunk_count {
-            for page in 0..table.chunk_pages {
-                assert!(seen.insert(table.page_word(chunk, page)));
+        for leaf in 0..table.leaf_count {
+            for page in 0..table.leaf_pages {
+                assert!(seen.insert(table.page_word(leaf, page)));
             }
         }
         assert_eq!(seen.len(), table.words());
         assert_eq!(seen.last().map(|&word| word as usize), Some(table.words() - 1));
 
-        // In the worst case, rows begin a chunk for a single token. All rows still find chunks, and every page is found
+        // In the worst case, rows begin a leaf for a single token. All rows still find leaves, and every page is found
         // again.
         let mut words = vec![u32::MAX; table.words()];
-        let chunk_tokens = table.chunk_pages * page_size;
-        let mut chunks = (0..table.chunk_count).rev();
+        let leaf_tokens = table.leaf_pages * page_size;
+        let mut leaves = (0..table.leaf_count).rev();
         let mut left = tokens;
         let mut lens = Vec::new();
         for row in 0..rows {
             let len = match row + 1 == rows {
                 true => left.min(len_max.into()),
-                false => left.min(u64::from(len_max / chunk_tokens * chunk_tokens + 1)).min(len_max.into()),
+                false => left.min(u64::from(len_max / leaf_tokens * leaf_tokens + 1)).min(len_max.into()),
             };
             left -= len;
             lens.push(len as u32);
@@ -46,12 +46,12 @@ fn page_tables_have_a_word_for_every_page_of_every_row() {
         for (row, &len) in lens.iter().enumerate() {
             let id = RowId::new(row as u32);
             for index in 0..len.div_ceil(page_size) {
-                if index % table.chunk_pages == 0 {
-                    let chunk = chunks.next().expect("tokens that fit have their chunks");
-                    words[table.directory_word(id, index) as usize] = chunk;
+                if index % table.leaf_pages == 0 {
+                    let leaf = leaves.next().expect("tokens that fit have their leaves");
+                    words[table.directory_word(id, index) as usize] = leaf;
                 }
-                let chunk = words[table.directory_word(id, index) as usize];
-                words[table.page_word(chunk, index) as usize] = page(row as u32, index);
+                let leaf = words[table.directory_word(id, index) as usize];
+                words[table.page_word(leaf, index) as usize] = page(row as u32, index);
             }
         }
         for (row, &len) in lens.iter().enumerate() {

@@ -63,15 +63,15 @@ fn children_of_a_long_parent_fit_the_scratch() {
             engine.append(seq, &[TokenId::new(7)]).expect("there is room");
             items.push(Extend { seq, len: 1 });
         }
-        // In its first plan, each child sends a word for each shared chunk, and the words of its own pages.
+        // In its first plan, each child sends a word for each shared leaf, and the words of its own pages.
         let first = plan(&mut engine, &items);
         let table = engine.shape().table;
-        let chunks = LEN.div_ceil(page_size * table.chunk_pages);
-        let words = u64::from(CHILDREN) * u64::from(chunks);
+        let leaves = LEN.div_ceil(page_size * table.leaf_pages);
+        let words = u64::from(CHILDREN) * u64::from(leaves);
         let most = engine.shape().plan_bytes(CHILDREN + 1, CHILDREN + 1);
         assert!(8 * words <= first && first <= most, "{first} bytes of at most {most}");
-        let own = u64::from(CHILDREN) * u64::from(table.chunk_pages + 8);
-        assert!(first <= 2 * (8 * (words + own) + 4096), "{first} bytes for {words} shared chunks");
+        let own = u64::from(CHILDREN) * u64::from(table.leaf_pages + 8);
+        assert!(first <= 2 * (8 * (words + own) + 4096), "{first} bytes for {words} shared leaves");
         items.iter().for_each(|item| {
             engine.append(item.seq, &[TokenId::new(8)]).expect("there is room");
         });

@@ -25,10 +25,10 @@ pub fn pool() -> (PoolLayout, TableShape) {
     (config().layout().expect("a valid pool"), table)
 }
 
-/// Returns the number of tokens that fit in all chunks of one row of those page tables.
+/// Returns the number of tokens that fit in all leaves of one row of those page tables.
 pub fn longest_row() -> u64 {
     let (layout, table) = pool();
-    u64::from(table.chunks_per_row * table.chunk_pages * layout.page_size())
+    u64::from(table.leaves_per_row * table.leaf_pages * layout.page_size())
 }
 
 /// Opens the CPU backend over that pool, for two steps at a time.

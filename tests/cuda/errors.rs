@@ -202,7 +202,7 @@ fn plans_outside_the_pool_are_refused() {
     let refused = |error| Err(CudaError::Plan(error));
     assert_eq!(error, refused(PlanError::Slot { slot: SlotId::new(128), slot_count: 128 }));
     let table = small_table();
-    let max = u64::from(16 * table.chunk_pages * table.chunks_per_row);
+    let max = u64::from(16 * table.leaf_pages * table.leaves_per_row);
     let row = FIRST.row;
     let past = RowId::new(2);
     for (bad, error) in [

@@ -246,9 +246,9 @@ impl TestBackend for OnGpu {
         if layout.label_channels() > 0 && dtype.size() != 2 {
             return false;
         }
-        let chunk_tokens = case.table.chunk_pages * layout.page_size();
+        let leaf_tokens = case.table.leaf_pages * layout.page_size();
         let is_served = |(_, reach)| match reach {
-            Reach::Chunk(size) => !latent && size % chunk_tokens == 0,
+            Reach::Chunk(size) => !latent && size % leaf_tokens == 0,
             _ => true,
         };
         if !layout.groups().limited().all(is_served) {

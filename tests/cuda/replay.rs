@@ -183,12 +183,12 @@ fn quantised(layout: &PoolLayout, bytes: &[u8], plane: PlaneName, layer: LayerId
 }
 
 /// Returns whether no group has latent rows, and the groups' chunk sizes are multiples of the tokens of a page table
-/// chunk.
+/// leaf.
 fn has_served_groups(config: &SmallConfig) -> bool {
     let EngineShape { layout, table, .. } = config.engine().shape().expect("a small engine");
-    let chunk_tokens = table.chunk_pages * layout.page_size();
+    let leaf_tokens = table.leaf_pages * layout.page_size();
     let is_served = |(_, reach)| match reach {
-        Reach::Chunk(size) => size % chunk_tokens == 0,
+        Reach::Chunk(size) => size % leaf_tokens == 0,
         _ => true,
     };
     layout.groups().limited().all(is_served) && !layout.views().any(|view| view.is_latent())
@@ -201,7 +201,7 @@ fn the_engine_over_the_gpu_is_the_model() {
     for seed in seeds(300) {
         let mut workload = Workload::new(Family::Any, seed);
         // `kv_heads` 0 stands for latent rows of 3 and 2 numbers; no kernel serves such short rows. The backend rejects
-        // groups whose chunks do not begin at page table chunks.
+        // groups whose chunks do not begin at page table leaves.
         let drawn = workload.config();
         let config = SmallConfig { kv_heads: drawn.kv_heads.max(1), ..drawn };
         let groups = if has_served_groups(&config) { config.groups } else { 0 };

@@ -178,17 +178,17 @@ DEVICE bool arrive_last_fenced(u32* counter, u32 count) {
 // Where a position's page number is. Finding it takes two loads: load_directory, and load_page with the result.
 struct Look {
     u32 directory;  // index of the directory word
-    u32 in_chunk;   // page within the chunk
+    u32 in_leaf;    // page within the leaf
     u32 slot;       // slot within the page
 };
 DEVICE Look look_up(const AttendParams& p, u32 row, u32 position) {
     const u32 page = static_cast<u32>(position * p.page_magic >> 32);
-    const u32 chunk = static_cast<u32>(page * p.chunk_magic >> 32);
-    return {row * p.chunks_per_row + chunk, page - chunk * p.chunk_pages, position - page * p.page_size};
+    const u32 leaf = static_cast<u32>(page * p.leaf_magic >> 32);
+    return {row * p.leaves_per_row + leaf, page - leaf * p.leaf_pages, position - page * p.page_size};
 }
 DEVICE u32 load_directory(const AttendParams& p, const Look& look) { return load_u32(p.table + 4ull * look.directory); }
-DEVICE u32 load_page(const AttendParams& p, const Look& look, u32 chunk) {
-    return load_u32(p.table + 4 * (p.chunk_base + static_cast<u64>(chunk) * p.chunk_pages + look.in_chunk));
+DEVICE u32 load_page(const AttendParams& p, const Look& look, u32 leaf) {
+    return load_u32(p.table + 4 * (p.leaf_base + static_cast<u64>(leaf) * p.leaf_pages + look.in_leaf));
 }
 DEVICE u64 slot_offset(const AttendParams& p, const Look& look, u32 page) {
     return page * p.page_stride + look.slot * p.slot_stride;

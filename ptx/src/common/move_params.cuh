@@ -193,9 +193,9 @@ struct CompactSlotsParams {
     u64 run_stride;      // bytes
     u64 table;           // as in AttendParams
     u32 page_size;
-    u32 chunk_pages;
-    u32 chunks_per_row;
-    u32 chunk_base;
+    u32 leaf_pages;
+    u32 leaves_per_row;
+    u32 leaf_base;
     u32 layers;
     u32 runs;            // contiguous runs of memory of a slot in a layer
     u32 run_units;       // units of one run
@@ -214,9 +214,9 @@ KV_AT(CompactSlotsParams, slot_stride, 24);
 KV_AT(CompactSlotsParams, run_stride, 32);
 KV_AT(CompactSlotsParams, table, 40);
 KV_AT(CompactSlotsParams, page_size, 48);
-KV_AT(CompactSlotsParams, chunk_pages, 52);
-KV_AT(CompactSlotsParams, chunks_per_row, 56);
-KV_AT(CompactSlotsParams, chunk_base, 60);
+KV_AT(CompactSlotsParams, leaf_pages, 52);
+KV_AT(CompactSlotsParams, leaves_per_row, 56);
+KV_AT(CompactSlotsParams, leaf_base, 60);
 KV_AT(CompactSlotsParams, layers, 64);
 KV_AT(CompactSlotsParams, runs, 68);
 KV_AT(CompactSlotsParams, run_units, 72);

@@ -50,18 +50,18 @@ struct AttendParams {
     u64 head_stride;    // bytes
     u64 q_stride;       // bytes from one token's q to the next
     u64 out_stride;     // bytes from one token's out to the next
-    u64 table;          // u32: directories [rows, chunks_per_row], then chunks [.., chunk_pages]
+    u64 table;          // u32: directories [rows, leaves_per_row], then leaves [.., leaf_pages]
     u64 batch_rows;     // BatchRow[batch]
     u64 plan;           // u32: the planner's words for this kernel (src/backend/cuda/attention/split/), 16-byte aligned
     u64 partial;        // f32 scratch for split sums, 16-byte aligned
     u64 counters;       // u32, zero before the first launch; each launch leaves them zero. attend_latent_* except *_f32, and their join:
                         // f32 [slots, rows, 2]: for each row of a part, the logit to which its weights are relative, and their sum
     u64 page_magic;     // ceil(2^32 / page_size): position / page_size == position * page_magic >> 32
-    u64 chunk_magic;    // ceil(2^32 / chunk_pages)
+    u64 leaf_magic;     // ceil(2^32 / leaf_pages)
     u32 page_size;      // tokens of a page, 1..=PAGE_TOKENS_MAX
-    u32 chunk_pages;    // pages of a chunk
-    u32 chunks_per_row; // words of one row's directory; 1 for attention with chunks
-    u32 chunk_base;     // index of the track's first word in the first chunk; all directories (rows * chunks_per_row words) precede it
+    u32 leaf_pages;     // pages of a leaf
+    u32 leaves_per_row; // words of one row's directory; 1 for attention with chunks
+    u32 leaf_base;      // index of the track's first word in the first leaf; all directories (rows * leaves_per_row words) precede it
     u32 q_heads;
     u32 kv_heads;       // attend_decode_*: at most KV_HEADS_MAX
     u32 group;          // q_heads / kv_heads, 1..=16; 1..=128 for latent rows
@@ -92,11 +92,11 @@ KV_AT(AttendParams, plan, 96);
 KV_AT(AttendParams, partial, 104);
 KV_AT(AttendParams, counters, 112);
 KV_AT(AttendParams, page_magic, 120);
-KV_AT(AttendParams, chunk_magic, 128);
+KV_AT(AttendParams, leaf_magic, 128);
 KV_AT(AttendParams, page_size, 136);
-KV_AT(AttendParams, chunk_pages, 140);
-KV_AT(AttendParams, chunks_per_row, 144);
-KV_AT(AttendParams, chunk_base, 148);
+KV_AT(AttendParams, leaf_pages, 140);
+KV_AT(AttendParams, leaves_per_row, 144);
+KV_AT(AttendParams, leaf_base, 148);
 KV_AT(AttendParams, q_heads, 152);
 KV_AT(AttendParams, kv_heads, 156);
 KV_AT(AttendParams, group, 160);

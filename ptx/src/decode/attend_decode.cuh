@@ -42,7 +42,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
     // A tile whose copy is not issued yet, for this lane's token. `token_bits` has the token's slot in its page, VALID if the token
     // exists, SOME if the tile exists, and from bit 16 on the tile's head.
     struct Tile {
-        u32 token_bits, directory, in_chunk;
+        u32 token_bits, directory, in_leaf;
     };
     static constexpr u32 VALID = 1 << 10, SOME = 1 << 11, HEAD = 16;
     static_assert(PAGE_TOKENS_MAX <= VALID && SOME < 1 << HEAD && KV_HEADS_MAX <= ~0u >> HEAD, "a field of `token_bits` is too narrow");
@@ -61,7 +61,7 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
           sums(memory + WARPS * STAGES * SLOT), pages(shared_address(shared.pages[Parts::thread() / 32])) {}
 
     // The lists of attend_selected_* contain slots, and the previous launch writes the lists. With lists, `directory`
-    // of a tile is the index of a list, `in_chunk` is an entry of that list, and a slot replaces the page number.
+    // of a tile is the index of a list, `in_leaf` is an entry of that list, and a slot replaces the page number.
     __device__ __forceinline__ const Lists& lists() const { return reinterpret_cast<const AttendSelectedParams*>(&p)->lists; }
 
     __device__ __forceinline__ Tile next_tile() {
@@ -78,13 +78,13 @@ template <class T, int D, int NT, int WARPS, int STAGES, class Parts = DecodePar
         }
         const Look look = look_up(p, fetch.row, position);
         const u32 token_bits = look.slot + (valid ? VALID : 0) + (fetch_more ? SOME : 0) + (head_of(fetch) << HEAD);
-        const Tile tile = {token_bits, valid ? load_directory(p, look) : 0, look.in_chunk};
+        const Tile tile = {token_bits, valid ? load_directory(p, look) : 0, look.in_leaf};
         fetch_at += STEP;
         return tile;
     }
     __device__ __forceinline__ u64 page_at(const Tile& tile) const {
-        if constexpr (is_listed(T())) return lists().listed + 4 * (static_cast<u64>(tile.directory) * lists().top + tile.in_chunk);
-        return p.table + 4 * (p.chunk_base + static_cast<u64>(tile.directory) * p.chunk_pages + tile.in_chunk);
+        if constexpr (is_listed(T())) return lists().listed + 4 * (static_cast<u64>(tile.directory) * lists().top + tile.in_leaf);
+        return p.table + 4 * (p.leaf_base + static_cast<u64>(tile.directory) * p.leaf_pages + tile.in_leaf);
     }
     // Copies the tile's page numbers to shared memory, together with the copies of an earlier tile.
     __device__ __forceinline__ void copy_pages(const Tile& tile, u32 turn) {

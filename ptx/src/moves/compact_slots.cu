@@ -20,8 +20,8 @@ template <class Unit> DEVICE void compact(const CompactSlotsParams& p) {
     const Compaction c = p.compactions[blockIdx.y];
     const u32* const words = reinterpret_cast<const u32*>(p.table);
     auto at = [&](u32 place) {
-        const u32 page = place / p.page_size, chunk = page / p.chunk_pages;
-        const u32 number = words[p.chunk_base + static_cast<u64>(words[c.row * p.chunks_per_row + chunk]) * p.chunk_pages + page % p.chunk_pages];
+        const u32 page = place / p.page_size, leaf = page / p.leaf_pages;
+        const u32 number = words[p.leaf_base + static_cast<u64>(words[c.row * p.leaves_per_row + leaf]) * p.leaf_pages + page % p.leaf_pages];
         return base + number * p.page_stride + place % p.page_size * p.slot_stride;
     };
     if (~c.keep == 0) return;

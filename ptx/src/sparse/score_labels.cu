@@ -103,7 +103,7 @@ DEVICE void look_ahead(const AttendParams& p, const Cursor& at, u32 last, Own& o
     u32 slot = NO_SLOT;
     if (at.number < last && at.some()) {
         const Look found = look_up(p, at.row.row, min(max(at.position(), at.row.first), at.row.own - 1));
-        const u64 page = p.table + 4 * (p.chunk_base + static_cast<u64>(load_directory(p, found)) * p.chunk_pages + found.in_chunk);
+        const u64 page = p.table + 4 * (p.leaf_base + static_cast<u64>(load_directory(p, found)) * p.leaf_pages + found.in_leaf);
         copy4(shared_address(&own.pages[stage][lane]), page, true);
         slot = found.slot;
     }

@@ -64,7 +64,7 @@ pub struct Cpu {
     planes: ByShape<Planes>,
     /// Space for one head, if the pool is quantised or has labels.
     wide: Box<[f32]>,
-    /// The page tables. Every word is a valid chunk or page.
+    /// The page tables. Every word is a valid leaf or page.
     words: Box<[u32]>,
     steps: OpenSteps,
     max_step_tokens: u32,

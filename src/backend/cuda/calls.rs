@@ -343,13 +343,13 @@ impl Cuda {
             table: self.tables.address(),
             batch_rows,
             page_magic: magic(layout.page_size()),
-            chunk_magic: magic(table.chunk_pages),
+            leaf_magic: magic(table.leaf_pages),
             page_size: layout.page_size(),
-            chunk_pages: table.chunk_pages,
+            leaf_pages: table.leaf_pages,
             // With chunks, `batch_rows` has chunk rows. The row number of a chunk row is the index of its first
             // directory word.
-            chunks_per_row: if attend.chunk.is_some() { 1 } else { table.chunks_per_row },
-            chunk_base: self.tables.chunk_base(layout.place(layer).track),
+            leaves_per_row: if attend.chunk.is_some() { 1 } else { table.leaves_per_row },
+            leaf_base: self.tables.leaf_base(layout.place(layer).track),
             q_heads: attend.q_heads,
             kv_heads: layout.kv_heads(),
             group: attend.q_heads / layout.kv_heads(),

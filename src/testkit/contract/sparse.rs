@@ -99,7 +99,7 @@ impl<B: SparseTestBackend> World<'_, B> {
     /// Checks that the backend rejects invalid selections.
     fn check_invalid_selections(&mut self, step: &Step, select: &Select, queries: &B::Input) {
         let (plan, layer) = (step.plan.plan(), LayerId::new(0));
-        let past = self.case.table.chunks_per_row * self.case.table.chunk_pages;
+        let past = self.case.table.leaves_per_row * self.case.table.leaf_pages;
         let past = past * self.case.layout.page_size() + 1;
         for select in [
             Select { top: 0, ..*select },

@@ -3,7 +3,7 @@
 use super::{AdmissionKind, ForkWant, Lock, Model, PageIs, Released, Sequence, Step};
 use crate::error::Error;
 use crate::id::{Scope, SeqKey, StepId, TokenId};
-use crate::plan::Keep;
+use crate::plan::{Admit, Keep};
 use crate::sequence::SWAP_MARKS;
 
 impl Sequence {
@@ -25,35 +25,35 @@ impl Model {
             return Err(Error::TooLong { len, max });
         }
         check_known(sequence.tokens.len(), tokens)?;
-        self.check_chunks(self.chunks_lacking(sequence, len as usize))?;
+        self.check_leaves(self.leaves_lacking(sequence, len as usize))?;
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.tokens.extend_from_slice(tokens);
         self.update_front(seq, tokens.len() != 1);
         Ok(())
     }
 
-    pub(super) fn chunk_tokens(&self) -> usize {
-        self.shape.table.chunk_pages as usize * self.page_size()
+    pub(super) fn leaf_tokens(&self) -> usize {
+        self.shape.table.leaf_pages as usize * self.page_size()
     }
 
-    /// Returns the number of chunks that a sequence has for its tokens and pages.
-    fn chunks(&self, sequence: &Sequence) -> usize {
+    /// Returns the number of leaves that a sequence has for its tokens and pages.
+    fn leaves(&self, sequence: &Sequence) -> usize {
         let tokens = sequence.tokens.len().max(sequence.table.len() * self.page_size());
-        tokens.div_ceil(self.chunk_tokens())
+        tokens.div_ceil(self.leaf_tokens())
     }
 
-    /// Returns the number of chunks that a sequence lacks for `len` tokens.
-    pub(super) fn chunks_lacking(&self, sequence: &Sequence, len: usize) -> usize {
-        len.div_ceil(self.chunk_tokens()).saturating_sub(self.chunks(sequence))
+    /// Returns the number of leaves that a sequence lacks for `len` tokens.
+    pub(super) fn leaves_lacking(&self, sequence: &Sequence, len: usize) -> usize {
+        len.div_ceil(self.leaf_tokens()).saturating_sub(self.leaves(sequence))
     }
 
-    /// Checks that the table has `chunks` free chunks.
-    pub(super) fn check_chunks(&self, chunks: usize) -> Result<(), Error> {
-        let used: usize = self.sequences.values().map(|sequence| self.chunks(sequence)).sum();
-        let free = self.shape.table.chunk_count as usize - used;
-        if chunks > free {
-            let tokens = |chunks: usize| (chunks * self.chunk_tokens()) as u64;
-            return Err(Error::OutOfTokens { wanted: tokens(chunks), available: tokens(free) });
+    /// Checks that the table has `leaves` free leaves.
+    pub(super) fn check_leaves(&self, leaves: usize) -> Result<(), Error> {
+        let used: usize = self.sequences.values().map(|sequence| self.leaves(sequence)).sum();
+        let free = self.shape.table.leaf_count as usize - used;
+        if leaves > free {
+            let tokens = |leaves: usize| (leaves * self.leaf_tokens()) as u64;
+            return Err(Error::OutOfTokens { wanted: tokens(leaves), available: tokens(free) });
         }
         Ok(())
     }
@@ -187,17 +187,17 @@ impl Model {
     }
 
     /// `Engine::resume`
-    pub fn resume(&mut self, seq: SeqKey, promise: u32) -> Result<(), Error> {
+    pub fn resume(&mut self, seq: SeqKey, admit: Admit) -> Result<(), Error> {
         let sequence = self.sequence(seq)?;
         if !sequence.preempted {
             return Err(Error::NotPreempted { seq });
         }
-        self.check_promise(promise)?;
+        self.check_promise(admit.promise)?;
         // The sequence begins anew: in the present generation, or without prefix reuse in its own generation.
         let scope = self.next_scope(sequence.scope.namespace);
-        self.estimate(scope, &sequence.tokens, promise).check()?;
-        let pages = self.used_hit(scope, &sequence.tokens, promise);
-        let hit_len = self.begin_with(seq, scope, promise, pages);
+        self.estimate(scope, &sequence.tokens, admit)?.check()?;
+        let pages = self.used_hit(scope, &sequence.tokens, admit);
+        let hit_len = self.begin_with(seq, scope, admit, pages);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.admission_kind = Some(match sequence.admission_kind {
             Some(AdmissionKind::Admitted { prompt_len, .. }) => AdmissionKind::Admitted { prompt_len, hit_len },

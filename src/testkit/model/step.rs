@@ -160,9 +160,9 @@ impl Model {
     fn check_room(&self, items: &[Extend]) -> Result<(), Error> {
         let lacking = |item: &Extend| {
             let sequence = &self.sequences[&item.seq];
-            self.chunks_lacking(sequence, sequence.planned_len + item.len as usize)
+            self.leaves_lacking(sequence, sequence.planned_len + item.len as usize)
         };
-        self.check_chunks(items.iter().map(lacking).sum())
+        self.check_leaves(items.iter().map(lacking).sum())
     }
 
     /// Returns the number of places that a sequence lacks for an item.

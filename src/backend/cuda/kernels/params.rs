@@ -87,7 +87,7 @@ records! {
         64 q_stride: u64,
         /// Bytes from one token's output to the next.
         72 out_stride: u64,
-        /// Device address of the page tables: directories `[rows, chunks_per_row]`, then chunks.
+        /// Device address of the page tables: directories `[rows, leaves_per_row]`, then leaves.
         80 table: u64,
         /// Device address of `BatchRow[batch]`.
         88 batch_rows: u64,
@@ -101,17 +101,17 @@ records! {
         112 counters: u64,
         /// `ceil(2^32 / page_size)`: see [`magic`].
         120 page_magic: u64,
-        /// `ceil(2^32 / chunk_pages)`: see [`magic`].
-        128 chunk_magic: u64,
+        /// `ceil(2^32 / leaf_pages)`: see [`magic`].
+        128 leaf_magic: u64,
         /// Tokens of a page, 1 to [`PAGE_TOKENS_MAX`].
         136 page_size: u32,
-        /// Pages of a chunk.
-        140 chunk_pages: u32,
+        /// Pages of a leaf.
+        140 leaf_pages: u32,
         /// Words of one row's directory.
-        144 chunks_per_row: u32,
-        /// Index of the track's first word in the first chunk. All directories, of `rows * chunks_per_row` words,
+        144 leaves_per_row: u32,
+        /// Index of the track's first word in the first leaf. All directories, of `rows * leaves_per_row` words,
         /// precede it.
-        148 chunk_base: u32,
+        148 leaf_base: u32,
         /// Query heads.
         152 q_heads: u32,
         /// K and V heads.

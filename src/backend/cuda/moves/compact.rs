@@ -83,9 +83,9 @@ fn compact_planes(
         run_stride,
         table: tables.address(),
         page_size: pool.layout().page_size(),
-        chunk_pages: shape.chunk_pages,
-        chunks_per_row: shape.chunks_per_row,
-        chunk_base: 0,
+        leaf_pages: shape.leaf_pages,
+        leaves_per_row: shape.leaves_per_row,
+        leaf_base: 0,
         layers,
         runs,
         run_units: (run_bytes / u64::from(unit)) as u32,
@@ -97,7 +97,7 @@ fn compact_planes(
         compactions.chunks(COMPACTIONS_MAX).flat_map(|some| tracks.clone().map(move |track| (some, track)))
     {
         params.compactions[..some.len()].copy_from_slice(some);
-        params.chunk_base = tables.chunk_base(track);
+        params.leaf_base = tables.leaf_base(track);
         let grid = (blocks, some.len() as u32);
         // SAFETY: rows and places were checked, and the tables name only pages of the pool, so all addresses are in the
         // pool.

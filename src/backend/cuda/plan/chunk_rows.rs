@@ -2,7 +2,7 @@
 //!
 //! A token reads only its own chunk, so each row is cut at the ends of chunks into *chunk rows*. A chunk row counts
 //! positions from its chunk's start, so kernels compute plain causal attention. The chunks of a group begin at
-//! multiples of the page tables' chunks, so the pages of a chunk row begin at a directory word of its row. The row
+//! multiples of the page tables' leaves, so the pages of a chunk row begin at a directory word of its row. The row
 //! number of a chunk row is the index of that word, as in a directory with one word for each row.
 
 use crate::backend::cuda::error::{CudaError, Limit};
@@ -56,18 +56,18 @@ struct RowsOfSize {
 impl ChunkRows {
     /// Allocates the chunk rows of the largest step.
     pub fn new(layout: &PoolLayout, table: &TableShape, limits: StepLimits) -> Result<Self, CudaError> {
-        let (page_size, chunk_tokens) = (layout.page_size(), table.chunk_pages * layout.page_size());
+        let (page_size, leaf_tokens) = (layout.page_size(), table.leaf_pages * layout.page_size());
         let of_size = |size: u32| {
-            // A page table chunk has a power of two of pages, and no more tokens than the smallest chunk of a group.
-            if !size.is_multiple_of(chunk_tokens) {
+            // A page table leaf has a power of two of pages, and no more tokens than the smallest chunk of a group.
+            if !size.is_multiple_of(leaf_tokens) {
                 return Err(CudaError::ChunkPages { chunk: size, page_size });
             }
             Limit::DirectoryWords.check(table.directory_words(), TREE_ROW.into())?;
             let rows = Vec::with_capacity(most(layout, limits) as usize);
-            Ok(RowsOfSize { size, words: size / chunk_tokens, rows })
+            Ok(RowsOfSize { size, words: size / leaf_tokens, rows })
         };
         let list = sizes(layout).map(of_size).collect::<Result<_, _>>()?;
-        Ok(Self { list, row_words: table.chunks_per_row })
+        Ok(Self { list, row_words: table.leaves_per_row })
     }
 
     /// Cuts the rows of a step of `tokens` tokens. Draft trees have no chunk rows, because layers with chunks reject
@@ -179,7 +179,7 @@ mod tests {
                     assert_eq!(seen, position % size, "the position in its chunk");
                     let page = (position - seen) / page_size;
                     assert_eq!(word.raw(), table.directory_word(row.row, page));
-                    assert_eq!(page % table.chunk_pages, 0, "its chunk begins a page table chunk");
+                    assert_eq!(page % table.leaf_pages, 0, "its chunk begins a page table leaf");
                 }
             }
         }

@@ -33,14 +33,14 @@ impl Tables {
         self.words.address()
     }
 
-    /// Returns the index of a track's first word in the first chunk. All directories precede the chunks.
-    pub fn chunk_base(&self, track: u32) -> u32 {
+    /// Returns the index of a track's first word in the first leaf. All directories precede the leaves.
+    pub fn leaf_base(&self, track: u32) -> u32 {
         self.shape.page_word(track, 0)
     }
 
     /// Returns the pages that checked writes store in the tables.
     pub fn pages<'a>(&self, writes: &'a [TableWrite]) -> impl Iterator<Item = PageId> + use<'a> {
-        let first = self.chunk_base(0);
+        let first = self.leaf_base(0);
         let pages = writes.iter().filter(move |write| write.index >= first);
         pages.map(|write| PageId::new(write.value))
     }
@@ -73,8 +73,8 @@ mod tests {
         for page_size in 1..=1024_u32 {
             let shape = |len| TableShape::new(page_size, 1, len, 1).expect("a small table");
             let limit = if page_size.is_power_of_two() { 1 << 31 } else { u32::MAX / page_size };
-            let chunk = shape(1).chunk_pages * page_size;
-            let longest = shape(limit - limit % chunk);
+            let leaf = shape(1).leaf_pages * page_size;
+            let longest = shape(limit - limit % leaf);
             assert_eq!(check_shape(&longest, page_size), Ok(()), "{page_size}");
             let last = longest_row(&longest, page_size) as u32 - 1;
             for position in (0..3 * page_size).chain(last - 3 * page_size..=last) {

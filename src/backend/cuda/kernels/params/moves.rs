@@ -196,12 +196,12 @@ records! {
         40 table: u64,
         /// Tokens of a page.
         48 page_size: u32,
-        /// Pages of a chunk.
-        52 chunk_pages: u32,
+        /// Pages of a leaf.
+        52 leaf_pages: u32,
         /// Words of one row's directory.
-        56 chunks_per_row: u32,
+        56 leaves_per_row: u32,
         /// As in [`AttendParams`](super::AttendParams).
-        60 chunk_base: u32,
+        60 leaf_base: u32,
         /// Number of layers, over all planes of the same shape.
         64 layers: u32,
         /// Number of contiguous runs of a slot in a layer.

@@ -14,9 +14,10 @@ use cases::insert::{Cycle, Insert, InsertFloor};
 use cases::lead::Lead;
 use cases::nested::{Nested, hostile_bytes, read_hostile};
 use cases::pages::AllocFree;
+use cases::tree::TreeCase;
 
 const SEQUENCES: usize = 1000;
-const CASES: [&str; 25] = [
+const CASES: [&str; 29] = [
     "hit",
     "hit_floor",
     "miss",
@@ -42,6 +43,10 @@ const CASES: [&str; 25] = [
     "nested_bytes_2000",
     "nested_bytes_4000",
     "replay",
+    "tree_match",
+    "tree_lock",
+    "tree_extend",
+    "tree_evict",
 ];
 
 /// The profiler counts only the instructions of this function and of its callees.
@@ -101,6 +106,7 @@ fn run(case: &str, page_size: u32, calls: usize) {
             let (texts, mut cache) = (chats::texts(calls), chats::cache(page_size));
             measured(1, &mut || _ = chats::serve(&texts, &mut cache));
         }
+        "tree_extend" | "tree_evict" => tree(case, page_size, calls),
         _ if case.starts_with("nested_") => {
             let (kind, rows) = case["nested_".len()..].split_once('_').expect("a case");
             nested(kind, rows.parse().expect("a number of rows"), calls);
@@ -118,6 +124,8 @@ fn unprepared(case: &str, page_size: u32) -> Option<Box<dyn FnMut()>> {
     match case {
         "hit" => boxed(Hit::new(cache(), SEQUENCES, 64), |hit| _ = hit.call()),
         "hit_floor" => boxed(HitFloor::new(SEQUENCES, 64, page_size), |floor| _ = floor.call()),
+        "tree_match" => boxed(TreeCase::new(page_size, SEQUENCES, 64), |tree| _ = tree.find()),
+        "tree_lock" => boxed(TreeCase::new(page_size, SEQUENCES, 64), TreeCase::lock),
         "miss" => boxed(Miss::new(cache()), |miss| _ = miss.call()),
         "insert_floor" => boxed(InsertFloor::new(page_size, 1), InsertFloor::call),
         "cycle" => boxed(Cycle::new(page_size, SEQUENCES), |cycle| _ = cycle.call()),
@@ -142,6 +150,25 @@ fn evict(case: &str, page_size: u32, calls: usize) {
         measured(round, &mut || evict.call());
         evict.empty_list();
         left -= round;
+    }
+}
+
+/// Counts an extension by a page, or an eviction of [`EVICTED`](cases::tree::EVICTED) pages.
+fn tree(case: &str, page_size: u32, calls: usize) {
+    let mut tree = TreeCase::new(page_size, SEQUENCES, 64);
+    let mut left = calls;
+    while left > 0 {
+        tree.start();
+        let mut round = |counted, wanted: usize, call: &mut dyn FnMut()| {
+            let inside = if counted { wanted.min(left) } else { 0 };
+            measured(inside, call);
+            (inside..wanted).for_each(|_| call());
+            left -= inside;
+        };
+        round(case == "tree_extend", tree.room(), &mut || tree.extend());
+        tree.finish();
+        round(case == "tree_evict", TreeCase::evictions(), &mut || tree.evict());
+        tree.check();
     }
 }
 

@@ -14,6 +14,7 @@ use cases::evict::Evict;
 use cases::hit::{Hit, Miss, full_cache};
 use cases::insert::{Cycle, Insert, ROUND};
 use cases::pages::{AllocFree, COUNT};
+use cases::tree::TreeCase;
 use cases::work::SEQUENCES;
 use divan::counter::ItemsCount;
 use divan::{AllocProfiler, Bencher};
@@ -47,6 +48,20 @@ fn miss(bencher: Bencher<'_, '_>, page_size: u32) {
     let mut miss = Miss::new(full_cache(page_size, SEQUENCES, 0));
     miss.check();
     bencher.bench_local(|| miss.call());
+}
+
+#[divan::bench(args = [1, 16])]
+fn tree_match(bencher: Bencher<'_, '_>, page_size: u32) {
+    let mut tree = TreeCase::new(page_size, SEQUENCES, 2000);
+    tree.check();
+    bencher.bench_local(|| tree.find());
+}
+
+#[divan::bench(args = [1, 16])]
+fn tree_lock(bencher: Bencher<'_, '_>, page_size: u32) {
+    let mut tree = TreeCase::new(page_size, SEQUENCES, 2000);
+    tree.check();
+    bencher.bench_local(|| tree.lock());
 }
 
 #[divan::bench(args = [1, 16], sample_count = 10, sample_size = SAMPLE)]

@@ -23,6 +23,7 @@ use cases::insert::{Cycle, Insert, InsertFloor, ROUND};
 use cases::pages::{AllocFree, COUNT};
 use cases::sample::{median, median_ns};
 use cases::tiers::{MOVED, Tiers};
+use cases::tree::{EVICTED, TreeCase};
 use cases::work;
 use serde::Serialize;
 
@@ -54,6 +55,7 @@ fn main() {
     table.head();
     for page_size in [1, 16] {
         hits(&table, page_size);
+        trees(&table, page_size);
         inserts(&table, page_size);
         cycles(&table, page_size);
         evictions(&table, page_size);
@@ -134,6 +136,34 @@ fn hits(table: &Table, page_size: u32) {
     miss.check();
     let ns = median_ns(300, 256, || _ = black_box(miss.call()));
     table.row("miss", page_size, ns, None, pick(page_size, 15.0, 25.0));
+}
+
+/// The tree alone. The floor of a match by handle is the match of an engine, which returns no handle.
+fn trees(table: &Table, page_size: u32) {
+    const ROTATION: usize = 64;
+    let cases = ["tree, match", "tree, lock and unlock", "tree, extend by a page", "tree, evict a page"];
+    if !table.selects(&cases) {
+        return;
+    }
+    let mut hit = Hit::new(full_cache(page_size, 1000, 0), 1000, ROTATION);
+    let mut tree = TreeCase::new(page_size, 1000, ROTATION);
+    tree.check();
+    let mut samples = [const { Vec::new() }; 5];
+    for _ in 0..300 {
+        samples[0].push(median_ns(1, ROTATION, || _ = black_box(hit.call())));
+        samples[1].push(median_ns(1, ROTATION, || _ = black_box(tree.find())));
+        samples[2].push(median_ns(1, ROTATION, || tree.lock()));
+        tree.start();
+        samples[3].push(median_ns(1, tree.room(), || tree.extend()));
+        tree.finish();
+        samples[4].push(median_ns(1, TreeCase::evictions(), || tree.evict()) / f64::from(EVICTED));
+    }
+    tree.check();
+    let [hit_ns, match_ns, lock, extend, evict] = samples.map(median);
+    table.row(cases[0], page_size, match_ns, Some(hit_ns), 1.05 * hit_ns);
+    for (case, ns, target) in [(cases[1], lock, 30.0), (cases[2], extend, 50.0), (cases[3], evict, 15.0)] {
+        table.row(case, page_size, ns, None, target);
+    }
 }
 
 fn inserts(table: &Table, page_size: u32) {

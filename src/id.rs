@@ -6,6 +6,7 @@
 use std::fmt;
 
 use bytemuck::{Pod, TransparentWrapper, Zeroable};
+use slotmap::{Key, KeyData};
 
 macro_rules! id_type {
     ($(#[$doc:meta])* $name:ident, $raw:ty, $letter:literal) => {
@@ -141,6 +142,53 @@ slotmap::new_key_type! {
     /// A sequence. Generational: calls with the key of a finished sequence return
     /// [`UnknownSequence`](crate::Error::UnknownSequence).
     pub struct SeqKey;
+}
+
+/// Names the end of a cached prefix of a [`Tree`](crate::tree::Tree). 16 bytes. The [guide](crate::guide::tree#handles)
+/// lists what a handle survives.
+///
+/// A tree never uses a value twice, so a handle to a prefix that is gone never names another one. The default names the
+/// empty prefix, which always exists. A handle means nothing to another tree.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Handle {
+    serial: u64,
+    node: NodeKey,
+}
+
+impl Handle {
+    /// Returns the handle that [`Handle::to_raw`] turned into these numbers. Other numbers give a handle that names
+    /// nothing.
+    pub fn from_raw([serial, node]: [u64; 2]) -> Self {
+        if [serial, node] == [0, 0] {
+            return Self::default();
+        }
+        Self { serial, node: KeyData::from_ffi(node).into() }
+    }
+
+    /// Returns the handle as two numbers, for callers in other languages. The default handle is two zeros.
+    pub fn to_raw(self) -> [u64; 2] {
+        if self == Self::default() { [0, 0] } else { [self.serial, self.node.data().as_ffi()] }
+    }
+
+    pub(crate) fn new(serial: u64, node: NodeKey) -> Self {
+        Self { serial, node }
+    }
+
+    pub(crate) fn serial(self) -> u64 {
+        self.serial
+    }
+
+    pub(crate) fn node(self) -> NodeKey {
+        self.node
+    }
+}
+
+const _: () = assert!(size_of::<Handle>() == 16);
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "handle{}", self.serial)
+    }
 }
 
 /// A set of prefixes that can match each other: one namespace in one generation.

@@ -80,6 +80,7 @@ mod swap;
 mod system;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
+pub mod tree;
 mod world;
 
 #[doc(inline)]

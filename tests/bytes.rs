@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvarena::config::PrefixMode;
 use kvarena::hash::{Hashing, NamespaceNames};
 use kvarena::layout::{Groups, Reach, Scaling};
+use kvarena::tree::{Tree, TreeConfig};
 use kvarena::{
     Capacity, CpuOptions, Engine, EngineConfig, Extend, KvDtype, KvShape, Namespace, Null, PoolConfig, StepScratch,
     TokenId,
@@ -56,6 +57,22 @@ fn check(config: EngineConfig) {
     check_reported(&config, reported, measured);
 }
 
+fn check_trees() {
+    for (pages, page_size) in [(1, 16), (1_000, 1), (100_000, 16)] {
+        let plain = TreeConfig { prefault: false, ..TreeConfig::new(pages, page_size) };
+        let hashing = Some(Hashing::ALL[0]);
+        for config in [plain, TreeConfig { hashing, ..plain }, TreeConfig { hashing, event_pages: 10 + pages, ..plain }]
+        {
+            let reported = config.bytes().expect("a valid config");
+            let before = LIVE.load(Ordering::Relaxed);
+            let tree = Tree::new(config).expect("a valid config");
+            let measured = LIVE.load(Ordering::Relaxed) - before;
+            drop(tree);
+            assert!(reported.abs_diff(measured) <= SLACK, "{config:?} reports {reported} and takes {measured}");
+        }
+    }
+}
+
 fn check_swap() {
     for (swap_pages, page_size) in [(1, 16), (1_000, 1), (70_000, 16)] {
         let pool = PoolConfig { page_size, swap_pages, ..Default::default() };
@@ -89,6 +106,7 @@ fn check_groups() {
 fn the_config_reports_what_the_engine_takes() {
     check_pools();
     check_names();
+    check_trees();
     check_swap();
     check_groups();
     check_documented();

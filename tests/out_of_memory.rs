@@ -10,6 +10,7 @@ use kvarena::backend::CpuError;
 use kvarena::config::PrefixMode;
 use kvarena::hash::Hashing;
 use kvarena::testkit::rng::Rng;
+use kvarena::tree::{Tree, TreeConfig};
 use kvarena::{
     Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, KvDtype, KvShape, Null, PoolConfig,
 };
@@ -114,6 +115,27 @@ fn each_refusal_is_an_error() {
         }
         // The backend, the pages, the tree, the sequences, the steps and the buffers together have more than 30 tables.
         assert!(refusals > 30, "only {refusals} tables were refused");
+    }
+}
+
+#[test]
+fn each_refusal_of_a_tree_is_an_error() {
+    let plain = TreeConfig { prefault: false, ..TreeConfig::new(1 << 16, 2) };
+    let with_events = TreeConfig { hashing: Hashing::ALL.last().copied(), event_pages: 1000, ..plain };
+    for config in [plain, with_events, TreeConfig { prefault: true, ..with_events }] {
+        let bytes = config.bytes().expect("a valid config");
+        let mut refusals = 0;
+        loop {
+            let before = LIVE.get();
+            BLOCKS.set(refusals);
+            let made = Tree::new(config);
+            BLOCKS.set(u64::MAX);
+            let Err(error) = made else { break };
+            assert_eq!(error, ConfigError::OutOfMemory { bytes });
+            assert_eq!(LIVE.get(), before, "all memory is freed");
+            refusals += 1;
+        }
+        assert!(refusals > 10, "only {refusals} tables were refused");
     }
 }
 

@@ -20,6 +20,7 @@ pub mod request;
 mod rng;
 pub mod sample;
 pub mod tiers;
+pub mod tree;
 pub mod work;
 
 use kvarena::id::PrefixLock;

@@ -232,8 +232,8 @@ pub trait Backend {
     /// this number.
     ///
     /// The number grows while a backend prepares its memory in the background, up to
-    /// [`PoolLayout::swap_region_pages`](crate::layout::PoolLayout::swap_region_pages). A backend without swap memory returns
-    /// 0; a backend without bytes may return any larger number.
+    /// [`PoolLayout::swap_region_pages`](crate::layout::PoolLayout::swap_region_pages). A backend without swap memory
+    /// returns 0; a backend without bytes may return any larger number.
     fn swap_pages(&self) -> u32 {
         0
     }

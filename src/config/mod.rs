@@ -79,8 +79,8 @@ pub struct EngineConfig {
     /// Number of pages, from page 0 on, that no sequence gets: a null page for tables that are padded with 0, or pages
     /// that padding rows of a captured graph write. Less than all pages. Default: 0.
     pub reserved_pages: u32,
-    /// Whether plans have [slots of 64 bits](crate::plan::SlotMapping) even if the pool's slots fit in 32 bits, for kernels
-    /// that only read these. Default: false.
+    /// Whether plans have [slots of 64 bits](crate::plan::SlotMapping) even if the pool's slots fit in 32 bits, for
+    /// kernels that only read these. Default: false.
     pub wide_slots: bool,
     /// Whether [`Engine::new`](crate::Engine::new) touches the reserved swap memory of the tables that grow with pages
     /// and tokens, so that steps cause no page faults in these tables. Tables of sequences and of steps are small;

@@ -176,9 +176,9 @@ impl<B: Backend> Engine<B> {
     /// Adds a place where prompts can match: the end of the whole pages among a running sequence's first `len` tokens.
     /// O(pages kept).
     ///
-    /// With [groups of layers](crate::layout::Groups), a prompt matches only at places where the cache has the pages that the
-    /// next token reads in every group. The engine keeps these pages at the end of a sequence's prompt, where the
-    /// prompt diverges from a cached one, and at the end of the sequence. The host marks other places: the end of a
+    /// With [groups of layers](crate::layout::Groups), a prompt matches only at places where the cache has the pages
+    /// that the next token reads in every group. The engine keeps these pages at the end of a sequence's prompt, where
+    /// the prompt diverges from a cached one, and at the end of the sequence. The host marks other places: the end of a
     /// system prompt, or the [`cached_len`](Leader::cached_len) of a [leader](Admission::leader).
     ///
     /// A mark takes effect at the commit, fork, finish or preemption that publishes the last page before it; a mark at

@@ -30,8 +30,8 @@ impl<B: Backend> Engine<B> {
     ///   and all later ones of the sequence.
     /// * Words of an aborted plan are sent again.
     ///
-    /// [`EngineShape::plan_bytes`](crate::config::EngineShape::plan_bytes) is the upper bound. If all new pages of a batch are
-    /// promised, [`Error::OutOfPages`] lasts at most until the step that it names is complete.
+    /// [`EngineShape::plan_bytes`](crate::config::EngineShape::plan_bytes) is the upper bound. If all new pages of a
+    /// batch are promised, [`Error::OutOfPages`] lasts at most until the step that it names is complete.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::UnknownSequence`],

@@ -156,8 +156,8 @@ impl<B: Backend> Engine<B> {
     /// A refused page waits for a call of [`puts`](Engine::puts) that selects no page. So a loop over `puts` ends even
     /// if the store refuses every page.
     ///
-    /// The store drops the put's [leases](crate::backend::SwapMemory) first: the engine may save another page to the swap page
-    /// from now on, and backends reject saves to a leased page.
+    /// The store drops the put's [leases](crate::backend::SwapMemory) first: the engine may save another page to the
+    /// swap page from now on, and backends reject saves to a leased page.
     pub fn put_done(&mut self, id: PutId, ok: bool) -> bool {
         self.world.prefixes.has_swap() && self.world.prefixes.swap_mut().end_put(id, ok)
     }
@@ -207,8 +207,8 @@ impl<B: Backend> Engine<B> {
     /// Ends a fetch of which the store has written the first `count` pages: prompts match them from now on. Returns
     /// whether the fetch was open. O(pages of open fetches).
     ///
-    /// The store drops the fetch's [leases](crate::backend::SwapMemory) first: the engine may load the pages, and save others to
-    /// them, from now on. Backends reject loads from a page with a write lease, and saves to a leased page.
+    /// The store drops the fetch's [leases](crate::backend::SwapMemory) first: the engine may load the pages, and save
+    /// others to them, from now on. Backends reject loads from a page with a write lease, and saves to a leased page.
     ///
     /// If [`reset`](Engine::reset) was called after [`fetch`](Engine::fetch), no fetched page is cached.
     pub fn fetched(&mut self, id: FetchId, count: u32) -> bool {

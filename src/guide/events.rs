@@ -75,8 +75,8 @@
 //! ```
 //!
 //! A stored page matches at once, but the device may still be writing its bytes. A reader outside the order of the
-//! backend's stream waits until [`step`](crate::event::Stored::step) is complete. A [`reset`](crate::Engine::reset) emits one
-//! `Cleared`. Sequences that continue with the old weights emit nothing.
+//! backend's stream waits until [`step`](crate::event::Stored::step) is complete. A [`reset`](crate::Engine::reset)
+//! emits one `Cleared`. Sequences that continue with the old weights emit nothing.
 //!
 //! Hashes of 64 bits are hints, because a chosen prompt can collide with an xxHash. A store can use SHA-256 digests as
 //! keys. The engine itself compares tokens.

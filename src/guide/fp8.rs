@@ -40,8 +40,8 @@
 //! # }
 //! ```
 //!
-//! Pages can move between pools with equal [`page_fingerprint`](crate::layout::PoolLayout::page_fingerprint), because their
-//! bytes mean the same. Static scales are part of the fingerprint.
+//! Pages can move between pools with equal [`page_fingerprint`](crate::layout::PoolLayout::page_fingerprint), because
+//! their bytes mean the same. Static scales are part of the fingerprint.
 //!
 //! On a GPU, `CudaOptions` takes the same `scales` and uploads them once. Its `rows` is the type of the rows that the
 //! host passes and receives: bf16 by default, or f16 or f32. The store produces the CPU's bytes and scales, bit for

@@ -1,8 +1,8 @@
 //! Groups of layers: models with layers that read only a window or a chunk.
 //!
 //! Many models mix layers that read all tokens with layers that read only the last 128 or 1,024. The latter need no
-//! older tokens. [`Groups`](crate::layout::Groups) assigns each layer to a group; `PoolConfig::from_hf` (feature `serde`) reads
-//! the groups from a model's `config.json`. A sequence then gives pages back as it grows:
+//! older tokens. [`Groups`](crate::layout::Groups) assigns each layer to a group; `PoolConfig::from_hf` (feature
+//! `serde`) reads the groups from a model's `config.json`. A sequence then gives pages back as it grows:
 //!
 //! | 8,192 tokens in bf16 | all layers keep everything | with groups |
 //! |---|---|---|
@@ -84,8 +84,9 @@
 //! Set `promise_ahead` to `page_size - 1` plus a sequence's tokens of one step, or of two steps if steps overlap.
 //!
 //! [Events](super::events) and `match_hashes` report the pages of group 0 alone. A router therefore expects
-//! [`PrefixMatch::full_pages`](crate::engine::PrefixMatch::full_pages), and a prompt may match less. The engine emits no events
-//! for other groups, because a router that ignores groups would take their removed pages for a removed prefix.
+//! [`PrefixMatch::full_pages`](crate::engine::PrefixMatch::full_pages), and a prompt may match less. The engine emits
+//! no events for other groups, because a router that ignores groups would take their removed pages for a removed
+//! prefix.
 //!
 //! `Cuda` supports chunks that are multiples of the page size, except over latent rows. It does not support latent rows
 //! together with another shape. Draft trees and sparse reads work only in layers that read all tokens.

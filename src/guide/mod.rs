@@ -14,6 +14,7 @@
 //! 12. [`models`]: the changes to a model's code.
 //! 13. [`events`]: routers and stores that track the cache.
 //! 14. [`errors`]: the host's action after each error.
+//! 15. [`tree`]: the prefix tree without an engine, over a host's own allocator.
 //!
 //! The programs have no model: they make up K, V, queries and tokens. A program that needs no bytes uses the backend
 //! [`Null`](crate::Null), which has none.
@@ -35,3 +36,4 @@ pub mod sparse;
 pub mod speculation;
 pub mod tenants;
 pub mod the_loop;
+pub mod tree;

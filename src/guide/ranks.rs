@@ -123,7 +123,7 @@
 //! | positions | u32 | position in its sequence |
 //! | slot_mapping | i32 or i64 | slot of K and V: `page * page_size + offset`; negative: write nothing |
 //! | table_writes | 2 x u32 | [`TableWrite`](crate::plan::TableWrite): `index`, `value`: `words[index] = value` |
-//! | spans | 4 x u32 | [`SharedSpan`](crate::plan::SharedSpan): `member_start`, `member_count`, `begin`, `end`; R1 to R3 |
+//! | spans | 4 x u32 | [`SharedSpan`](crate::plan::SharedSpan): `member_start`, `member_count`, `begin`, `end` |
 //! | members | u32 | index of a row in the batch |
 //! | masks | u64 | bit `i`: a tree's token sees slot `last - i` ([more](crate::BatchPlan::masks)); 0: no tree |
 //! | track_slots | i32 or i64 | `[tracks - 1, tokens]`: like slot_mapping, for the layers of each further track |
@@ -133,8 +133,8 @@
 //! A worker in another language also needs [`StepEnd::to_bytes`](crate::plan::StepEnd::to_bytes),
 //! [`EngineShape::to_bytes`](crate::config::EngineShape::to_bytes),
 //! [`PageCopy::list_to_bytes`](crate::plan::PageCopy::list_to_bytes),
-//! [`Compaction::list_to_bytes`](crate::plan::Compaction::list_to_bytes) and [`TableShape`](crate::layout::TableShape). This script
-//! reads plans; `tests/core/read_plan.rs` compares its output with the plans:
+//! [`Compaction::list_to_bytes`](crate::plan::Compaction::list_to_bytes) and [`TableShape`](crate::layout::TableShape).
+//! This script reads plans; `tests/core/read_plan.rs` compares its output with the plans:
 //!
 //! ```python
 #![doc = include_str!("read_plan.py")]

@@ -2,14 +2,14 @@
 //!
 //! A pool may store *labels*: a copy of a few channels of K for each token and head. The backend uses labels to find
 //! the tokens with the largest logits (Double Sparsity). The host measures the channels of each layer and head offline.
-//! It passes these [`LabelChannels`](crate::layout::LabelChannels) when it opens the backend. `store_cache` writes labels with
-//! K and V. With `--sparse`, `crates/server` measures the channels. With `--recall`, it also reports the share of the
-//! attention weights that falls on the selected positions.
+//! It passes these [`LabelChannels`](crate::layout::LabelChannels) when it opens the backend. `store_cache` writes
+//! labels with K and V. With `--sparse`, `crates/server` measures the channels. With `--recall`, it also reports the
+//! share of the attention weights that falls on the selected positions.
 //!
-//! A sparse read takes two calls for each layer. [`select`](crate::backend::SparseBackend::select) returns positions, and
-//! [`attend_selected`](crate::backend::SparseBackend::attend_selected) reads them. Positions are plain numbers, `[rows,
-//! kv_heads, top]`, so a host may also choose them itself. Rows with several new tokens read all visible positions, so
-//! a step may mix decodes with prefills.
+//! A sparse read takes two calls for each layer. [`select`](crate::backend::SparseBackend::select) returns positions,
+//! and [`attend_selected`](crate::backend::SparseBackend::attend_selected) reads them. Positions are plain numbers,
+//! `[rows, kv_heads, top]`, so a host may also choose them itself. Rows with several new tokens read all visible
+//! positions, so a step may mix decodes with prefills.
 //!
 //! ```
 //! use kvarena::*;

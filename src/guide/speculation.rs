@@ -64,10 +64,10 @@
 //! # }
 //! ```
 //!
-//! A chain ([`Draft::chain`](crate::plan::Draft::chain)) needs no masks, so every attention supports it, with or without a
-//! window. `accept` keeps the start of the chain and moves nothing. A host may also plan a chain with `plan_batch` as
-//! ordinary tokens. It must then [`rollback`](crate::Engine::rollback) the rejected tokens *before* the commit, which
-//! would publish them.
+//! A chain ([`Draft::chain`](crate::plan::Draft::chain)) needs no masks, so every attention supports it, with or
+//! without a window. `accept` keeps the start of the chain and moves nothing. A host may also plan a chain with
+//! `plan_batch` as ordinary tokens. It must then [`rollback`](crate::Engine::rollback) the rejected tokens *before* the
+//! commit, which would publish them.
 //!
 //! Sampling need not be greedy. If the host samples each position with the same random numbers as without drafts,
 //! drafts do not change the output. `crates/server` (`--draft`) does this, with drafts from the text itself.

@@ -35,9 +35,9 @@ impl PoolLayout {
     /// channels).
     ///
     /// It covers the planes, the layers and their groups, the page size, and the given scales and label channels. The
-    /// caller passes the scales and channels of this pool. The hash does not cover the [`Layout`](crate::layout::Layout) or the
-    /// number of pages. It also does not cover which of a model's heads the pool contains, so without scales and labels
-    /// it is equal for all ranks.
+    /// caller passes the scales and channels of this pool. The hash does not cover the
+    /// [`Layout`](crate::layout::Layout) or the number of pages. It also does not cover which of a model's heads the
+    /// pool contains, so without scales and labels it is equal for all ranks.
     pub fn page_fingerprint(&self, scales: Option<&KvScales>, labels: Option<&LabelChannels>) -> u64 {
         let mut all = Fnv(0xcbf2_9ce4_8422_2325);
         all.take(self.layers());

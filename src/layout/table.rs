@@ -31,7 +31,8 @@ pub struct TableShape {
     pub leaf_pages: u32,
     /// Number of leaves of all rows together.
     pub leaf_count: u32,
-    /// Number of page tables of a row, over all groups of layers ([`PoolLayout::tracks`](crate::layout::PoolLayout::tracks)).
+    /// Number of page tables of a row, over all groups of layers
+    /// ([`PoolLayout::tracks`](crate::layout::PoolLayout::tracks)).
     pub tracks: u32,
 }
 

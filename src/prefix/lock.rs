@@ -95,7 +95,7 @@ impl PrefixTree {
         *lock = PrefixLock::new(Some(node), scope);
     }
 
-    fn add_user(&mut self, node: NodeKey, fence: &mut Fence) {
+    pub(super) fn add_user(&mut self, node: NodeKey, fence: &mut Fence) {
         self.branches += 1;
         let mut at = Some(node);
         while let Some(node) = at {

@@ -30,6 +30,7 @@
 //! Not here: page states and memory. A call that removes pages appends them to the caller's buffer.
 
 mod ages;
+pub(crate) mod by_handle;
 mod cells;
 mod chain;
 mod check;
@@ -46,12 +47,14 @@ mod evict;
 mod fetches;
 mod free_entries;
 mod generation;
+pub(crate) mod handles;
 mod hashes;
 mod insert;
 mod loads;
 mod lock;
 mod nodes;
 mod order;
+pub(crate) mod outline;
 mod puts;
 mod saves;
 mod shared_spans;

@@ -163,11 +163,11 @@ impl Nodes {
         pages.flat_map(|(_, pages)| pages.iter().copied()).collect()
     }
 
-    /// Appends the pages of the last `count` entries of a lock's path to `pages`, in order. They are on the device.
-    /// O(entries).
-    pub fn last_pages(&self, lock: &PrefixLock, count: u32, pages: &mut Vec<PageId>) {
+    /// Appends the pages of the last `count` entries of the path to a node to `pages`, in order. They are on the
+    /// device. O(entries).
+    pub fn last_pages(&self, node: Option<NodeKey>, count: u32, pages: &mut Vec<PageId>) {
         let (start, end) = (pages.len(), pages.len() + count as usize);
-        for (node, entries) in self.up(self.end_of(lock.node())) {
+        for (node, entries) in self.up(self.end_of(node)) {
             let count = entries.min((end - pages.len()) as u32);
             if count == 0 {
                 break;

@@ -83,7 +83,7 @@ pub(crate) fn end_load(world: Load<'_>, failed: bool) {
             continue;
         }
         buffers.pages.clear();
-        prefixes.nodes().last_pages(lock, row.pending(), &mut buffers.pages);
+        prefixes.nodes().last_pages(lock.node(), row.pending(), &mut buffers.pages);
         let loaded = row.complete_pending(&buffers.pages);
         counters.swap_hit_tokens += u64::from(loaded * prefixes.page_size());
         name_tails(&mut row, prefixes);

@@ -27,6 +27,7 @@ pub mod shrink;
 pub mod spans;
 pub mod store;
 pub mod tiers;
+pub mod tree;
 pub mod workload;
 
 pub use crate::memory::advise_huge_pages;

@@ -1,5 +1,5 @@
-//! A host of an [`Outbox`] that owns bytes: it reads the work from its byte form, on another thread, and does it as late
-//! as an outbox allows.
+//! A host of an [`Outbox`] that owns bytes: it reads the work from its byte form, on another thread, and does it as
+//! late as an outbox allows.
 //!
 //! The work waits until a call stores, reads or attends, or until the next plan begins. [`Backend::moved`] reads the
 //! watermarks and then does the work, so polling makes progress.

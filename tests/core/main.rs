@@ -35,6 +35,7 @@ mod regression;
 mod replay;
 mod small_cpu;
 mod stores;
+mod tree;
 mod trees;
 
 /// Returns whether `KVARENA_SEEDS` is a range. Minimum counts of a test hold for the seeds of the test alone.

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 mod host;
+mod tree;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -203,6 +204,22 @@ fn storing_on_the_cpu_allocates_nothing() {
             let rows = &rows[..2 * plan.token_count()];
             cpu.store_cache(plan, LayerId::new(0), rows.into(), rows.into()).expect("the plan is sound");
         }));
+    }
+}
+
+#[test]
+fn a_tree_alone_allocates_nothing() {
+    for (hashing, event_pages) in [(None, 0), (Hashing::ALL.first().copied(), 8), (Hashing::ALL.last().copied(), 500)] {
+        let mut host = tree::Host::new(hashing, event_pages);
+        (1..2_000).for_each(|seed| host.round(mix(seed)));
+        host.tree.verify().expect("it is sound when warm");
+        host.done = [0; 5];
+        let before = calls();
+        (2_000..10_000).for_each(|seed| host.round(mix(seed)));
+        assert_eq!(calls() - before, 0, "a warm tree has called the allocator");
+        host.tree.verify().expect("it is sound at the end");
+        println!("{:?}", host.done);
+        assert!(host.done.iter().all(|&count| count > 100), "too little happened: {:?}", host.done);
     }
 }
 

@@ -38,8 +38,8 @@ impl Decoder {
         decoder
     }
 
-    /// Returns whether a tokenizer may drop the space of the next token: it is the first one. Always true for byte-level
-    /// tokenizers, which drop none.
+    /// Returns whether a tokenizer may drop the space of the next token: it is the first one. Always true for
+    /// byte-level tokenizers, which drop none.
     pub fn is_at_start(&self) -> bool {
         self.context.is_empty() && self.held.is_empty()
     }

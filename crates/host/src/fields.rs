@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 /// Maximum of a size. Real models have no larger sizes, so a larger one shows that the config is damaged.
 const SIZE_MAX: usize = 1 << 24;
 
-/// Typed look-ups in a JSON object. Null counts as absent, as in Transformers. A value of another kind is an error, which
-/// names the file, the field and the value.
+/// Typed look-ups in a JSON object. Null counts as absent, as in Transformers. A value of another kind is an error,
+/// which names the file, the field and the value.
 pub struct Fields<'a> {
     path: &'a Path,
     map: &'a Map<String, Value>,

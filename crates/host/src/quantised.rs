@@ -1,4 +1,5 @@
-//! Published formats of 8 and 4 bits, dequantised to bf16 as they are read: fp8 in blocks (DeepSeek V3), and MXFP4 (gpt-oss).
+//! Published formats of 8 and 4 bits, dequantised to bf16 as they are read: fp8 in blocks (DeepSeek V3), and MXFP4
+//! (gpt-oss).
 
 use half::bf16;
 use rayon::prelude::*;

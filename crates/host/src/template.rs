@@ -37,8 +37,8 @@ impl Template {
         Self::parse(dir, source.to_owned(), &config, &map).map(Some)
     }
 
-    /// Reads the template of a file. The special tokens are those of the model directory or GGUF file `dir`, if there is
-    /// one.
+    /// Reads the template of a file. The special tokens are those of the model directory or GGUF file `dir`, if there
+    /// is one.
     ///
     /// # Errors
     /// The file cannot be read or is damaged: an error of the request. A file of the model is damaged.

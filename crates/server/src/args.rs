@@ -15,8 +15,8 @@ use kvarena_host::sparse::Sparse;
 /// from safetensors, and Llama and Gemma 3 from GGUF, with continuous batching.
 ///
 /// Without arguments a small model explains words of kvarena. `--help fields` lists the fields of requests over HTTP.
-/// Exit codes: 0 done, 1 the run failed, 2 the command line or a request cannot be served, 3 the model or the GPU cannot
-/// be used.
+/// Exit codes: 0 done, 1 the run failed, 2 the command line or a request cannot be served, 3 the model or the GPU
+/// cannot be used.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "kvarena-server", version)]
 pub struct Args {

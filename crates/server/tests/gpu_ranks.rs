@@ -72,8 +72,8 @@ fn a_rank_that_panics_ends_the_program() {
     }
 }
 
-/// Serves requests on two ranks, in a pool that holds one of them. Returns their tokens, and the report's line about swap
-/// memory.
+/// Serves requests on two ranks, in a pool that holds one of them. Returns their tokens, and the report's line about
+/// swap memory.
 fn hosted(swap_space: Option<&str>, faults: &[(&str, &str)]) -> (Vec<Value>, String) {
     let mut arguments = vec!["--backend", "cuda", "--tp", "2", "--random-model", "llama-tiny-64", "--chunk", "64"];
     arguments.extend(["--pages", "6"]);

@@ -19,8 +19,9 @@ impl Cpu {
     ///
     /// # Errors
     /// [`CpuError::Plan`] for a layer or slot that does not exist. [`CpuError::Plane`] if the pool does not have the
-    /// plane, if the plane is quantised, or if its order is not [`PlaneOrder::BySlot`](crate::layout::PlaneOrder::BySlot).
-    /// [`Cpu::read_slot`] also reads quantised planes and planes of another order.
+    /// plane, if the plane is quantised, or if its order is not
+    /// [`PlaneOrder::BySlot`](crate::layout::PlaneOrder::BySlot). [`Cpu::read_slot`] also reads quantised planes and
+    /// planes of another order.
     pub fn slot(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Result<Elements<'_>, CpuError> {
         let found = self.check_slot(plane, layer, slot)?;
         let row = self.planes_of(layer).layout.row(plane, layer, slot);

@@ -22,8 +22,9 @@ impl Cuda {
     /// compiled by such steps. Later calls add to earlier ones.
     ///
     /// The host should prepare the attention of all its layers. If some prepared layers have a window or chunks,
-    /// `begin` rejects plans with draft trees (`TreeWindow` or `TreeChunk` of [`PlanError`](crate::backend::PlanError)). Without
-    /// preparation, the attention of the first such layer rejects them.
+    /// `begin` rejects plans with draft trees (`TreeWindow` or `TreeChunk` of
+    /// [`PlanError`](crate::backend::PlanError)). Without preparation, the attention of the first such layer rejects
+    /// them.
     ///
     /// # Errors
     /// [`CudaError::NotPrepared`] while the stream is captured. Errors for an [`Attend`] without a kernel, for a list

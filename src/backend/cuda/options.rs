@@ -32,8 +32,8 @@ pub struct CudaOptions {
     /// Maximum number of rows of a step, including padding. Default: 0, which means the number of page table rows, but
     /// at least 256.
     pub max_step_rows: u32,
-    /// Static scales of a quantised pool ([`Scaling::Static`](crate::layout::Scaling::Static)), for the heads of this rank
-    /// ([`KvScales::local`]). Default: `None`, all 1.
+    /// Static scales of a quantised pool ([`Scaling::Static`](crate::layout::Scaling::Static)), for the heads of this
+    /// rank ([`KvScales::local`]). Default: `None`, all 1.
     pub scales: Option<KvScales>,
     /// Element type of the host's rows, if the pool is quantised: of k and v before the store, of q and of the output.
     /// Default: `None`, [`KvDtype::rows`](crate::KvDtype::rows) of the pool.

@@ -184,7 +184,8 @@ impl Peers {
         })
     }
 
-    /// Calls the ways in a rotating order, and prints a row of their times. The turns before the range are not measured.
+    /// Calls the ways in a rotating order, and prints a row of their times. The turns before the range are not
+    /// measured.
     fn compare(
         &self,
         name: &str,

@@ -2,8 +2,8 @@
 //!
 //! A channel's importance is the mean absolute value of its contribution to a score, `|q * k|`, over all pairs of a
 //! measured query and a measured key. Here q is the sum of the kv head's queries, as in
-//! [`select`](kvarena::backend::SparseBackend::select). Over all pairs this mean is the product of the means of `|q|` and
-//! `|k|`.
+//! [`select`](kvarena::backend::SparseBackend::select). Over all pairs this mean is the product of the means of `|q|`
+//! and `|k|`.
 
 use std::path::Path;
 

@@ -111,8 +111,8 @@ impl CheckedRequest {
     }
 }
 
-/// Decodes a prompt as far as its answer needs it. `own` is the prompt's text, unless the prompt is a list of tokens or a
-/// chat.
+/// Decodes a prompt as far as its answer needs it. `own` is the prompt's text, unless the prompt is a list of tokens or
+/// a chat.
 pub(super) fn beginning(
     host: &Host,
     kind: Kind,

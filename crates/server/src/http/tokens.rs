@@ -8,8 +8,8 @@ use super::fields::Kind;
 use super::host::Host;
 use super::prompt;
 
-/// Converts `{"prompt"}` or `{"messages"}` to `{"count", "max_model_len", "tokens"}`. From a list of prompts, it converts
-/// the first one. As in vLLM, a request may name the model.
+/// Converts `{"prompt"}` or `{"messages"}` to `{"count", "max_model_len", "tokens"}`. From a list of prompts, it
+/// converts the first one. As in vLLM, a request may name the model.
 pub fn tokenize(host: &Host, bytes: &[u8]) -> Result<Value> {
     let kind = if has_messages(bytes) { Kind::Chat } else { Kind::Completion };
     let sent = RequestBody::read(bytes, kind)?;

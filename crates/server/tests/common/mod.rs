@@ -68,8 +68,8 @@ pub fn tiny(arguments: &[&str], input: &str) -> Ran {
     run_server(&[&["--model", &folder("qwen3-tiny")], arguments].concat(), input)
 }
 
-/// Serves four prompts of `len` tokens twice, one at a time. Returns the tokens of each, and the report's line about swap
-/// memory.
+/// Serves four prompts of `len` tokens twice, one at a time. Returns the tokens of each, and the report's line about
+/// swap memory.
 pub fn serve_twice(variables: &[(&str, &str)], arguments: &[&str], len: usize) -> (Vec<Value>, String) {
     let prompt = |n: usize| (0..len).map(|i| (7 * n + i * i) % 500).collect::<Vec<_>>();
     let request = |n| json!({ "prompt": prompt(n), "max_new_tokens": 4 }).to_string() + "\n";

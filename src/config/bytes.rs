@@ -103,7 +103,7 @@ impl EngineShape {
     /// | 5, 6 | dtype (0 f32, 1 f16, 2 bf16, 3 fp8); scaling (0 static or none, 1 by token) |
     /// | 7 to 9 | label channels, page size, pages |
     /// | 10 | layout (0 layer first, 1 page first) |
-    /// | 11 to 14 | the [`TableShape`]: `rows`, `leaves_per_row`, `leaf_pages`, `leaf_count` |
+    /// | 11 to 14 | [`TableShape`](crate::layout::TableShape): `rows`, `leaves_per_row`, `leaf_pages`, `leaf_count` |
     /// | 15, 16 | `max_sequence_len`, `max_steps` |
     /// | 17 to 19 | prefix mode (0 radix, 1 none), `event_pages`, `prefault` |
     /// | 20 | hashing (0 none, 1 Dynamo, 2 nano-vllm, 3 MinivLLM, 4 and 5 vLLM without and with a seed, 6 SGLang) |

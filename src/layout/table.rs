@@ -46,7 +46,7 @@ impl TableShape {
     }
 
     /// Returns the shape of a pool's page tables, with the pool's tracks. A leaf has no more tokens than the smallest
-    /// [`Reach::Leaf`] of the groups, but at least one page. O(groups).
+    /// [`Reach::Chunk`] of the groups, but at least one page. O(groups).
     ///
     /// # Errors
     /// As [`TableShape::new`].

@@ -6,7 +6,7 @@ use super::PrefixTree;
 use super::entry_list::EntryList;
 use super::nodes::{Cursor, Nodes};
 
-/// The result of a match. It locks nothing, and some changes of the tree make it [stale](super::Stale).
+/// The result of a match. It locks nothing, and some changes of the tree make it stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrefixMatch {
     pub(super) scope: Scope,

@@ -19,7 +19,6 @@ const HIDDEN: usize = 2 * HEAD_DIM; // two query heads share one kv head
 const VOCABULARY: u32 = 500;
 const OUTPUT: u32 = 40; // tokens to generate for each prompt
 const STEP_TOKENS: u32 = 48; // maximum tokens of a step; longer prompts are prefilled in chunks
-const PROMISE: u32 = 0; // tokens whose pages an admission reserves: none, so a lack of pages preempts a sequence
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -75,14 +74,16 @@ impl Host {
     fn admit(&mut self) -> Fallible<()> {
         loop {
             let result = if let Some(preempted) = self.admitted.get(self.running) {
-                self.engine.resume(preempted.seq, PROMISE)
+                // Pages are reserved for the known tokens, not for the output: a lack of pages preempts a sequence.
+                self.engine.resume(preempted.seq, self.engine.token_count(preempted.seq)?)
             } else {
                 let Some((id, prompt)) = self.waiting.front() else { return Ok(()) };
-                if self.engine.admission(Namespace::default(), prompt, PROMISE)?.leader.is_some() {
+                let promise = prompt.len() as u32;
+                if self.engine.admission(Namespace::default(), prompt, promise)?.leader.is_some() {
                     return Ok(()); // a running sequence computes this prefix: wait, then share it
                 }
                 let (id, end) = (*id, prompt.len() as u32 + OUTPUT);
-                let seq = self.engine.admit(Namespace::default(), prompt, PROMISE);
+                let seq = self.engine.admit(Namespace::default(), prompt, promise);
                 seq.map(|seq| {
                     self.admitted.push(Chat { id, seq, end });
                     self.waiting.pop_front();

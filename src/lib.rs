@@ -1,9 +1,16 @@
 //! The KV-cache core of an LLM serving engine, as one linkable crate.
 //!
-//! A host (an LLM server in Rust) brings the model and the scheduling policy. `kvarena` finds the prompt tokens that
-//! already have K and V, and chooses the slots for new K and V of each step. It computes attention over the cached
-//! pages. It contains the prefix tree, the page pool, the sequence table, the plan of each step, and the kernels behind
-//! [`Backend`]. It has no tensor framework, no async runtime and no server.
+//! A host (an LLM server in Rust) brings the scheduling policy, and as much of the rest as it has. There are three ways
+//! to link:
+//!
+//! | you have | link | you get | read |
+//! |---|---|---|---|
+//! | allocator, page tables, tensors, kernels | [`tree::Tree`] | cached prefixes, locks, exact LRU eviction, hashes, events | [`guide::tree`] |
+//! | scheduler, tensors, kernels | [`Engine<Outbox>`](Outbox) | also pages, page tables, plans, forks, drafts, swap memory | [`guide::own_tensors`] |
+//! | scheduler, model | [`Engine<Cuda>`](backend), [`Engine<Cpu>`](Cpu) | also memory, stores of K and V, attention | [`guide::the_loop`] |
+//!
+//! The first two need no default features: `default-features = false` leaves 20 small dependencies. The crate has no
+//! tensor framework, no async runtime and no server. This is the third way, whole:
 //!
 //! ```
 //! use kvarena::*;
@@ -19,7 +26,8 @@
 //! // Two requests with the same prompt, one after the other.
 //! let prompt: Vec<TokenId> = (100..110).map(TokenId::new).collect();
 //! for expected_hit in [0, 8] {
-//!     let seq = engine.admit(Namespace::default(), &prompt, 0)?;
+//!     let promise = prompt.len() as u32; // tokens that pages are reserved for
+//!     let seq = engine.admit(Namespace::default(), &prompt, promise)?;
 //!     assert_eq!(engine.cached_len(seq)?, expected_hit); // whole pages, and never the last token
 //!     for _ in 0..3 {
 //!         // Prefill first, then one token at a time.
@@ -47,6 +55,10 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Two things to know first. Pass `admit` a [promise](Admit::promise) of at least the prompt, as above: without one, a
+//! loop that admits prompts while they fit admits too many. And an error leaves the state unchanged; `is_shortage` of
+//! an [`enum@Error`] says whether a later call may succeed.
 //!
 //! [`guide`] continues in chapters. [`engine`] has all calls, [`config`] and [`layout`] the sizes, [`plan`] the arrays
 //! of a step, and [`backend`] the devices. ARCHITECTURE.md follows one step from start to end.

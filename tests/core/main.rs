@@ -28,6 +28,7 @@ mod page_table;
 mod plan_bytes;
 mod plan_padded;
 mod plan_scratch;
+mod prefix_cache;
 mod read_plan;
 mod record_bytes;
 mod refusals;

@@ -1,7 +1,13 @@
-//! A host in SGLang's form: a free list of slots, and `prefix_cache` beside it. Serves chats that share a system
-//! prompt, and prints how many of their tokens were cached. `cargo run --example adopt`
+//! Two hosts in the forms of other engines. `prefix_cache` is in SGLang's form: this file keeps a free list of slots
+//! beside it. `blocks` is a block manager in vLLM's form, which `chats` runs beside a plain one, `hash_blocks`. Both
+//! serve chats that share a system prompt, and print how many of their tokens were cached. `cargo run --example adopt`
 
+mod blocks;
+mod chats;
+mod hash_blocks;
+mod manager;
 mod prefix_cache;
+mod serve;
 
 use prefix_cache::PrefixCache;
 
@@ -40,5 +46,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(size.protected_size, 0, "no request runs");
     cache.reset(&mut free);
     assert_eq!(free.len(), SLOTS, "every slot is free again");
+    chats::run();
     Ok(())
 }

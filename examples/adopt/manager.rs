@@ -46,8 +46,9 @@ pub trait BlockManager {
     #[must_use]
     fn allocate_slots(&mut self, id: RequestId, prompt: &[u32], len: usize) -> bool;
 
-    /// Copies a request's state to a new one, which shares its whole computed blocks. Returns false and changes nothing
-    /// if too few blocks are free. Not between [`schedule`](Self::schedule) and [`cache_blocks`](Self::cache_blocks).
+    /// Copies a request to a new one, which has the same scheduled tokens and shares the whole computed blocks. Returns
+    /// false and changes nothing if too few blocks are free. Not between [`schedule`](Self::schedule) and
+    /// [`cache_blocks`](Self::cache_blocks).
     #[must_use]
     fn fork(&mut self, parent: RequestId, child: RequestId) -> bool;
 

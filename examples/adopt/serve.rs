@@ -9,6 +9,7 @@ use super::manager::{BlockManager, RequestId, Scheduled, StepInputs};
 pub struct Request {
     pub id: RequestId,
     pub tokens: Vec<u32>,
+    pub prompt_len: usize,
     /// Number of tokens with K and V.
     pub computed: usize,
     /// Number of tokens at which the request is finished.
@@ -19,17 +20,17 @@ pub struct Request {
 
 impl Request {
     pub fn new(id: RequestId, prompt: Vec<u32>, output: usize) -> Self {
-        let len = prompt.len() + output;
-        Self { id, tokens: prompt, computed: 0, len, second: None }
+        let (prompt_len, len) = (prompt.len(), prompt.len() + output);
+        Self { id, tokens: prompt, prompt_len, computed: 0, len, second: None }
     }
 
     fn until(&self, end: usize) -> Scheduled<'_> {
         Scheduled { id: self.id, tokens: &self.tokens, start: self.computed, end }
     }
 
-    /// Returns whether the last token is sampled and not computed.
-    fn is_sampled(&self) -> bool {
-        self.computed > 0 && self.computed + 1 == self.tokens.len()
+    /// Returns whether the first token is sampled and the prompt has K and V.
+    fn is_answered(&self) -> bool {
+        self.tokens.len() > self.prompt_len && self.computed + 1 == self.tokens.len()
     }
 }
 
@@ -160,7 +161,7 @@ impl<M: BlockManager> Scheduler<M> {
     /// Forks the second answers of requests that have a first token.
     fn fork(&mut self) {
         for at in 0..self.running.len() {
-            let Some(second) = self.running[at].second.filter(|_| self.running[at].is_sampled()) else { continue };
+            let Some(second) = self.running[at].second.filter(|_| self.running[at].is_answered()) else { continue };
             self.running[at].second = None;
             let mut child = Request { id: second, ..self.running[at].clone() };
             if self.running.len() < self.max_running && self.manager.fork(self.running[at].id, second) {

@@ -23,6 +23,7 @@ mod host;
 mod layout;
 mod leaders;
 mod loads;
+mod managers;
 mod packed;
 mod page_table;
 mod plan_bytes;

@@ -14,11 +14,12 @@ const LIVE: &str = "the sequence of a request is live";
 #[derive(Clone, Copy)]
 struct Request {
     seq: SeqKey,
-    /// Number of tokens with reserved blocks.
+    /// Number of promised tokens. A promise reserves whole blocks, so tokens in the last one need no other promise.
     promised: usize,
 }
 
 pub struct EngineBlocks {
+    block_size: usize,
     engine: Engine<Outbox>,
     scratch: StepScratch,
     requests: HashMap<RequestId, Request>,
@@ -50,8 +51,8 @@ impl EngineBlocks {
             ..pool.into()
         };
         let engine = Engine::new(config, OutboxOptions).expect("the config is valid");
-        let (scratch, step) = (StepScratch::new(), StepId::default());
-        Self { engine, scratch, requests: HashMap::new(), items: Vec::new(), step }
+        let (scratch, block_size, step) = (StepScratch::new(), block_size as usize, StepId::default());
+        Self { block_size, engine, scratch, requests: HashMap::new(), items: Vec::new(), step }
     }
 
     /// For audits and counters.
@@ -73,14 +74,16 @@ impl BlockManager for EngineBlocks {
 
     fn get_computed_blocks(&mut self, _: RequestId, prompt: &[u32]) -> usize {
         let found = self.engine.match_prefix(Namespace::default(), TokenId::from_raw(prompt));
-        (found.pages() * self.engine.shape().layout.page_size()) as usize
+        found.pages() as usize * self.block_size
     }
 
     fn allocate_slots(&mut self, id: RequestId, prompt: &[u32], len: usize) -> bool {
-        if let Some(request) = self.requests.get_mut(&id) {
-            let fits = len <= request.promised || allocated(self.engine.promise(request.seq, len as u32)).is_some();
-            request.promised = if fits { request.promised.max(len) } else { request.promised };
-            return fits;
+        if let Some(Request { seq, promised }) = self.requests.get_mut(&id) {
+            if len > promised.next_multiple_of(self.block_size) {
+                let Some(()) = allocated(self.engine.promise(*seq, len as u32)) else { return false };
+                *promised = len;
+            }
+            return true;
         }
         let admitted = self.engine.admit(Namespace::default(), TokenId::from_raw(prompt), len as u32);
         let Some(seq) = allocated(admitted) else { return false };
@@ -144,8 +147,7 @@ impl BlockManager for EngineBlocks {
     }
 
     fn free(&mut self, id: RequestId) {
-        let request = self.requests.remove(&id).expect("it is known");
-        self.engine.finish(request.seq).expect(LIVE);
+        self.engine.finish(self.requests.remove(&id).expect("it is known").seq).expect(LIVE);
     }
 
     fn reset_prefix_cache(&mut self) -> bool {

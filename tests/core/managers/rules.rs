@@ -260,6 +260,25 @@ fn a_trim_returns_blocks_that_no_step_wrote() {
 }
 
 #[test]
+fn a_trimmed_prompt_continues_with_other_tokens() {
+    each(7, |manager| {
+        run(manager, 1, &text(0..12));
+        assert!(manager.allocate_slots(2, &text(50..60), 10));
+        let (mut inputs, prompt) = (StepInputs::default(), text(50..60));
+        let chunk = [Scheduled { id: 2, tokens: &prompt, start: 0, end: 5 }];
+        manager.schedule(&chunk, &mut inputs);
+        manager.cache_blocks(&chunk);
+        manager.trim(2, 5);
+        assert_eq!(manager.num_free_blocks(), 2);
+        let other = [text(50..55), text(90..94)].concat();
+        assert!(manager.allocate_slots(2, &[], 9));
+        compute(manager, 2, &other, 5);
+        assert_eq!(manager.get_computed_blocks(3, &other), 8);
+        assert_eq!(manager.get_computed_blocks(4, &text(50..60)), 4);
+    });
+}
+
+#[test]
 fn slots_and_tables_name_the_blocks() {
     each(15, |manager| {
         pass(manager, 1, &text(0..8));

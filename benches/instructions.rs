@@ -12,12 +12,14 @@ use cases::evict::{Evict, SAMPLE};
 use cases::hit::{Hit, HitFloor, Miss, full_cache};
 use cases::insert::{Cycle, Insert, InsertFloor};
 use cases::lead::Lead;
+use cases::manager::BlockManager;
+use cases::managers::ManagedChats;
 use cases::nested::{Nested, hostile_bytes, read_hostile};
 use cases::pages::AllocFree;
 use cases::tree::TreeCase;
 
 const SEQUENCES: usize = 1000;
-const CASES: [&str; 29] = [
+const CASES: [&str; 31] = [
     "hit",
     "hit_floor",
     "miss",
@@ -47,6 +49,8 @@ const CASES: [&str; 29] = [
     "tree_lock",
     "tree_extend",
     "tree_evict",
+    "chats_engine",
+    "chats_hash_map",
 ];
 
 /// The profiler counts only the instructions of this function and of its callees.
@@ -106,6 +110,8 @@ fn run(case: &str, page_size: u32, calls: usize) {
             let (texts, mut cache) = (chats::texts(calls), chats::cache(page_size));
             measured(1, &mut || _ = chats::serve(&texts, &mut cache));
         }
+        "chats_engine" => managed(ManagedChats::engine(page_size), calls),
+        "chats_hash_map" => managed(ManagedChats::hash(page_size), calls),
         "tree_extend" | "tree_evict" => tree(case, page_size, calls),
         _ if case.starts_with("nested_") => {
             let (kind, rows) = case["nested_".len()..].split_once('_').expect("a case");
@@ -136,6 +142,15 @@ fn unprepared(case: &str, page_size: u32) -> Option<Box<dyn FnMut()>> {
         "admission_hit" => boxed(Lead::new(page_size, false), |lead| lead.hit()),
         _ => None,
     }
+}
+
+/// Counts steps of 64 running chats through a block manager.
+fn managed<M: BlockManager>(mut chats: ManagedChats<M>, calls: usize) {
+    for _ in 0..calls {
+        chats.arrive();
+        measured(1, &mut || chats.step());
+    }
+    println!("{:?}", chats.counts());
 }
 
 fn evict(case: &str, page_size: u32, calls: usize) {

@@ -2,15 +2,22 @@
 //! `benches/peers` and all benches except `attention` and `gpu` use the cases.
 #![allow(dead_code, missing_docs)]
 
+#[path = "../../examples/adopt/blocks.rs"]
+mod blocks;
 #[allow(unused_imports)]
 #[path = "../../examples/replay/chat.rs"]
 pub mod chat;
 pub mod chats;
 pub mod decode;
 pub mod evict;
+#[path = "../../examples/adopt/hash_blocks.rs"]
+mod hash_blocks;
 pub mod hit;
 pub mod insert;
 pub mod lead;
+#[path = "../../examples/adopt/manager.rs"]
+pub mod manager;
+pub mod managers;
 pub mod nested;
 pub mod pages;
 #[allow(unused_imports)]
@@ -19,6 +26,8 @@ pub mod request;
 #[path = "../../examples/replay/rng.rs"]
 mod rng;
 pub mod sample;
+#[path = "../../examples/adopt/serve.rs"]
+mod serve;
 pub mod tiers;
 pub mod tree;
 pub mod work;

@@ -132,12 +132,13 @@ impl<B: Backend> Engine<B> {
                 return Err(Error::TableWidth { seq, pages, width });
             }
         }
+        let sequences = &self.world.sequences;
         for (item, row) in items.iter().zip(out.chunks_exact_mut(width.max(1))) {
-            let pages: usize = self.page_runs(item.seq, track)?.map(<[_]>::len).sum();
-            let end = self.sequence(item.seq)?.page_len as usize;
-            let mut at = end - pages;
+            let sequence = self.sequence(item.seq)?;
+            let first = sequences.first_place(sequence, track);
+            let mut at = first as usize;
             row[..at].fill(fill);
-            for run in self.page_runs(item.seq, track)? {
+            for run in sequences.page_pieces(sequence, track, first, sequence.page_len) {
                 row[at..at + run.len()].copy_from_slice(PageId::as_raw(run));
                 at += run.len();
             }

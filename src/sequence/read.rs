@@ -19,9 +19,13 @@ impl SequenceTable {
         track: u32,
         start: u32,
     ) -> impl Iterator<Item = &[PageId]> + use<'_> {
-        let first = self.stores.limits.first_place(track, sequence.published);
-        let (start, end) = (start.max(first), sequence.page_len);
+        let (start, end) = (start.max(self.first_place(sequence, track)), sequence.page_len);
         self.stores.pages.pieces(sequence.row, track, start, end)
+    }
+
+    /// Returns the first place that a row keeps in a track; the number of its places if it keeps none.
+    pub(crate) fn first_place(&self, sequence: &Sequence, track: u32) -> u32 {
+        self.stores.limits.first_place(track, sequence.published).min(sequence.page_len)
     }
 
     pub(crate) fn cell(&self, sequence: &Sequence, group: u32, place: u32) -> CellId {

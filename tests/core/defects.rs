@@ -8,14 +8,14 @@ use std::convert::identity;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use half::{bf16, f16};
-use kvarena::backend::{CpuError, CpuRead, CpuWrite, ElementsMut};
+use kvarena::backend::{CpuError, ElementsMut};
 use kvarena::testkit::contract::{
     Case, Filter, SparseTestBackend, TestBackend, check_cases, check_rotated, check_served, check_sparse_backend,
 };
 use kvarena::{
     Attend, Backend, BatchPlan, BatchRow, Compaction, Cpu, CpuOptions, CpuRows, CpuRowsMut, LayerId, MoveId, Moved,
     NO_POSITION, OpenBackend, PageCopy, PageId, PageMove, PoolLayout, Queries, Rope, Select, Selection, SlotMapping,
-    SparseBackend, StepBounds, StepEnd, SwapMemory, SwapPageId, TableShape, forward_backend, forward_buffers,
+    SparseBackend, StepBounds, StepEnd, SwapMemory, TableShape, forward_backend, forward_buffers,
 };
 
 /// A call for one layer of a step.
@@ -299,16 +299,7 @@ impl SparseBackend for Defective {
 }
 
 impl SwapMemory for Defective {
-    type Read = CpuRead;
-    type Write = CpuWrite;
-
-    fn lease(&mut self, page: SwapPageId) -> CpuRead {
-        self.cpu.lease(page)
-    }
-
-    fn lease_mut(&mut self, page: SwapPageId) -> CpuWrite {
-        self.cpu.lease_mut(page)
-    }
+    forward_backend!(cpu: Cpu, identity; leases);
 }
 
 impl TestBackend for Defective {

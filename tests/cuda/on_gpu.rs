@@ -6,14 +6,11 @@ use std::ops::Range;
 
 use cust::sys;
 use half::{bf16, f16};
-use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaOptions, CudaRead, CudaStream, CudaWrite, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu,
-};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu};
 use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes, rounding};
 use kvarena::{
     Attend, Backend, BatchPlan, Dtype, KvScales, KvShape, LabelChannels, LayerId, OpenBackend, PageId, PoolLayout,
-    Queries, Reach, Scaling, Select, Selection, SparseBackend, StepBounds, SwapMemory, SwapPageId, TableShape,
-    forward_backend,
+    Queries, Reach, Scaling, Select, Selection, SparseBackend, StepBounds, SwapMemory, TableShape, forward_backend,
 };
 
 /// Options of an [`OnGpu`].
@@ -217,22 +214,13 @@ impl Backend for OnGpu {
     type Error = CudaError;
     forward_backend!(
         cuda: Cuda, identity;
-        types, begin, end, store_cache, rope_store, attend, copy_pages, compact, swap_pages, moves,
-        synchronize
+        types, begin, end, store_cache, rope_store, attend, copy_pages, compact, swap_pages, save_pages, load_pages,
+        moved, synchronize
     );
 }
 
 impl SwapMemory for OnGpu {
-    type Read = CudaRead;
-    type Write = CudaWrite;
-
-    fn lease(&mut self, page: SwapPageId) -> CudaRead {
-        self.cuda.lease(page)
-    }
-
-    fn lease_mut(&mut self, page: SwapPageId) -> CudaWrite {
-        self.cuda.lease_mut(page)
-    }
+    forward_backend!(cuda: Cuda, identity; leases);
 }
 
 impl TestBackend for OnGpu {

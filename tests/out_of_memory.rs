@@ -13,8 +13,8 @@ use kvarena::{
     PrefixMode,
 };
 
-/// Smaller blocks never fail: Rust and slotmap allocate some of them infallibly.
-const TABLE: usize = 512;
+/// Smaller blocks never fail: Rust and slotmap allocate some of them infallibly. The tables of names have 340 and 660.
+const TABLE: usize = 256;
 
 thread_local! {
     /// Bytes of the largest block that this thread may allocate.

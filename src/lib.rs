@@ -89,8 +89,8 @@ pub mod world;
 
 #[doc(inline)]
 pub use backend::{
-    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, Moved, NO_POSITION, Null, OpenBackend, PlanError, Queries,
-    Rope, Select, Selection, SparseBackend, SwapMemory,
+    Attend, Backend, Cpu, CpuOptions, CpuRows, CpuRowsMut, Moved, NO_POSITION, Null, OpenBackend, Outbox, OutboxError,
+    OutboxOptions, PlanError, Queries, Rope, Select, Selection, SlotMove, SparseBackend, SwapMemory, Work,
 };
 #[doc(inline)]
 pub use config::{EngineConfig, EngineShape, PrefixMode, StepBounds};
@@ -121,8 +121,8 @@ pub use layout::{
 pub use moves::{Fetch, FetchId, Put, PutId};
 #[doc(inline)]
 pub use plan::{
-    Admission, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree, Extend, Forked, Keep,
-    Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, PageMove, PlanSize, Prompt, SharedSpan, SharedSpans,
+    Admission, Admit, Admitted, BatchPlan, BatchRow, Branch, Compaction, DRAFT_MAX, Draft, DraftTree, Extend, Forked,
+    Keep, Leader, OwnedPlan, PackedLevels, PackedPlan, PageCopy, PageMove, PlanSize, Prompt, SharedSpan, SharedSpans,
     SlotMapping, StepEnd, StepScratch, TableWrite,
 };
 #[doc(inline)]

@@ -168,6 +168,8 @@ fn any_numbers_give_an_engine_or_an_error() {
             max_steps: number(),
             max_step_tokens: number(),
             promise_ahead: 512,
+            reserved_pages: number() % 4,
+            wide_slots: number() % 2 == 0,
             prefault: number() % 2 == 0,
         };
         let bytes = config.bytes();

@@ -12,7 +12,7 @@ use crate::layout::{
 };
 
 /// Magic number and version of the byte form.
-const MAGIC: u64 = u64::from_le_bytes(*b"kvshap01");
+const MAGIC: u64 = u64::from_le_bytes(*b"kvshap02");
 
 // The byte form stores the index of a value in these lists.
 const DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3];
@@ -85,17 +85,19 @@ struct Words {
     max_step_tokens: u64,
     /// For each group other than 0: zeros without an own shape; else its kind and dtype, and its sizes.
     own_shapes: [[u64; 2]; GROUPS_MAX - 1],
+    reserved_pages: u64,
+    wide_slots: u64,
 }
 
 impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 47 little-endian words of 64 bits.
+    /// Returns the byte form: 49 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
-    /// | 0 | the ASCII letters `kvshap01`; the digits are the version |
+    /// | 0 | the ASCII letters `kvshap02`; the digits are the version |
     /// | 1 | layers |
     /// | 2 to 4 | 0, heads, their elements; or 1, `rank`, `rope` of latent rows |
     /// | 5, 6 | dtype (0 f32, 1 f16, 2 bf16, 3 fp8); scaling (0 static or none, 1 by token) |
@@ -113,6 +115,7 @@ impl EngineShape {
     /// | 38, 39 | `swap_pages`, `stage_pages` |
     /// | 40 | `max_step_tokens` |
     /// | 41 to 46 | for each group but group 0: its shape in two words |
+    /// | 47, 48 | `reserved_pages`, `wide_slots` |
     ///
     /// A group with the pool's shape has two words of 0. Otherwise the first word is
     /// `1 + 2 * dtype + 8 * (0 for heads, 1 for latent rows)`. The second word contains the two sizes, in 32 bits each
@@ -149,6 +152,8 @@ impl EngineShape {
             stage_pages: layout.stage_pages().into(),
             max_step_tokens: self.max_step_tokens.into(),
             own_shapes: [1, 2, 3].map(|group| own_words(layout.groups().shape(group))),
+            reserved_pages: self.reserved_pages.into(),
+            wide_slots: number(&BOOLS, self.wide_slots),
         };
         let mut bytes = [0; Self::BYTES];
         bytes.copy_from_slice(bytemuck::bytes_of(&words));
@@ -217,6 +222,8 @@ impl EngineShape {
             max_steps: narrow("max_steps", words.max_steps)?,
             max_step_tokens: narrow("max_step_tokens", words.max_step_tokens)?,
             promise_ahead: narrow("promise_ahead", words.promise_ahead)?,
+            reserved_pages: narrow("reserved_pages", words.reserved_pages)?,
+            wide_slots: one_of("wide_slots", &BOOLS, words.wide_slots)?,
             prefault: one_of("prefault", &BOOLS, words.prefault)?,
         };
         let shape = config.shape().map_err(ShapeBytesError::Config)?;

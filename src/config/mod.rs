@@ -61,7 +61,8 @@ pub struct EngineConfig {
     pub event_pages: u32,
     /// Maximum number of sequences, including preempted ones. Default: 256.
     pub max_sequences: u32,
-    /// Maximum number of tokens of a sequence. The engine caps it at the pool's tokens and at 2^30. Default: 131,072.
+    /// Maximum number of tokens of a sequence. The engine caps it at 2^30, at the tokens of the pages that
+    /// are not reserved, and at the tokens that [`max_tokens`](Self::max_tokens) has memory for. Default: 131,072.
     pub max_sequence_len: u32,
     /// Number of tokens of all sequences together that always fit. It may exceed the pool's tokens, because sequences
     /// share pages. The engine reserves swap memory for this many tokens and their page tables. Default: 4,194,304.
@@ -75,6 +76,12 @@ pub struct EngineConfig {
     /// models with groups of layers. [`Engine::admit`](crate::Engine::admit) reserves pages for these tokens. A plan
     /// that is further ahead also takes pages that are not promised. Default: 512.
     pub promise_ahead: u32,
+    /// Number of pages, from page 0 on, that no sequence gets: a null page for tables that are padded with 0, or pages
+    /// that padding rows of a captured graph write. Less than all pages. Default: 0.
+    pub reserved_pages: u32,
+    /// Whether plans have [slots of 64 bits](crate::SlotMapping) even if the pool's slots fit in 32 bits, for kernels
+    /// that only read these. Default: false.
+    pub wide_slots: bool,
     /// Whether [`Engine::new`](crate::Engine::new) touches the reserved swap memory of the tables that grow with pages
     /// and tokens, so that steps cause no page faults in these tables. Tables of sequences and of steps are small;
     /// their first use touches them. If the machine cannot back the memory, the process ends in this call instead of
@@ -95,6 +102,8 @@ impl From<PoolConfig> for EngineConfig {
             max_steps: 8,
             max_step_tokens: STEP_TOKENS,
             promise_ahead: 512,
+            reserved_pages: 0,
+            wide_slots: false,
             prefault: true,
         }
     }
@@ -123,6 +132,10 @@ pub struct EngineShape {
     pub max_step_tokens: u32,
     /// Number of tokens by which plans may be ahead of the published ones within a promise.
     pub promise_ahead: u32,
+    /// Number of pages, from page 0 on, that no sequence gets.
+    pub reserved_pages: u32,
+    /// Whether plans have slots of 64 bits in a pool of any size.
+    pub wide_slots: bool,
     /// Reuse of cached prefixes.
     pub prefix: PrefixMode,
     /// Recipe of page hashes, if any.
@@ -159,6 +172,15 @@ impl EngineShape {
     /// Returns the limits of steps, from which backends are opened.
     pub fn step_bounds(&self) -> StepBounds {
         StepBounds { steps: self.max_steps, tokens: self.max_step_tokens }
+    }
+
+    /// Returns the number of pages that sequences and the cache can have.
+    pub fn usable_pages(&self) -> u32 {
+        self.layout.page_count() - self.reserved_pages
+    }
+
+    pub(crate) fn slots_fit_i32(&self) -> bool {
+        !self.wide_slots && self.layout.slots_fit_i32()
     }
 
     pub(crate) fn shares_prefixes(&self) -> bool {
@@ -205,9 +227,17 @@ impl EngineConfig {
         if limits.held_groups(0).map(|held| held.cells_in(all_pages)).sum::<u64>() >= u64::from(u32::MAX) {
             return Err(ConfigError::Overflow { name: "cells" });
         }
-        let len_max = layout.slot_count().min(1 << 30);
-        let max_sequence_len = u64::from(self.max_sequence_len).min(len_max) as u32;
-        let table = TableShape::of(&layout, self.max_sequences, max_sequence_len, self.max_tokens)?;
+        let (reserved_pages, pages) = (self.reserved_pages, layout.page_count());
+        if reserved_pages >= pages {
+            let (name, value, max) = ("reserved_pages", reserved_pages.into(), u64::from(pages) - 1);
+            return Err(ConfigError::Limit { name, value, max });
+        }
+        let usable_slots = u64::from(pages - reserved_pages) * u64::from(layout.page_size());
+        let len_max = usable_slots.min(1 << 30).min(self.max_sequence_len.into()) as u32;
+        let table = |len_max| TableShape::of(&layout, self.max_sequences, len_max, self.max_tokens);
+        // A sequence that is alone has at most the memory of all tokens.
+        let max_sequence_len = table(len_max)?.tokens(layout.page_size()).min(len_max.into()) as u32;
+        let table = table(max_sequence_len)?;
         Ok(EngineShape {
             layout,
             table,
@@ -215,6 +245,8 @@ impl EngineConfig {
             max_steps: self.max_steps,
             max_step_tokens: self.max_step_tokens.min(i32::MAX as u32),
             promise_ahead: self.promise_ahead,
+            reserved_pages,
+            wide_slots: self.wide_slots,
             prefix: self.prefix,
             hashing: self.hashing.filter(|_| self.prefix == PrefixMode::Radix),
             event_pages: if self.prefix == PrefixMode::Radix { self.event_pages } else { 0 },

@@ -3,6 +3,7 @@
 use crate::backend::Backend;
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
+use crate::plan::Extend;
 use crate::sequence::Sequence;
 use crate::system::plan_batch::extend_max;
 
@@ -89,19 +90,65 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.pages(self.sequence(seq)?))
     }
 
-    /// Returns the pages that a sequence keeps in one track, in order.
+    /// Returns the pages that a sequence keeps in one track, in order, in slices: one for each leaf of the page table.
+    /// O(slices).
     ///
     /// [`PoolLayout::place`](crate::PoolLayout::place) returns the track of a layer. Track 0 is the [page
-    /// table](Engine::page_table) of group 0.
+    /// table](Engine::page_table) of group 0. In the track of a window or a chunk, the pages are the last ones of the
+    /// sequence: the first slice begins at the first place that the group keeps.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
     ///
     /// # Panics
     /// If `track` is not below the number of tracks.
-    pub fn track_table(&self, seq: SeqKey, track: u32) -> Result<impl Iterator<Item = PageId> + '_, Error> {
+    pub fn page_runs(&self, seq: SeqKey, track: u32) -> Result<impl Iterator<Item = &[PageId]> + '_, Error> {
         assert!(track < self.world.shape.table.tracks, "there is no track {track}");
         Ok(self.world.sequences.track_pages(self.sequence(seq)?, track, 0))
+    }
+
+    /// Writes a dense page table of one track, `[items, width]`: the pages of each item's sequence by place, then
+    /// `fill`. O(items * width).
+    ///
+    /// In the track of a window or a chunk, the places before the first kept one are also `fill`. A kernel with signed
+    /// tables reads the same words as i32.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`]; [`Error::TableWidth`] for a sequence with more pages than `width`;
+    /// [`Error::TableLen`] for another length of `out`. `out` is unchanged then.
+    ///
+    /// # Panics
+    /// If `track` is not below the number of tracks.
+    pub fn write_tables(
+        &self,
+        items: &[Extend],
+        track: u32,
+        width: usize,
+        fill: u32,
+        out: &mut [u32],
+    ) -> Result<(), Error> {
+        let wanted = items.len().saturating_mul(width);
+        if out.len() != wanted {
+            return Err(Error::TableLen { actual: out.len(), wanted });
+        }
+        for &Extend { seq, .. } in items {
+            let pages = self.sequence(seq)?.page_len;
+            if pages as usize > width {
+                return Err(Error::TableWidth { seq, pages, width });
+            }
+        }
+        for (item, row) in items.iter().zip(out.chunks_exact_mut(width.max(1))) {
+            let pages: usize = self.page_runs(item.seq, track)?.map(<[_]>::len).sum();
+            let end = self.sequence(item.seq)?.page_len as usize;
+            let mut at = end - pages;
+            row[..at].fill(fill);
+            for run in self.page_runs(item.seq, track)? {
+                row[at..at + run.len()].copy_from_slice(PageId::as_raw(run));
+                at += run.len();
+            }
+            row[at..].fill(fill);
+        }
+        Ok(())
     }
 
     /// Returns the number of pages that a sequence is promised and has not taken.

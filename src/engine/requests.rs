@@ -3,8 +3,8 @@
 use crate::backend::Backend;
 use crate::error::{EngineError, Error};
 use crate::id::{Namespace, SeqKey, TokenId};
-use crate::plan::{Admission, Admitted, Forked, Keep, Leader, Prompt};
-use crate::system::admit::{Admit, Estimate, admission, admit, admit_batch, resume};
+use crate::plan::{Admission, Admit, Admitted, Forked, Keep, Leader, Prompt};
+use crate::system::admit::{Admitting, Estimate, admission, admit, admit_batch, resume};
 use crate::system::append::{Append, append};
 use crate::system::finish::{Finish, finish, preempt};
 use crate::system::fork::{Fork, begin_fork, end_fork};
@@ -31,8 +31,13 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// As [`Engine::admit`], except [`Error::OutOfPages`].
-    pub fn admission(&self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<Admission, Error> {
-        admission(&Estimate::from(&self.world), &Prompt { namespace, tokens: prompt, promise })
+    pub fn admission(
+        &self,
+        namespace: Namespace,
+        prompt: &[TokenId],
+        terms: impl Into<Admit>,
+    ) -> Result<Admission, Error> {
+        admission(&Estimate::from(&self.world), &Prompt { namespace, tokens: prompt, admit: terms.into() })
     }
 
     /// Admits a prompt as a new sequence: matches and locks its cached prefix and takes a row, but no pages. O(prompt);
@@ -40,9 +45,10 @@ impl<B: Backend> Engine<B> {
     ///
     /// The first [`cached_len`](Engine::cached_len) tokens need no computing.
     ///
-    /// `promise` is a number of tokens, prompt and output together. It need not include the last sampled token, which
-    /// needs no K and V. The engine reserves pages for the promised tokens that are not cached. With 0, plans take
-    /// available pages, and the host may have to preempt other sequences.
+    /// [`promise`](Admit::promise) is a number of tokens, prompt and output together. It need not include the last
+    /// sampled token, which needs no K and V. The engine reserves pages for the promised tokens that are not cached.
+    /// Promise at least the prompt: without a promise, admissions count only pages that plans have taken, so a loop
+    /// that admits prompts while they fit admits too many and must preempt them.
     ///
     /// [`available`](Engine::available) excludes promised pages, so no other sequence takes them. Plans of the sequence
     /// take promised pages first, then available ones. Pages that an abort or a rollback releases are promised again. A
@@ -51,12 +57,17 @@ impl<B: Backend> Engine<B> {
     /// [`promise`](Engine::promise). A promise covers pages alone: the config's limits on tokens and steps still apply.
     ///
     /// # Errors
-    /// [`Error::EmptyPrompt`], [`Error::TooLong`] (the prompt or the promise), [`Error::UnnamedNamespace`] if pages are
-    /// hashed, [`Error::PendingToken`], [`Error::OutOfSequences`], [`Error::OutOfTokens`]. [`Error::OutOfPages`] if the
-    /// rest of the prompt or of the promise does not fit now.
-    pub fn admit(&mut self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<SeqKey, Error> {
-        let prompt = Prompt { namespace, tokens: prompt, promise };
-        let admitted = admit(Admit::from(&mut self.world), &prompt);
+    /// [`Error::EmptyPrompt`], [`Error::TooLong`] if the prompt or the promise does not fit even an empty pool,
+    /// [`Error::UnnamedNamespace`] if pages are hashed, [`Error::PendingToken`], [`Error::OutOfSequences`],
+    /// [`Error::OutOfTokens`]. [`Error::OutOfPages`] if the rest of the prompt or of the promise does not fit now.
+    pub fn admit(
+        &mut self,
+        namespace: Namespace,
+        prompt: &[TokenId],
+        terms: impl Into<Admit>,
+    ) -> Result<SeqKey, Error> {
+        let prompt = Prompt { namespace, tokens: prompt, admit: terms.into() };
+        let admitted = admit(Admitting::from(&mut self.world), &prompt);
         self.world.counters.count_refusal(admitted)
     }
 
@@ -74,7 +85,7 @@ impl<B: Backend> Engine<B> {
     /// As [`Engine::admit`]: for the first invalid prompt, or a [shortage](Error::is_shortage) for all
     /// prompts together.
     pub fn admit_batch(&mut self, prompts: &[Prompt<'_>]) -> Result<&[Admitted], Error> {
-        let admitted = admit_batch(Admit::from(&mut self.world), prompts);
+        let admitted = admit_batch(Admitting::from(&mut self.world), prompts);
         self.world.counters.count_refusal(admitted)?;
         Ok(&self.world.buffers.admitted)
     }
@@ -191,14 +202,14 @@ impl<B: Backend> Engine<B> {
         preempt(Finish::from(&mut self.world), seq, keep)
     }
 
-    /// Admits a preempted sequence again with all its tokens; `promise` as in [`admit`](Engine::admit). O(tokens); more
+    /// Admits a preempted sequence again with all its tokens; `terms` as in [`admit`](Engine::admit). O(tokens); more
     /// if they do not fit, as [`Engine::admission`].
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`] (the promise). [`Error::OutOfPages`] if
+    /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`]. [`Error::OutOfPages`] if
     /// the rest of the tokens or of the promise does not fit now.
-    pub fn resume(&mut self, seq: SeqKey, promise: u32) -> Result<(), Error> {
-        let resumed = resume(Admit::from(&mut self.world), seq, promise);
+    pub fn resume(&mut self, seq: SeqKey, terms: impl Into<Admit>) -> Result<(), Error> {
+        let resumed = resume(Admitting::from(&mut self.world), seq, terms.into());
         self.world.counters.count_refusal(resumed)
     }
 

@@ -63,7 +63,7 @@ impl<B: Backend> Engine<B> {
         };
         // The path of the lock has the pages of group 0. The row names the cells that it uses, unless it waits.
         let tracks = 1..shape.table.tracks;
-        let cells = tracks.flat_map(|track| sequences.track_pages(sequence, track, 0));
+        let cells = tracks.flat_map(|track| sequences.track_pages(sequence, track, 0).flatten().copied());
         let Some(last) = prefixes.last_load(lock, sequences.prefix_pages(sequence), cells) else {
             return Ok(false);
         };

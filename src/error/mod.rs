@@ -43,6 +43,11 @@ displayed! {
         } => "memory for {} needed, {available} fit", Count(wanted, "token");
         /// `max_steps` steps are unfinished.
         OutOfSteps { max: u32 } => "at most {} may be unfinished", Count(max, "step");
+        /// The sequence has more pages than a row of the host's page table.
+        TableWidth { seq: SeqKey, pages: u32, width: usize } =>
+            "sequence {seq:?} has {} and a row of the table only {width}", Count(pages, "page");
+        /// The host's page table has another length than its rows times their width.
+        TableLen { actual: usize, wanted: usize } => "a page table of {} instead of {wanted}", Count(actual as u64, "word");
         /// The prompt has no tokens.
         EmptyPrompt => "a prompt has no tokens";
         /// Pages are hashed, and the namespace has no names or is forgotten. Call
@@ -65,7 +70,8 @@ displayed! {
         /// The step has more tokens, including padding, than the config allows.
         StepTokens { tokens: u64, max: u64 } =>
             "a step of {} is larger than the limit of {max}", Count(tokens, "token");
-        /// The sequence or its promise would be longer than the pool or `max_sequence_len` allows. From
+        /// The sequence or its promise would be longer than `max_sequence_len`, or than the longest one that fits an
+        /// empty pool. From
         /// [`DraftTree::set`](crate::DraftTree::set): a sequence with these drafts would be longer than `u32::MAX`.
         TooLong { len: u64, max: u64 } => "a sequence of {} is longer than the limit of {max}", Count(len, "token");
         /// The sequence is finished, or never existed.

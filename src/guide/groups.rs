@@ -56,7 +56,7 @@
 //! }
 //! // Layer 1 keeps all ten pages; each other layer keeps the pages that the next token reads.
 //! assert_eq!(engine.page_table(seq)?.count(), 10);
-//! assert_eq!(engine.track_table(seq, 2)?.count(), 2);
+//! assert_eq!(engine.page_runs(seq, 2)?.flatten().count(), 2);
 //! engine.finish(seq)?;
 //!
 //! // A match ends where all layers have the pages that the next token reads: at the mark or at the prompt's end.

@@ -188,7 +188,7 @@
 //! let mut engine = Engine::new(config, Null)?;
 //! let mut scratch = StepScratch::new();
 //! let prompt: Vec<_> = (0..30).map(TokenId::new).collect();
-//! let prompts = [Prompt { namespace: Namespace::default(), tokens: &prompt, promise: 0 }; 8];
+//! let prompts = [Prompt { namespace: Namespace::default(), tokens: &prompt, admit: 0.into() }; 8];
 //! let (mut running, mut waiting) = (Vec::new(), Vec::new());
 //! for Admitted { seq, leader, .. } in engine.admit_batch(&prompts)?.to_vec() {
 //!     match leader {

@@ -89,6 +89,11 @@ impl TableShape {
         Ok(Self { tracks, ..self })
     }
 
+    /// Returns the number of tokens whose pages the tables have room for.
+    pub(crate) fn tokens(&self, page_size: u32) -> u64 {
+        u64::from(self.leaf_count) * u64::from(self.leaf_pages) * u64::from(page_size)
+    }
+
     pub(crate) const fn directory_words(&self) -> u64 {
         self.rows as u64 * self.leaves_per_row as u64
     }

@@ -9,7 +9,7 @@
 //!    +---------------------------------------+
 //! ```
 //!
-//! * P1. A page is in exactly one state: free + private + cached + fenced = page_count.
+//! * P1. A page is in exactly one state: free + private + cached + fenced + reserved = page_count.
 //!
 //! The pool asserts the state that a page leaves, so a double free panics. Pages have no use counts: only the prefix
 //! tree shares pages, and it counts the users of nodes and cells.
@@ -30,11 +30,15 @@ pub enum PageState {
     Cached,
     /// The page is released, but an unfinished step may still access it.
     Fenced,
+    /// The pool never hands the page out.
+    Reserved,
 }
 
 /// The states of a fixed number of pages.
 pub struct PagePool {
     page_count: u32,
+    /// Number of pages from page 0 on that the pool never hands out.
+    reserved: u32,
     free: Bitmap,
     cached: Bitmap,
     fenced: Bitmap,
@@ -52,10 +56,17 @@ impl PagePool {
     pub(crate) fn new_in(page_count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
             page_count,
+            reserved: 0,
             free: Bitmap::new(page_count, true, memory)?,
             cached: Bitmap::new(page_count, false, memory)?,
             fenced: Bitmap::new(page_count, false, memory)?,
         })
+    }
+
+    /// Moves the first `count` pages from Free to Reserved. The pool is new.
+    pub(crate) fn reserve(&mut self, count: u32) {
+        (0..count as usize).for_each(|page| self.free.remove(Bits::one(page)));
+        self.reserved = count;
     }
 
     /// Returns the number of pages.
@@ -70,7 +81,7 @@ impl PagePool {
 
     /// Returns the number of private pages.
     pub fn private_count(&self) -> u32 {
-        self.page_count - self.free.count() - self.cached.count() - self.fenced.count()
+        self.page_count - self.reserved - self.free.count() - self.cached.count() - self.fenced.count()
     }
 
     /// Returns the number of cached pages.
@@ -90,7 +101,9 @@ impl PagePool {
     pub fn state(&self, page: PageId) -> PageState {
         let page = page.raw();
         assert!(page < self.page_count, "page {page} is not one of {}", self.page_count);
-        if self.free.contains(page) {
+        if page < self.reserved {
+            PageState::Reserved
+        } else if self.free.contains(page) {
             PageState::Free
         } else if self.cached.contains(page) {
             PageState::Cached
@@ -162,6 +175,10 @@ impl PagePool {
 
     /// Checks P1 over the whole pool; returns the first page that breaks it. O(pages).
     pub(crate) fn check(&self) -> Result<(), (&'static str, Option<PageId>)> {
+        let is_out = |&page: &u32| self.free.contains(page) || self.cached.contains(page) || self.fenced.contains(page);
+        if let Some(page) = (0..self.reserved).find(is_out) {
+            return Err(("P1: a page is in exactly one state", Some(PageId::new(page))));
+        }
         for word in 0..self.free.word_count() {
             let (free, cached, fenced) = (self.free.word(word), self.cached.word(word), self.fenced.word(word));
             let twice = free & cached | free & fenced | cached & fenced;

@@ -20,7 +20,7 @@ pub use draft::{Branch, Compaction, DRAFT_MAX, Draft, DraftTree};
 pub(crate) use draft::{MaskRow, check_len, check_masks};
 pub use moves::PageMove;
 pub use owned::{OwnedPlan, PlanBytesError};
-pub use requests::{Admission, Admitted, Forked, Keep, Leader, Prompt};
+pub use requests::{Admission, Admit, Admitted, Forked, Keep, Leader, Prompt};
 pub(crate) use spans::SpanCheck;
 pub use spans::{SharedSpan, SharedSpans};
 pub use step_end::StepEnd;

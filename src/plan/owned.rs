@@ -79,6 +79,9 @@ displayed! {
             /// The unknown kind of end.
             kind: u64,
         } => "an end of steps of kind {kind} neither completes nor aborts";
+        /// The kind of a piece of [`Work`](crate::Work) is none of its variants, or its track exceeds 32 bits. `number` is
+        /// the track or the id of the move.
+        Work { kind: u64, number: u64 } => "there is no work of kind {kind} for {number}";
         /// A [`Compaction`](super::Compaction) has places beyond 32 bits.
         Compaction {
             /// The compaction's index in the list.

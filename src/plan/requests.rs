@@ -12,8 +12,47 @@ pub struct Prompt<'a> {
     pub namespace: Namespace,
     /// Tokens of the prompt, at least one.
     pub tokens: &'a [TokenId],
-    /// Number of tokens for which the engine promises memory, as in [`Engine::admit`](crate::Engine::admit).
+    /// What the prompt asks of its admission.
+    pub admit: Admit,
+}
+
+impl<'a> Prompt<'a> {
+    /// Returns the tokens that can match cached prefixes: at least the last token must be computed to sample the next.
+    pub(crate) fn matchable(&self) -> &'a [TokenId] {
+        &self.tokens[..(self.tokens.len() - 1).min(self.admit.at_most as usize)]
+    }
+}
+
+/// What a prompt asks of [`Engine::admit`](crate::Engine::admit). A number converts into a promise of so many tokens.
+///
+/// ```
+/// # use kvarena::plan::Admit;
+/// let prompt_len = 700;
+/// // Memory for the whole prompt; of a hit, at most the whole pages of the first 512 tokens.
+/// let admit = Admit { promise: prompt_len, at_most: 512 };
+/// assert_eq!(Admit::from(700), Admit { promise: 700, ..Admit::default() });
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Admit {
+    /// Number of tokens, prompt and output together, for which the engine reserves pages. With 0, plans take available
+    /// pages, and the host may have to preempt other sequences. Default: 0.
     pub promise: u32,
+    /// Maximum number of the prompt's first tokens whose cached K and V the sequence uses, for a host that must compute
+    /// the rest itself. The hit is cut to whole pages. Default: `u32::MAX`.
+    pub at_most: u32,
+}
+
+impl Default for Admit {
+    fn default() -> Self {
+        Self { promise: 0, at_most: u32::MAX }
+    }
+}
+
+impl From<u32> for Admit {
+    /// Returns a promise of so many tokens, without a limit on the hit.
+    fn from(promise: u32) -> Self {
+        Self { promise, ..Self::default() }
+    }
 }
 
 /// The cost of admitting a prompt, as [`Engine::admission`](crate::Engine::admission) returns it.

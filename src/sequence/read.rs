@@ -17,16 +17,17 @@ impl SequenceTable {
         self.stores.tokens.token(sequence.row, position)
     }
 
-    /// Returns a row's pages of a track in order, from place `start` on, without places that the track does not keep.
+    /// Returns a row's pages of a track in contiguous slices, from place `start` on, without places that the track does
+    /// not keep.
     pub(crate) fn track_pages(
         &self,
         sequence: &Sequence,
         track: u32,
         start: u32,
-    ) -> impl Iterator<Item = PageId> + use<'_> {
+    ) -> impl Iterator<Item = &[PageId]> + use<'_> {
         let first = self.stores.limits.first_place(track, sequence.published);
         let (start, end) = (start.max(first), sequence.page_len);
-        self.stores.pages.pieces(sequence.row, track, start, end).flatten().copied()
+        self.stores.pages.pieces(sequence.row, track, start, end)
     }
 
     pub(crate) fn cell(&self, sequence: &Sequence, group: u32, place: u32) -> CellId {

@@ -8,7 +8,7 @@ use crate::fence::Fence;
 use crate::id::{Namespace, PageId, PrefixLock, SeqKey, StepId, TokenId};
 use crate::layout::saturated;
 use crate::page::PagePool;
-use crate::plan::{Admission, Admitted, Leader, Prompt};
+use crate::plan::{Admission, Admit, Admitted, Leader, Prompt};
 use crate::prefix::{PrefixMatch, PrefixTree};
 use crate::sequence::{AdmissionKind, RowMut, SequenceTable};
 use crate::stats::Stats;
@@ -33,7 +33,7 @@ access! {
 
 access! {
     /// Tables of [`admit`], [`admit_batch`] and [`resume`].
-    struct Admit of &mut World {
+    struct Admitting of &mut World {
         shape: &EngineShape,
         pages: &PagePool,
         prefixes: &mut PrefixTree,
@@ -50,7 +50,7 @@ impl<'w> Estimate<'w> {
     }
 }
 
-impl Admit<'_> {
+impl Admitting<'_> {
     /// Borrows the tables that an estimate reads, and the buffers.
     fn split(&mut self) -> (Estimate<'_>, &mut Buffers) {
         let Self { shape, pages, prefixes, sequences, fence, buffers, .. } = self;
@@ -65,13 +65,13 @@ impl Admit<'_> {
 /// As [`admit`], except [`Error::OutOfPages`].
 pub(crate) fn admission(world: &Estimate<'_>, prompt: &Prompt<'_>) -> Result<Admission, Error> {
     let Estimate { shape, prefixes, sequences, .. } = *world;
-    let Prompt { namespace, tokens, promise } = *prompt;
+    let Prompt { namespace, tokens, .. } = *prompt;
     check_prompt(world, prompt)?;
-    let found = shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, matchable(tokens)));
+    let found = shape.shares_prefixes().then(|| prefixes.match_prefix(namespace, prompt.matchable()));
     check_rest(shape, found.as_ref(), tokens)?;
     sequences.check_room(1, tokens.len() as u32)?;
-    let (found, cost) = cost(world, found, tokens.len() as u32, promise);
-    let leader = find_leader(prefixes, sequences, found.as_ref(), tokens);
+    let (found, cost) = cost(world, found, tokens.len() as u32, prompt.admit.promise)?;
+    let leader = find_leader(prefixes, sequences, found.as_ref(), prompt);
     Ok(Admission { leader, ..cost })
 }
 
@@ -80,14 +80,14 @@ pub(crate) fn admission(world: &Estimate<'_>, prompt: &Prompt<'_>) -> Result<Adm
 /// # Errors
 /// [`Error::EmptyPrompt`], [`Error::TooLong`], [`Error::UnnamedNamespace`], [`Error::PendingToken`],
 /// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfPages`]. Nothing changes then.
-pub(crate) fn admit(mut world: Admit<'_>, prompt: &Prompt<'_>) -> Result<SeqKey, Error> {
-    let Prompt { namespace, tokens, promise } = *prompt;
+pub(crate) fn admit(mut world: Admitting<'_>, prompt: &Prompt<'_>) -> Result<SeqKey, Error> {
+    let Prompt { tokens, .. } = *prompt;
     let (tables, buffers) = world.split();
     check_prompt(&tables, prompt)?;
-    let found = find(&tables, namespace, tokens, &mut buffers.pages);
+    let found = find(&tables, prompt, &mut buffers.pages);
     check_rest(tables.shape, found.as_ref(), tokens)?;
     tables.sequences.check_room(1, tokens.len() as u32)?;
-    let (found, cost) = cost(&tables, found, tokens.len() as u32, promise);
+    let (found, cost) = cost(&tables, found, tokens.len() as u32, prompt.admit.promise)?;
     cost.check()?;
     let seq = spawn(&mut world, prompt, found.as_ref());
     world.counters.admissions += 1;
@@ -99,12 +99,13 @@ pub(crate) fn admit(mut world: Admit<'_>, prompt: &Prompt<'_>) -> Result<SeqKey,
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::NotPreempted`], [`Error::TooLong`], [`Error::OutOfPages`]. Nothing changes
 /// then.
-pub(crate) fn resume(mut world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<(), Error> {
+pub(crate) fn resume(mut world: Admitting<'_>, seq: SeqKey, admit: Admit) -> Result<(), Error> {
     let (tables, buffers) = world.split();
     let sequence = tables.sequences.get(seq)?;
     if !sequence.is_preempted() {
         return Err(Error::NotPreempted { seq });
     }
+    let promise = admit.promise;
     check_promise(tables.shape, promise)?;
     let (namespace, len) = (sequence.namespace, sequence.token_len);
     // A prompt without a committed step is not yet counted.
@@ -116,8 +117,8 @@ pub(crate) fn resume(mut world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<
     for piece in tables.sequences.token_pieces(sequence, 0, len) {
         buffers.tokens.extend_from_slice(piece);
     }
-    let found = find(&tables, namespace, &buffers.tokens, &mut buffers.pages);
-    let (found, cost) = cost(&tables, found, len, promise);
+    let found = find(&tables, &Prompt { namespace, tokens: &buffers.tokens, admit }, &mut buffers.pages);
+    let (found, cost) = cost(&tables, found, len, promise)?;
     cost.check()?;
     let lock = lock(&mut world, found.as_ref(), namespace);
     world.sequences.get_mut(seq)?.lock = Some(lock);
@@ -131,7 +132,7 @@ pub(crate) fn resume(mut world: Admit<'_>, seq: SeqKey, promise: u32) -> Result<
 ///
 /// # Errors
 /// As [`admit`]: for the first invalid prompt, or for all prompts together. Nothing changes then.
-pub(crate) fn admit_batch(mut world: Admit<'_>, prompts: &[Prompt<'_>]) -> Result<(), Error> {
+pub(crate) fn admit_batch(mut world: Admitting<'_>, prompts: &[Prompt<'_>]) -> Result<(), Error> {
     let (tables, buffers) = world.split();
     let mut leaves = 0;
     for prompt in prompts {
@@ -145,9 +146,9 @@ pub(crate) fn admit_batch(mut world: Admit<'_>, prompts: &[Prompt<'_>]) -> Resul
     buffers.admitted.clear();
     for prompt in prompts {
         let (tables, buffers) = world.split();
-        let found = find(&tables, prompt.namespace, prompt.tokens, &mut buffers.pages);
+        let found = find(&tables, prompt, &mut buffers.pages);
         let found = if hits { found } else { found.map(PrefixMatch::without_hit) };
-        let leader = find_leader(tables.prefixes, tables.sequences, found.as_ref(), prompt.tokens);
+        let leader = find_leader(tables.prefixes, tables.sequences, found.as_ref(), prompt);
         let seq = spawn(&mut world, prompt, found.as_ref());
         world.buffers.admitted.push(Admitted { seq, leader });
     }
@@ -165,6 +166,9 @@ fn check_fit(world: &Estimate<'_>, buffers: &mut Buffers, prompts: &[Prompt<'_>]
     if lacking + idle <= budget.unpromised() {
         return Ok(true);
     }
+    for prompt in prompts {
+        check_fits_alone(world, prompt.tokens.len() as u32, prompt.admit.promise)?;
+    }
     let alone = lacking_without_hits(world, prompts);
     if fit_alone(world, alone, budget.unpromised()) {
         return Ok(false);
@@ -180,7 +184,7 @@ fn check_fit(world: &Estimate<'_>, buffers: &mut Buffers, prompts: &[Prompt<'_>]
 /// Returns the number of pages that prompts lack without their hits.
 fn lacking_without_hits(world: &Estimate<'_>, prompts: &[Prompt<'_>]) -> u64 {
     let lacking =
-        |prompt: &Prompt<'_>| u64::from(pages_lacking(world, None, prompt.tokens.len() as u32, prompt.promise));
+        |prompt: &Prompt<'_>| u64::from(pages_lacking(world, None, prompt.tokens.len() as u32, prompt.admit.promise));
     prompts.iter().map(lacking).sum()
 }
 
@@ -196,9 +200,10 @@ fn estimate_all(
     let Buffers { pages, pool_pages: idle, counted, .. } = buffers;
     let mut lacking = 0;
     idle.clear();
-    for &Prompt { namespace, tokens, promise } in prompts {
-        let found = find(world, namespace, tokens, pages);
-        lacking += u64::from(pages_lacking(world, found.as_ref(), tokens.len() as u32, promise));
+    for prompt in prompts {
+        let found = find(world, prompt, pages);
+        let len = prompt.tokens.len() as u32;
+        lacking += u64::from(pages_lacking(world, found.as_ref(), len, prompt.admit.promise));
         let Some(found) = found else { continue };
         let mut count = |list: &[PageId]| {
             for page in list {
@@ -223,7 +228,7 @@ fn estimate_all(
 
 /// Checks a prompt and its promise, but not its tokens.
 fn check_prompt(world: &Estimate<'_>, prompt: &Prompt<'_>) -> Result<(), Error> {
-    let Prompt { namespace, tokens, promise } = *prompt;
+    let Prompt { namespace, tokens, admit } = *prompt;
     if tokens.is_empty() {
         return Err(Error::EmptyPrompt);
     }
@@ -231,7 +236,7 @@ fn check_prompt(world: &Estimate<'_>, prompt: &Prompt<'_>) -> Result<(), Error> 
     if len > max {
         return Err(Error::TooLong { len, max });
     }
-    check_promise(world.shape, promise)?;
+    check_promise(world.shape, admit.promise)?;
     if !world.prefixes.names.is_named(namespace) {
         return Err(Error::UnnamedNamespace { namespace });
     }
@@ -245,26 +250,15 @@ fn check_rest(shape: &EngineShape, found: Option<&PrefixMatch>, prompt: &[TokenI
     check_known(cached, &prompt[cached as usize..])
 }
 
-/// Returns the prefix that a sequence of these tokens can use, and writes its device pages into `pages`. It consists of
-/// whole pages without the last token, because at least one token must be computed to sample the next.
-fn find(
-    world: &Estimate<'_>,
-    namespace: Namespace,
-    tokens: &[TokenId],
-    pages: &mut Vec<PageId>,
-) -> Option<PrefixMatch> {
+/// Returns the prefix that a prompt's sequence can use, in whole pages, and writes its device pages into `pages`.
+fn find(world: &Estimate<'_>, prompt: &Prompt<'_>, pages: &mut Vec<PageId>) -> Option<PrefixMatch> {
     pages.clear();
     world.shape.shares_prefixes().then(|| {
-        let (tokens, each) = (matchable(tokens), |found: &[_]| pages.extend_from_slice(found));
-        let found = world.prefixes.match_pages(namespace, tokens, each);
+        let each = |found: &[_]| pages.extend_from_slice(found);
+        let found = world.prefixes.match_pages(prompt.namespace, prompt.matchable(), each);
         pages.truncate(found.device_pages() as usize);
         found
     })
-}
-
-/// Returns the tokens that can match cached prefixes.
-fn matchable(tokens: &[TokenId]) -> &[TokenId] {
-    &tokens[..tokens.len() - 1]
 }
 
 /// Returns the number of pages that a sequence of `len` tokens lacks after its match, including the pages to load; at
@@ -312,13 +306,42 @@ fn estimate(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, promise
 
 /// Returns the match that a sequence of `len` tokens uses, and its cost: `found`, or `found` without its pages if the
 /// sequence fits only without them.
+///
+/// # Errors
+/// [`Error::TooLong`] if the sequence does not fit an empty pool.
 #[inline]
-fn cost(world: &Estimate<'_>, found: Option<PrefixMatch>, len: u32, promise: u32) -> (Option<PrefixMatch>, Admission) {
+fn cost(
+    world: &Estimate<'_>,
+    found: Option<PrefixMatch>,
+    len: u32,
+    promise: u32,
+) -> Result<(Option<PrefixMatch>, Admission), Error> {
     let cost = estimate(world, found.as_ref(), len, promise);
     if cost.fits() {
-        return (found, cost);
+        return Ok((found, cost));
     }
-    cost_without_hit(world, found, len, promise).unwrap_or((found, cost))
+    check_fits_alone(world, len, promise)?;
+    Ok(cost_without_hit(world, found, len, promise).unwrap_or((found, cost)))
+}
+
+/// Checks that a sequence of `len` tokens and its promise fit an empty pool. Only with groups of layers can a sequence
+/// of an allowed length need more than all pages. O(log of the length).
+///
+/// # Errors
+/// [`Error::TooLong`] with the longest sequence that fits.
+#[cold]
+fn check_fits_alone(world: &Estimate<'_>, len: u32, promise: u32) -> Result<(), Error> {
+    let fits = |len, promise| pages_lacking(world, None, len, promise) <= world.shape.usable_pages();
+    if fits(len, promise) {
+        return Ok(());
+    }
+    // A longer sequence needs no fewer pages.
+    let (mut max, mut over) = (0, len.max(promise));
+    while over - max > 1 {
+        let middle = max + (over - max) / 2;
+        *(if fits(middle, middle) { &mut max } else { &mut over }) = middle;
+    }
+    Err(Error::TooLong { len: len.max(promise).into(), max: max.into() })
 }
 
 /// Returns [`cost`] without the hit, if the hit may be ignored and the sequence then fits.
@@ -339,7 +362,7 @@ fn cost_without_hit(
 /// otherwise: there are groups, and the pool is idle, because all pages are available. While sequences run, such
 /// prompts wait instead.
 fn fit_alone(world: &Estimate<'_>, lacking: u64, available: u64) -> bool {
-    let pages = u64::from(world.shape.layout.page_count());
+    let pages = u64::from(world.shape.usable_pages());
     !world.sequences.limits().is_none() && available == pages && lacking <= pages
 }
 
@@ -348,29 +371,29 @@ fn find_leader(
     prefixes: &PrefixTree,
     sequences: &SequenceTable,
     found: Option<&PrefixMatch>,
-    prompt: &[TokenId],
+    prompt: &Prompt<'_>,
 ) -> Option<Leader> {
-    let found = found?;
+    let (found, tokens) = (found?, prompt.matchable());
     if prefixes.has_cells() {
         // A leader computes more than group 0 has cached.
-        let full = prefixes.match_full(found.scope().namespace, matchable(prompt));
-        return leader_of(prefixes, sequences, &full, prompt);
+        let full = prefixes.match_full(found.scope().namespace, tokens);
+        return leader_of(prefixes, sequences, &full, tokens);
     }
-    leader_of(prefixes, sequences, found, prompt)
+    leader_of(prefixes, sequences, found, tokens)
 }
 
 /// Creates the sequence of a prompt that fits.
-fn spawn(world: &mut Admit<'_>, prompt: &Prompt<'_>, found: Option<&PrefixMatch>) -> SeqKey {
-    let Prompt { namespace, tokens, promise } = *prompt;
+fn spawn(world: &mut Admitting<'_>, prompt: &Prompt<'_>, found: Option<&PrefixMatch>) -> SeqKey {
+    let Prompt { namespace, tokens, admit } = *prompt;
     let lock = lock(world, found, namespace);
     let seq = world.sequences.spawn(namespace, tokens, lock);
     world.prefixes.names.hold(namespace);
-    attach(world, seq, found, promise, AdmissionKind::admitted(tokens.len() as u32));
+    attach(world, seq, found, admit.promise, AdmissionKind::admitted(tokens.len() as u32));
     seq
 }
 
-fn lock(world: &mut Admit<'_>, found: Option<&PrefixMatch>, namespace: Namespace) -> PrefixLock {
-    let Admit { prefixes, fence, .. } = world;
+fn lock(world: &mut Admitting<'_>, found: Option<&PrefixMatch>, namespace: Namespace) -> PrefixLock {
+    let Admitting { prefixes, fence, .. } = world;
     match found {
         Some(found) => prefixes.lock(found, fence).expect("nothing changed since the match"),
         None => prefixes.lock_private(namespace),
@@ -379,7 +402,7 @@ fn lock(world: &mut Admit<'_>, found: Option<&PrefixMatch>, namespace: Namespace
 
 /// Writes the matched pages into the sequence's page table, and reserves the rest of its promise. If some pages must be
 /// loaded, the page table gets only the pages before the first of these; with groups, it gets no page.
-fn attach(world: &mut Admit<'_>, seq: SeqKey, found: Option<&PrefixMatch>, promise: u32, kind: AdmissionKind) {
+fn attach(world: &mut Admitting<'_>, seq: SeqKey, found: Option<&PrefixMatch>, promise: u32, kind: AdmissionKind) {
     let page_size = world.shape.layout.page_size();
     let mut row = world.sequences.row_mut(seq).expect("just looked up");
     let on_device = found.map_or(0, PrefixMatch::device_pages);

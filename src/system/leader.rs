@@ -12,7 +12,7 @@ use crate::sequence::SequenceTable;
 use crate::system::access::access;
 use crate::world::World;
 
-/// Returns the leader of a prompt whose cached prefix is `found`, if there is one.
+/// Returns the leader of a prompt whose cached prefix is `found`, if there is one. `tokens` are those that can match.
 ///
 /// Published prefixes end where nodes do (W2), so each node of the match costs one look-up. For each candidate, the
 /// function compares its first unpublished page and the prompt's first uncached page; if these are equal, also the
@@ -21,12 +21,11 @@ pub(crate) fn leader(
     prefixes: &PrefixTree,
     sequences: &SequenceTable,
     found: &PrefixMatch,
-    prompt: &[TokenId],
+    tokens: &[TokenId],
 ) -> Option<Leader> {
     if sequences.has_no_fronts() {
         return None;
     }
-    let tokens = &prompt[..prompt.len() - 1];
     let (scope, cached) = (found.scope(), found.pages());
     let search = Search { sequences, page_size: prefixes.page_size(), tokens };
     // If no whole page follows the cached ones, the prompt need not wait.
@@ -68,7 +67,7 @@ pub(crate) fn is_leading(world: &IsLeading<'_>, leader: &Leader) -> bool {
 struct Search<'a> {
     sequences: &'a SequenceTable,
     page_size: u32,
-    /// The prompt without its last token.
+    /// The prompt's tokens that can match.
     tokens: &'a [TokenId],
 }
 

@@ -18,6 +18,7 @@ pub mod padded;
 pub mod parallel;
 pub mod planner;
 pub mod poison;
+pub mod posted;
 pub mod quantised;
 pub mod replay;
 pub mod rng;

@@ -25,7 +25,12 @@ pub struct Prompt {
     pub seed: u8,
     /// The promise of the prompt's sequence.
     pub promise: Promise,
+    /// The limit of the hit.
+    pub limit: Limit,
 }
+
+/// A limit on the tokens of a hit. Below 224: none; else this number modulo the sequence's tokens plus two.
+pub type Limit = u8;
 
 /// A promise, in tokens. 0: none; 255: more than allowed; 254: half of the sequence's tokens; else all its tokens and
 /// this many more, modulo about four pages.
@@ -105,6 +110,8 @@ pub enum Op {
         pick: u8,
         /// The new promise.
         promise: Promise,
+        /// The limit of the hit.
+        limit: Limit,
     },
     /// `mark`
     Mark {
@@ -226,6 +233,10 @@ pub struct SmallConfig {
     pub layers: u32,
     /// Number of heads of K and V; 0 for latent rows.
     pub kv_heads: u32,
+    /// Number of reserved pages, modulo the number of pages.
+    pub reserved: u32,
+    /// Whether slots have 64 bits.
+    pub wide: bool,
     /// 0 for one group of layers; else the index of a set of groups, which replaces `layers`.
     pub groups: u8,
     /// Number of swap pages.
@@ -255,6 +266,8 @@ impl Default for SmallConfig {
             dtype: 0,
             layers: 1,
             kv_heads: 1,
+            reserved: 0,
+            wide: false,
             groups: 0,
             swap_pages: 0,
             hashing: 0,
@@ -311,6 +324,8 @@ impl SmallConfig {
             max_step_tokens: 2 * self.sequence_len,
             // So low that some plans exceed it, and therefore take pages that are not promised.
             promise_ahead: 3 * self.page_size,
+            reserved_pages: self.reserved % self.pages,
+            wide_slots: self.wide,
             prefault: true,
         }
     }

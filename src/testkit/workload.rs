@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::op::{Op, Prompt, SETTINGS, SmallConfig};
+use super::op::{Limit, Op, Prompt, SETTINGS, SmallConfig};
 use super::rng::Rng;
 
 /// A kind of workloads.
@@ -293,7 +293,7 @@ impl Workload {
             Abort => Op::Abort { pick: self.step(224) },
             Finish => Op::Finish { pick: self.seq(), publish: !self.rng.one_in(8) },
             Preempt => Op::Preempt { pick: self.seq(), publish: self.rng.one_in(2) },
-            Resume => Op::Resume { pick: self.step(200), promise: self.promise() },
+            Resume => Op::Resume { pick: self.step(200), promise: self.promise(), limit: self.limit() },
             Mark => Op::Mark { pick: self.seq(), more: self.byte() },
             Load => Op::Load { first: self.seq(), count: self.rng.below(4) as u8 },
             SaveAhead => Op::SaveAhead { pages: self.rng.below(32) as u8 },
@@ -378,6 +378,7 @@ impl Workload {
             len: self.rng.within(1, 65_499) as u16,
             seed: self.rng.below(4) as u8,
             promise: self.promise(),
+            limit: self.limit(),
         };
         if self.repeats && self.rng.one_in(2) {
             prompt.shared |= 1;
@@ -390,6 +391,11 @@ impl Workload {
             prompt.len = self.rng.pick(&[0, 65_535, 65_500]);
         }
         prompt
+    }
+
+    /// Draws a limit of a hit, mostly none.
+    fn limit(&mut self) -> Limit {
+        if self.rng.one_in(8) { self.rng.within(224, 255) as u8 } else { 0 }
     }
 
     fn plan(&mut self) -> Op {
@@ -425,8 +431,10 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         dtype: rng.below(5) as u8,
         layers: rng.within(1, 2) as u32,
         kv_heads: rng.below(3) as u32,
+        reserved: rng.pick(&[0, 0, 0, 0, 0, 0, 1, 3]),
+        wide: rng.one_in(4),
         groups: if rng.one_in(2) { rng.within(1, SETTINGS.into()) as u8 } else { 0 },
-        swap_pages: if rng.one_in(2) { rng.within(1, 40) as u32 } else { 0 },
+        swap_pages: rng.pick(&[0, 0, 0, 3, 40, 40]).min(rng.within(1, 40)) as u32,
         hashing: rng.below(6) as u8,
         event_pages: rng.pick(&[0, 1, 4, 12, 200]),
         drain_every: rng.pick(&[1, 1, 2, 8]),

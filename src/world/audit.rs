@@ -154,7 +154,8 @@ impl World {
                     return Err("G4: a held place names the cell at its entry of the lock's path");
                 }
                 let tracks = held.track..held.track + held.tracks;
-                let own = tracks.flat_map(|track| self.sequences.track_pages(s, track, place).next());
+                let own =
+                    tracks.flat_map(|track| self.sequences.track_pages(s, track, place).flatten().copied().next());
                 if !own.eq(self.prefixes.cells().pages(cell).iter().copied()) {
                     return Err("G4: a held place that names a cell has its pages");
                 }
@@ -209,10 +210,10 @@ impl World {
             }
         }
         let free = self.pages.free_count() as usize;
-        if owners.len() + free == self.pages.page_count() as usize {
+        if owners.len() + free == self.shape.usable_pages() as usize {
             return Ok(());
         }
-        let pages = (0..self.pages.page_count()).map(PageId::new);
+        let pages = (self.shape.reserved_pages..self.pages.page_count()).map(PageId::new);
         let lost =
             pages.filter(|page| self.pages.state(*page) != PageState::Free).find(|page| !owners.contains_key(page));
         Err(("W1: a page that is not free has an owner", lost))
@@ -221,11 +222,11 @@ impl World {
     /// Returns each page that has an owner, with this owner.
     fn owners(&self) -> impl Iterator<Item = (PageId, Owner)> + '_ {
         let private = self.sequences.iter().flat_map(move |(seq, s)| {
-            let first = self.sequences.track_pages(s, 0, s.published);
+            let first = self.sequences.track_pages(s, 0, s.published).flatten().copied();
             let private = |&(held, place): &(HeldGroup, u32)| !self.sequences.cell(s, held.group, place).is_some();
             let others = self.held_places(s).filter(private).flat_map(move |(held, place)| {
                 (held.track..held.track + held.tracks)
-                    .flat_map(move |track| self.sequences.track_pages(s, track, place).next())
+                    .flat_map(move |track| self.sequences.track_pages(s, track, place).flatten().copied().next())
             });
             first.chain(others).map(move |page| (page, Owner::Sequence(seq)))
         });

@@ -79,7 +79,9 @@ impl World {
         let bytes = shape.bytes().host();
         let checked = if shape.prefault { memory::check(bytes) } else { Ok(()) };
         let made = checked.and_then(|()| Self::new_in(shape, hash_bits, &mut Memory::new(shape.prefault)));
-        made.map(|(world, _)| world).map_err(|_| ConfigError::OutOfMemory { bytes })
+        let (mut world, _) = made.map_err(|_| ConfigError::OutOfMemory { bytes })?;
+        world.pages.reserve(shape.reserved_pages);
+        Ok(world)
     }
 
     /// Creates the tables in `memory`. Also returns their bytes.

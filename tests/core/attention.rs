@@ -13,6 +13,7 @@ use kvarena::testkit::contract::{
 };
 use kvarena::testkit::late::LateOptions;
 use kvarena::testkit::planner::{Item, Planner};
+use kvarena::testkit::posted::PostedOptions;
 use kvarena::testkit::rng::Rng;
 use kvarena::{
     Attend, BatchPlan, BatchRow, Capacity, CpuOptions, KvDtype, KvScales, KvShape, LayerId, Layout, OpenBackend,
@@ -39,6 +40,18 @@ fn late_moves_keep_the_contract() {
     println!("{}", check_backend(options, seeds(65, 260)));
     println!("{}", check_cases(&Filter::FP8, options, seeds(10, 40)));
     println!("{}", check_cases(&Filter::ALL.in_groups(), options, seeds(10, 40)));
+}
+
+/// A host does the work of an outbox late, from bytes, on another thread.
+#[test]
+fn posted_work_keeps_the_contract() {
+    let options = |case: &Case| {
+        let (scales, labels) = (case.scales(), case.labels());
+        PostedOptions(CpuOptions { scales, labels, ..CpuOptions::with_threads(1) })
+    };
+    println!("{}", check_backend(options, seeds(30, 130)));
+    println!("{}", check_cases(&Filter::FP8, options, seeds(10, 40)));
+    println!("{}", check_cases(&Filter::ALL.in_groups(), options, seeds(20, 60)));
 }
 
 /// Layers form several groups. The tests fill released pages of a group with NaN.

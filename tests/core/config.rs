@@ -47,6 +47,8 @@ fn a_config_keeps_its_values_in_text() {
         max_steps: 2,
         max_step_tokens: 300,
         promise_ahead: 100,
+        reserved_pages: 3,
+        wide_slots: true,
         prefault: false,
         pool,
     };

@@ -119,10 +119,15 @@ fn a_sequence_is_no_longer_than_the_pool() {
     host.plan(seq, 12);
     assert_eq!(host.extend_max(seq), Ok(0), "no place for the next token");
     assert_eq!(host.append(seq, &text(0..1)), Err(Error::TooLong { len: 13, max: 12 }));
-    // In a larger pool, a sequence has at most 2^30 tokens.
+    let cut = EngineConfig { reserved_pages: 2, ..pool(4, 3, Groups::ONE).into() };
+    assert_eq!(cut.shape().expect("a valid config").max_sequence_len, 4);
+    // In a larger pool, a sequence has at most 2^30 tokens, and at most those that the tables have memory for.
     let large: PoolConfig = pool(1024, 1 << 21, Groups::ONE);
-    let config = EngineConfig { max_sequence_len: u32::MAX, ..large.into() };
+    let config = EngineConfig { max_sequence_len: u32::MAX, max_tokens: 1 << 31, ..large.into() };
     assert_eq!(config.shape().expect("a valid config").max_sequence_len, 1 << 30);
+    let (rows, leaf) = (u64::from(config.max_sequences), 1024);
+    let config = EngineConfig { max_tokens: 5000, ..config };
+    assert_eq!(u64::from(config.shape().expect("a valid config").max_sequence_len), (4 + rows) * leaf);
 }
 
 /// Rows that shared a prefix are resumed without it. Between the plans, both rows release their locks, and a fork adds

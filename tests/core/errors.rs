@@ -172,7 +172,7 @@ fn counts_at_their_limits_are_refused_by_name() {
 
         assert_eq!(engine.admission(all, &prompt, MAX).err(), Some(too_long));
         assert_eq!(engine.admit(all, &prompt, MAX), Err(too_long));
-        let batch = [Prompt { namespace: all, tokens: &prompt, promise: MAX }];
+        let batch = [Prompt { namespace: all, tokens: &prompt, admit: MAX.into() }];
         assert_eq!(engine.admit_batch(&batch).err(), Some(too_long));
         assert_eq!(engine.resume(waits, MAX), Err(too_long));
         assert_eq!(engine.promise(seq, MAX), Err(too_long));

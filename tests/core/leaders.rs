@@ -63,7 +63,7 @@ fn both_ways_of_admission_compute_a_prefix_once() {
     };
     let in_a_batch = || -> Stats {
         let mut host = host(300);
-        let prompts = [Prompt { namespace: ALL, tokens: &text, promise: 0 }; 8];
+        let prompts = [Prompt { namespace: ALL, tokens: &text, admit: 0.into() }; 8];
         let (mut waiting, mut running) = (Vec::new(), Vec::new());
         for one in host.admit_batch(&prompts).expect("there is room").to_vec() {
             match one.leader {

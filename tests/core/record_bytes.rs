@@ -24,6 +24,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         _ => Some(all[rng.below(all.len() as u64) as usize]),
     };
     let layers = rng.within(1, 80) as u32;
+    let pages = rng.within(1, 100_000) as u32;
     let pool = PoolConfig {
         layers,
         groups: if rng.one_in(2) { Groups::ONE } else { random_groups(rng, layers) },
@@ -32,7 +33,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         scaling: if by_token { Scaling::ByToken } else { Scaling::Static },
         label_channels: if rng.one_in(3) { 1 } else { 0 },
         page_size: rng.within(1, 1024) as u32,
-        capacity: Capacity::Pages(rng.within(1, 100_000) as u32),
+        capacity: Capacity::Pages(pages),
         swap_pages: rng.below(1 << 20) as u32,
         stage_pages: rng.below(100) as u32,
         layout: if rng.one_in(2) { Layout::LayerFirst } else { Layout::PageFirst },
@@ -50,6 +51,8 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         max_steps: rng.within(1, 10) as u32,
         max_step_tokens: rng.within(1, u32::MAX.into()) as u32,
         promise_ahead: rng.bits() as u32,
+        reserved_pages: if rng.one_in(2) { 0 } else { rng.below(pages.into()) as u32 },
+        wide_slots: rng.one_in(2),
         prefault: rng.one_in(2),
     }
 }
@@ -130,11 +133,13 @@ fn the_byte_forms_are_as_documented() {
         max_steps: 2,
         max_step_tokens: 48,
         promise_ahead: 100,
+        reserved_pages: 5,
+        wide_slots: true,
         ..pool.into()
     };
     let text = u64::from_le_bytes([2, b'4', b'2', 0, 0, 0, 0, 0]);
     let words = [
-        u64::from_le_bytes(*b"kvshap01"),
+        u64::from_le_bytes(*b"kvshap02"),
         36,
         0,
         4,
@@ -162,8 +167,8 @@ fn the_byte_forms_are_as_documented() {
         100, // tokens ahead
         1,   // one group of layers
     ];
-    // Swap pages, staged pages, the most tokens of a step.
-    let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]);
+    // Swap pages, staged pages, the most tokens of a step; after the groups' own shapes, reserved pages and wide slots.
+    let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]).chain([5, 1]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);
 

@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::{is_range, seeds};
 use kvarena::testkit::late::LateOptions;
 use kvarena::testkit::op::Prompt;
+use kvarena::testkit::posted::PostedOptions;
 use kvarena::testkit::replay::Inspect;
 use kvarena::testkit::shrink::{failure, literal, shrink};
 use kvarena::testkit::{Family, Op, SmallConfig, Summary, Workload, replay_on};
@@ -198,7 +199,7 @@ fn swap_memory_with_groups() {
         ("pages saved", 2000),
         ("pages saved as they were evicted", 1000),
     ];
-    check(Family::SwapGroups, seeds(300, 600), 250, &least);
+    check(Family::SwapGroups, seeds(500, 600), 250, &least);
 }
 
 /// Forks evict, publish and restore pages in one call.
@@ -213,6 +214,16 @@ fn forks_with_swap_memory() {
 fn late_swap_memory_with_groups() {
     let options = LateOptions(CpuOptions::with_threads(1));
     check_on(&options, Family::SwapGroups, seeds(200, 200), 200, &[("pages loaded", 21)]);
+}
+
+/// A host does the work of an outbox late and from bytes, with drafts, forks, groups, swap memory and stores.
+#[test]
+fn posted_work() {
+    let options = PostedOptions(CpuOptions::with_threads(1));
+    check_on(&options, Family::Any, seeds(30, 100), 150, &[("plan_batch Ok", 100)]);
+    check_on(&options, Family::Forks, seeds(30, 100), 150, &[("fork Ok", 50), ("accept Ok", 5)]);
+    check_on(&options, Family::SwapGroups, seeds(60, 200), 200, &[("pages loaded", 3)]);
+    check_on(&options, Family::Stores, seeds(30, 100), 150, &[("pages put", 20)]);
 }
 
 /// A store reads and writes swap pages while moves are late: it gets a page only after the save to it, and writes only
@@ -233,7 +244,7 @@ fn stores() {
         ("put_done false", 100),
         ("put_done true", 500),
     ];
-    check(Family::Stores, seeds(600, 600), 250, &least);
+    check(Family::Stores, seeds(900, 900), 250, &least);
 }
 
 #[test]
@@ -250,7 +261,7 @@ fn rows_that_decode_begin_leaves() {
 #[test]
 fn a_pending_token_finds_no_leaf() {
     let config = SmallConfig { pages: 4, page_size: 1024, sequences: 2, tokens: 1024, ..SmallConfig::default() };
-    let prompt = |len| Op::Admit(Prompt { namespace: 0, like: 0, shared: 0, len, seed: 0, promise: 0 });
+    let prompt = |len| Op::Admit(Prompt { namespace: 0, like: 0, shared: 0, len, seed: 0, promise: 0, limit: 0 });
     let all_of_the_first = Op::Plan { first: 0, count: 0, lens: [2; 4], twist: 255 };
     let ops = [prompt(1023), prompt(1024), all_of_the_first, all_of_the_first];
     let summary = check_ops(&CpuOptions::with_threads(1), 0, &config, &ops);

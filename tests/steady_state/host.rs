@@ -135,7 +135,7 @@ impl<B: Backend> Host<B> {
         if seed.is_multiple_of(5) {
             // Two prompts that share a prefix.
             let half = &self.prompt[..self.prompt.len().div_ceil(2)];
-            let prompt = |tokens| Prompt { namespace: Namespace::default(), tokens, promise };
+            let prompt = |tokens| Prompt { namespace: Namespace::default(), tokens, admit: promise.into() };
             match self.engine.admit_batch(&[prompt(&self.prompt[..]), prompt(half)]) {
                 Ok(admitted) => {
                     self.live.extend(admitted.iter().map(|one| one.seq));

@@ -86,7 +86,7 @@ pub(crate) fn plan_batch<'step>(
     assert!(pages.alloc(new_pages), "the pages were reclaimed");
     let shared = find_spans(shape, prefixes, sequences, finder, items, bump);
     let batch = Batch { shape, items, drafts, needs, size, new_pages };
-    let plan = if shape.layout.slots_fit_i32() {
+    let plan = if shape.slots_fit_i32() {
         fill::<i32>(sequences, steps, &batch, bump)
     } else {
         fill::<i64>(sequences, steps, &batch, bump)
@@ -183,7 +183,7 @@ mod tests {
     use crate::id::{Namespace, TokenId};
     use crate::layout::{Capacity, PoolConfig};
     use crate::plan::{Extend, Prompt, STEP_TOKENS_MAX, StepScratch};
-    use crate::system::admit::{Admit, admit};
+    use crate::system::admit::{Admitting, admit};
     use crate::world::World;
 
     #[test]
@@ -197,8 +197,8 @@ mod tests {
         let mut items = Vec::new();
         for count in 1..=5_u64 {
             let (namespace, tokens) = (Namespace::default(), &[TokenId::new(7)]);
-            let prompt = Prompt { namespace, tokens, promise: 0 };
-            let seq = admit(Admit::from(&mut world), &prompt).expect("there is room");
+            let prompt = Prompt { namespace, tokens, admit: 0.into() };
+            let seq = admit(Admitting::from(&mut world), &prompt).expect("there is room");
             world.sequences.get_mut(seq).expect("it is live").token_len = LEN;
             items.push(Extend { seq, len: LEN });
             let (tokens, max) = (count << 30, u64::from(STEP_TOKENS_MAX));

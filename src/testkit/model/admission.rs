@@ -7,7 +7,7 @@ use super::{AdmissionKind, Model, Sequence};
 use crate::config::PrefixMode;
 use crate::error::Error;
 use crate::id::{Namespace, PageId, Scope, SeqKey, StepId, TokenId};
-use crate::plan::Prompt;
+use crate::plan::{Admit, Prompt};
 
 /// The expected result of `Engine::admission`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +45,7 @@ impl Model {
     /// Returns the number of whole pages that `Engine::match_prefix` finds.
     pub fn match_prefix(&self, namespace: Namespace, prompt: &[TokenId]) -> u32 {
         let scope = self.next_scope(namespace);
-        self.tree.hit(scope, self.findable(prompt)) as u32
+        self.tree.hit(scope, self.findable(prompt, u32::MAX)) as u32
     }
 
     /// Returns the device pages at the start of a text's longest cached prefix.
@@ -54,11 +54,10 @@ impl Model {
     }
 
     /// `Engine::admission`
-    pub fn admission(&self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<AdmissionWant, Error> {
-        self.check_prompt(namespace, prompt, promise)?;
-        self.check_rows(1, prompt.len())?;
-        let scope = self.next_scope(namespace);
-        Ok(self.estimate(scope, prompt, promise))
+    pub fn admission(&self, prompt: &Prompt<'_>) -> Result<AdmissionWant, Error> {
+        self.check_prompt(prompt)?;
+        self.check_rows(1, prompt.tokens.len())?;
+        self.estimate(self.next_scope(prompt.namespace), prompt.tokens, prompt.admit)
     }
 
     /// `Engine::admit_batch`, with `keys` as in [`Model::admit`]. Returns the leader of each prompt.
@@ -68,7 +67,7 @@ impl Model {
         prompts: &[Prompt<'_>],
     ) -> Result<Vec<Option<(SeqKey, u32)>>, Error> {
         for prompt in prompts {
-            self.check_prompt(prompt.namespace, prompt.tokens, prompt.promise)?;
+            self.check_prompt(prompt)?;
         }
         let max = self.shape.table.rows;
         if self.sequences.len() + prompts.len() > max as usize {
@@ -76,15 +75,21 @@ impl Model {
         }
         let leaves = prompts.iter().map(|prompt| prompt.tokens.len().div_ceil(self.leaf_tokens()));
         self.check_leaves(leaves.sum())?;
-        let hit = |prompt: &Prompt<'_>| self.tree.hit(self.next_scope(prompt.namespace), self.findable(prompt.tokens));
+        let hit = |prompt: &Prompt<'_>| {
+            let findable = self.findable(prompt.tokens, prompt.admit.at_most);
+            self.tree.hit(self.next_scope(prompt.namespace), findable)
+        };
         let mut hits: Vec<_> = prompts.iter().map(hit).collect();
         let lacking = |(prompt, &pages): (&Prompt<'_>, &usize)| {
             let scope = self.next_scope(prompt.namespace);
-            u64::from(self.estimate_with(scope, prompt.tokens, prompt.promise, pages).lacking_pages)
+            u64::from(self.estimate_with(scope, prompt.tokens, prompt.admit, pages).lacking_pages)
         };
         let wanted: u64 = prompts.iter().zip(&hits).map(lacking).sum();
         let room = |model: &Self| u64::from(model.available().saturating_sub(model.idle_of_all(prompts)));
         if wanted > room(self) {
+            for prompt in prompts {
+                self.check_alone(prompt.tokens.len(), prompt.admit.promise)?;
+            }
             let without: u64 = prompts.iter().map(|prompt| lacking((prompt, &0))).sum();
             if !self.is_idle() || without > u64::from(self.available()) {
                 let after = self.first_after(|model| {
@@ -97,8 +102,9 @@ impl Model {
         let mut leaders = Vec::new();
         for ((&key, prompt), pages) in keys.iter().zip(prompts).zip(hits) {
             let scope = self.next_scope(prompt.namespace);
-            leaders.push(self.leader(scope, self.findable(prompt.tokens)).filter(|_| self.shares()));
-            self.admit_with(key, scope, prompt.tokens, prompt.promise, pages);
+            let findable = self.findable(prompt.tokens, prompt.admit.at_most);
+            leaders.push(self.leader(scope, findable).filter(|_| self.shares()));
+            self.admit_with(key, scope, prompt.tokens, prompt.admit, pages);
         }
         Ok(leaders)
     }
@@ -109,7 +115,7 @@ impl Model {
         let before = locked.tree.evictable();
         for prompt in prompts {
             let scope = self.next_scope(prompt.namespace);
-            let pages = self.tree.hit(scope, self.findable(prompt.tokens));
+            let pages = self.tree.hit(scope, self.findable(prompt.tokens, prompt.admit.at_most));
             locked.tree.lock(scope, prompt.tokens, pages);
             for key in self.tree.tail_cells(scope, prompt.tokens, pages) {
                 locked.tree.acquire_cell(&key);
@@ -119,18 +125,17 @@ impl Model {
     }
 
     /// `Engine::admit`. If the engine has admitted the prompt, `key` is the key that it has returned.
-    pub fn admit(&mut self, key: SeqKey, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<(), Error> {
-        self.check_prompt(namespace, prompt, promise)?;
-        self.check_rows(1, prompt.len())?;
-        let scope = self.next_scope(namespace);
-        self.estimate(scope, prompt, promise).check()?;
-        let pages = self.used_hit(scope, prompt, promise);
-        self.admit_with(key, scope, prompt, promise, pages);
+    pub fn admit(&mut self, key: SeqKey, prompt: &Prompt<'_>) -> Result<(), Error> {
+        let Prompt { tokens, admit, .. } = *prompt;
+        self.admission(prompt)?.check()?;
+        let scope = self.next_scope(prompt.namespace);
+        let pages = self.used_hit(scope, tokens, admit);
+        self.admit_with(key, scope, tokens, admit, pages);
         Ok(())
     }
 
     /// Begins a new sequence that uses `pages` pages of its hit.
-    fn admit_with(&mut self, key: SeqKey, scope: Scope, prompt: &[TokenId], promise: u32, pages: usize) {
+    fn admit_with(&mut self, key: SeqKey, scope: Scope, prompt: &[TokenId], admit: Admit, pages: usize) {
         let sequence = Sequence {
             scope,
             tokens: prompt.to_vec(),
@@ -156,7 +161,7 @@ impl Model {
             last_step: 0,
         };
         self.sequences.insert(key, sequence);
-        let hit_len = self.begin_with(key, scope, promise, pages);
+        let hit_len = self.begin_with(key, scope, admit, pages);
         let sequence = self.sequences.get_mut(&key).expect("just made");
         sequence.admission_kind = Some(AdmissionKind::Admitted { prompt_len: prompt.len(), hit_len });
         self.counters.admissions += 1;
@@ -168,20 +173,21 @@ impl Model {
     }
 
     /// Checks a prompt. The replay names every namespace if the page hashes depend on names.
-    fn check_prompt(&self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<(), Error> {
-        if prompt.is_empty() {
+    fn check_prompt(&self, prompt: &Prompt<'_>) -> Result<(), Error> {
+        let Prompt { namespace, tokens, admit } = *prompt;
+        if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
         }
-        let (len, max) = (prompt.len() as u64, u64::from(self.shape.max_sequence_len));
+        let (len, max) = (tokens.len() as u64, u64::from(self.shape.max_sequence_len));
         if len > max {
             return Err(Error::TooLong { len, max });
         }
-        self.check_promise(promise)?;
+        self.check_promise(admit.promise)?;
         let ignores_names = self.shape.hashing.is_some_and(|hashing| !hashing.uses_names());
         if ignores_names && namespace != Namespace::default() {
             return Err(Error::UnnamedNamespace { namespace });
         }
-        check_known(0, prompt)
+        check_known(0, tokens)
     }
 
     /// Checks that `count` new sequences of `tokens` tokens each fit the tables.
@@ -195,10 +201,10 @@ impl Model {
 
     /// Returns the number of pages of the hit that a sequence of these tokens uses. In an idle pool, it is 0 if the
     /// sequence fits only without its hit.
-    pub(super) fn used_hit(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> usize {
-        let pages = self.tree.hit(scope, self.findable(tokens));
+    pub(super) fn used_hit(&self, scope: Scope, tokens: &[TokenId], admit: Admit) -> usize {
+        let pages = self.tree.hit(scope, self.findable(tokens, admit.at_most));
         let fits = |pages| {
-            let want = self.estimate_with(scope, tokens, promise, pages);
+            let want = self.estimate_with(scope, tokens, admit, pages);
             want.lacking_pages <= want.available_pages
         };
         if !fits(pages) && self.is_idle() && fits(0) { 0 } else { pages }
@@ -206,16 +212,36 @@ impl Model {
 
     /// Returns whether there are several groups and all pages are available to any call.
     fn is_idle(&self) -> bool {
-        self.tracks() > 1 && self.available() == self.shape.layout.page_count()
+        self.tracks() > 1 && self.available() == self.shape.layout.page_count() - self.shape.reserved_pages
     }
 
     /// Returns the cost of a sequence of these tokens.
-    pub(super) fn estimate(&self, scope: Scope, tokens: &[TokenId], promise: u32) -> AdmissionWant {
-        self.estimate_with(scope, tokens, promise, self.used_hit(scope, tokens, promise))
+    pub(super) fn estimate(&self, scope: Scope, tokens: &[TokenId], admit: Admit) -> Result<AdmissionWant, Error> {
+        let want = self.estimate_with(scope, tokens, admit, self.used_hit(scope, tokens, admit));
+        if want.check().is_err() {
+            self.check_alone(tokens.len(), admit.promise)?;
+        }
+        Ok(want)
+    }
+
+    /// Checks that a sequence of `len` tokens with a promise fits a pool without other sequences.
+    fn check_alone(&self, len: usize, promise: u32) -> Result<(), Error> {
+        let pages = (self.shape.layout.page_count() - self.shape.reserved_pages) as usize;
+        let fits = |len: usize, promise: usize| {
+            let [places, promised] = [len, promise].map(|tokens| tokens.div_ceil(self.page_size()));
+            self.most_pages(places).max(self.outstanding_of_promise(promised, 0, 0, 0)) <= pages
+        };
+        if fits(len, promise as usize) {
+            return Ok(());
+        }
+        let len = len.max(promise as usize);
+        let max = (0..len).rfind(|&len| fits(len, len)).expect("a sequence without tokens fits");
+        Err(Error::TooLong { len: len as u64, max: max as u64 })
     }
 
     /// Returns the cost of a sequence of these tokens that uses `pages` pages of its hit.
-    fn estimate_with(&self, scope: Scope, tokens: &[TokenId], promise: u32, pages: usize) -> AdmissionWant {
+    fn estimate_with(&self, scope: Scope, tokens: &[TokenId], admit: Admit, pages: usize) -> AdmissionWant {
+        let Admit { promise, at_most } = admit;
         let all = self.most_pages(tokens.len().div_ceil(self.page_size()));
         let promised_places = (promise as usize).div_ceil(self.page_size());
         let device = self.on_device(scope, tokens, pages);
@@ -242,14 +268,15 @@ impl Model {
             lacking_pages,
             available_pages,
             after: self.first_after(is_admitted).filter(|_| !fits),
-            leader: self.leader(scope, self.findable(tokens)).filter(|_| self.shares()),
+            leader: self.leader(scope, self.findable(tokens, at_most)).filter(|_| self.shares()),
         }
     }
 
     /// Starts a sequence, which has no pages yet, on the first `pages` cached pages of its tokens. Returns the number
     /// of tokens in these pages.
-    pub(super) fn begin_with(&mut self, key: SeqKey, scope: Scope, promise: u32, pages: usize) -> usize {
-        let tokens = self.findable(&self.sequences[&key].tokens);
+    pub(super) fn begin_with(&mut self, key: SeqKey, scope: Scope, admit: Admit, pages: usize) -> usize {
+        let Admit { promise, at_most } = admit;
+        let tokens = self.findable(&self.sequences[&key].tokens, at_most);
         let full = self.tree.matched_len(scope, tokens);
         let (len, promised) = (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
         let has_groups = self.tracks() > 1;

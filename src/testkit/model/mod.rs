@@ -157,7 +157,7 @@ impl Model {
         }
         Self {
             shape,
-            pages: Pages::new(page_count),
+            pages: Pages::new(page_count, shape.reserved_pages),
             tree,
             sequences: BTreeMap::new(),
             steps: BTreeMap::new(),
@@ -224,10 +224,10 @@ impl Model {
         self.shares() || self.tracks() > 1
     }
 
-    /// Returns the tokens of a prompt that may match. At least one token must be computed.
-    fn findable<'a>(&self, tokens: &'a [TokenId]) -> &'a [TokenId] {
+    /// Returns the tokens of a prompt that may match: at most `at_most`. At least one token must be computed.
+    fn findable<'a>(&self, tokens: &'a [TokenId], at_most: u32) -> &'a [TokenId] {
         match tokens.split_last() {
-            Some((_, before)) if self.shares() => before,
+            Some((_, before)) if self.shares() => &before[..before.len().min(at_most as usize)],
             _ => &[],
         }
     }
@@ -265,7 +265,7 @@ impl Model {
         Ok(&self.sequence(seq)?.table)
     }
 
-    /// `Engine::track_table`
+    /// `Engine::page_runs`, as one list
     pub fn track_table(&self, seq: SeqKey, track: u32) -> Result<&[PageId], Error> {
         let sequence = self.sequence(seq)?;
         Ok(match track {

@@ -13,6 +13,8 @@ pub enum PageIs {
     Cached,
     /// A sequence has released it, but an unfinished step may still access it.
     Fenced,
+    /// No sequence gets it.
+    Reserved,
 }
 
 /// The states of all pages.
@@ -20,9 +22,9 @@ pub enum PageIs {
 pub struct Pages(Vec<PageIs>);
 
 impl Pages {
-    /// Creates `count` free pages.
-    pub fn new(count: u32) -> Self {
-        Self(vec![PageIs::Free; count as usize])
+    /// Creates `count` pages. The first `reserved` ones are reserved, the others free.
+    pub fn new(count: u32, reserved: u32) -> Self {
+        Self((0..count).map(|page| if page < reserved { PageIs::Reserved } else { PageIs::Free }).collect())
     }
 
     /// Returns the state of a page.

@@ -3,7 +3,7 @@
 use super::{AdmissionKind, ForkWant, Lock, Model, PageIs, Released, Sequence, Step};
 use crate::error::Error;
 use crate::id::{Scope, SeqKey, StepId, TokenId};
-use crate::plan::Keep;
+use crate::plan::{Admit, Keep};
 use crate::sequence::SWAP_MARKS;
 
 impl Sequence {
@@ -187,17 +187,17 @@ impl Model {
     }
 
     /// `Engine::resume`
-    pub fn resume(&mut self, seq: SeqKey, promise: u32) -> Result<(), Error> {
+    pub fn resume(&mut self, seq: SeqKey, admit: Admit) -> Result<(), Error> {
         let sequence = self.sequence(seq)?;
         if !sequence.preempted {
             return Err(Error::NotPreempted { seq });
         }
-        self.check_promise(promise)?;
+        self.check_promise(admit.promise)?;
         // The sequence begins anew: in the present generation, or without prefix reuse in its own generation.
         let scope = self.next_scope(sequence.scope.namespace);
-        self.estimate(scope, &sequence.tokens, promise).check()?;
-        let pages = self.used_hit(scope, &sequence.tokens, promise);
-        let hit_len = self.begin_with(seq, scope, promise, pages);
+        self.estimate(scope, &sequence.tokens, admit)?.check()?;
+        let pages = self.used_hit(scope, &sequence.tokens, admit);
+        let hit_len = self.begin_with(seq, scope, admit, pages);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         sequence.admission_kind = Some(match sequence.admission_kind {
             Some(AdmissionKind::Admitted { prompt_len, .. }) => AdmissionKind::Admitted { prompt_len, hit_len },

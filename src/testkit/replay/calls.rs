@@ -9,7 +9,7 @@ use crate::error::EngineError;
 use crate::id::{Namespace, SeqKey, StepId, TokenId};
 use crate::plan::{self, Admitted, Extend, Forked, Keep};
 use crate::testkit::model::{AdmissionWant, ForkWant};
-use crate::testkit::op::{Op, Promise, Prompt};
+use crate::testkit::op::{Limit, Op, Promise, Prompt};
 
 impl<B: Inspect> Host<B> {
     /// Makes an op's call on the engine and on the model.
@@ -29,7 +29,7 @@ impl<B: Inspect> Host<B> {
             Op::Abort { pick } => self.abort(pick),
             Op::Finish { pick, publish } => self.finish(pick, keep(publish)),
             Op::Preempt { pick, publish } => self.preempt(pick, keep(publish)),
-            Op::Resume { pick, promise } => self.resume(pick, promise),
+            Op::Resume { pick, promise, limit } => self.resume(pick, promise, limit),
             Op::Mark { pick, more } => self.mark(pick, more),
             Op::Load { first, count } => self.load(first, count),
             Op::SaveAhead { pages } => self.save_ahead(pages),
@@ -74,10 +74,11 @@ impl<B: Inspect> Host<B> {
 
     fn admit(&mut self, spec: &Prompt) -> Result<(), String> {
         let (namespace, prompt) = self.prompt(spec);
-        let promise = self.promise(spec.promise, prompt.len());
-        self.compare_admission(namespace, &prompt, promise)?;
-        let got = self.engine.admit(namespace, &prompt, promise);
-        let want = self.model.admit(got.unwrap_or_default(), namespace, &prompt, promise);
+        let admit = self.terms(spec.promise, spec.limit, prompt.len());
+        let asked = plan::Prompt { namespace, tokens: &prompt, admit };
+        self.compare_admission(&asked)?;
+        let got = self.engine.admit(namespace, &prompt, admit);
+        let want = self.model.admit(got.unwrap_or_default(), &asked);
         let want = self.model.counted(want);
         self.check_result("admit", &got.map(|_| ()), &want)?;
         if let Ok(seq) = got {
@@ -88,8 +89,8 @@ impl<B: Inspect> Host<B> {
     }
 
     /// Compares `Engine::admission`, which returns the cost before an admission.
-    fn compare_admission(&mut self, namespace: Namespace, prompt: &[TokenId], promise: u32) -> Result<(), String> {
-        let got = self.engine.admission(namespace, prompt, promise);
+    fn compare_admission(&mut self, prompt: &plan::Prompt<'_>) -> Result<(), String> {
+        let got = self.engine.admission(prompt.namespace, prompt.tokens, prompt.admit);
         let named = got.ok().and_then(|got| got.leader);
         let got = got.map(|got| AdmissionWant {
             cached_len: got.cached_len,
@@ -100,11 +101,11 @@ impl<B: Inspect> Host<B> {
             after: got.after,
             leader: got.leader.map(|leader| (leader.seq, leader.cached_len)),
         });
-        let want = self.model.admission(namespace, prompt, promise);
+        let want = self.model.admission(prompt);
         agree("admission", &got, &want)?;
         if let Some(leader) = named {
             self.summary.count("admission with a leader".to_owned());
-            let text = prompt[..leader.cached_len as usize].to_vec();
+            let text = prompt.tokens[..leader.cached_len as usize].to_vec();
             self.leaders.push_front((leader, self.model.cut_count(leader.seq), text));
             self.leaders.truncate(4);
         }
@@ -113,7 +114,7 @@ impl<B: Inspect> Host<B> {
 
     fn admit_batch(&mut self, spec: &Prompt, count: u8) -> Result<(), String> {
         let (namespace, first) = self.prompt(spec);
-        let promise = self.promise(spec.promise, first.len());
+        let admit = self.terms(spec.promise, spec.limit, first.len());
         let max = self.engine.shape().max_sequence_len as usize;
         // Texts 1 to 3 are longer than text 0 by half a page, by a page, and by nothing. Text 3 is in the other
         // namespace.
@@ -131,7 +132,7 @@ impl<B: Inspect> Host<B> {
             .map(|(i, tokens)| plan::Prompt {
                 namespace: if i == 3 { Namespace::new(1 - namespace.raw()) } else { namespace },
                 tokens,
-                promise,
+                admit,
             })
             .collect();
         let got = self.engine.admit_batch(&prompts).map(<[_]>::to_vec);
@@ -158,7 +159,8 @@ impl<B: Inspect> Host<B> {
 
     fn match_prefix(&mut self, spec: &Prompt) -> Result<(), String> {
         let (namespace, prompt) = self.prompt(spec);
-        self.compare_admission(namespace, &prompt, self.promise(spec.promise, prompt.len()))?;
+        let admit = self.terms(spec.promise, spec.limit, prompt.len());
+        self.compare_admission(&plan::Prompt { namespace, tokens: &prompt, admit })?;
         let found = self.engine.match_prefix(namespace, &prompt);
         agree("match_prefix", &found.pages(), &self.model.match_prefix(namespace, &prompt))
     }
@@ -288,14 +290,14 @@ impl<B: Inspect> Host<B> {
         self.check_result("preempt", &got, &want)
     }
 
-    fn resume(&mut self, pick: u8, promise: Promise) -> Result<(), String> {
+    fn resume(&mut self, pick: u8, promise: Promise, limit: Limit) -> Result<(), String> {
         let live = self.live.iter().copied();
         let preempted: Vec<_> = live.filter(|&seq| self.model.is_preempted(seq)).collect();
         let seq = preempted.get(usize::from(pick) % preempted.len().max(1));
         let seq = seq.filter(|_| pick < 200).copied().unwrap_or(self.pick(pick));
-        let promise = self.promise(promise, self.known(seq));
-        let got = self.engine.resume(seq, promise);
-        let want = self.model.resume(seq, promise);
+        let admit = self.terms(promise, limit, self.known(seq));
+        let got = self.engine.resume(seq, admit);
+        let want = self.model.resume(seq, admit);
         let want = self.model.counted(want);
         self.check_result("resume", &got, &want)
     }

@@ -6,6 +6,7 @@ use super::host::{Host, OTHER, names};
 use crate::error::Error;
 use crate::event::Event;
 use crate::id::{LayerId, Namespace, PageId, SeqKey, SwapPageId, TokenId};
+use crate::plan::Extend;
 
 impl<B: Inspect> Host<B> {
     /// Compares the engine's state with the model's, and the match of one earlier text. Verifies the engine.
@@ -52,8 +53,16 @@ impl<B: Inspect> Host<B> {
         let table = engine.page_table(seq).map(Iterator::collect::<Vec<_>>);
         agree("page_table", &table, &model.page_table(seq).map(<[_]>::to_vec))?;
         for track in 0..engine.shape().table.tracks {
-            let table = engine.track_table(seq, track).map(Iterator::collect::<Vec<_>>);
-            agree("track_table", &table, &model.track_table(seq, track).map(<[_]>::to_vec))?;
+            let runs = engine.page_runs(seq, track).map(|runs| runs.collect::<Vec<_>>().concat());
+            let want = model.track_table(seq, track).map(<[_]>::to_vec);
+            agree("page_runs", &runs, &want)?;
+            let width = model.page_table(seq).map_or(0, <[_]>::len) + 1;
+            let mut dense = vec![0; width];
+            let written = engine.write_tables(&[Extend { seq, len: 0 }], track, width, 7, &mut dense);
+            let kept = want.iter().flatten().map(|page| page.raw());
+            let before = width - 1 - want.as_ref().map_or(0, Vec::len);
+            let want: Vec<_> = std::iter::repeat_n(7, before).chain(kept).chain([7]).collect();
+            agree("write_tables", &written.map(|()| dense), &Ok(want))?;
         }
         self.compare_bytes(seq).map_err(|what| format!("{seq:?}: {what}"))
     }

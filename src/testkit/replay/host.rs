@@ -10,10 +10,10 @@ use crate::error::Error;
 use crate::hash::{NamespaceNames, PageHash};
 use crate::id::{Namespace, PageId, SeqKey, StepId, SwapPageId, TokenId};
 use crate::moves::{FetchId, PutId};
-use crate::plan::{Leader, StepScratch};
+use crate::plan::{Admit, Leader, StepScratch};
 use crate::testkit::index::Index;
 use crate::testkit::model::Model;
-use crate::testkit::op::{Promise, Prompt, SmallConfig};
+use crate::testkit::op::{Limit, Promise, Prompt, SmallConfig};
 use crate::testkit::rng::mix;
 
 /// Number of earlier texts whose prefixes new prompts may share.
@@ -227,6 +227,12 @@ impl<B: Inspect> Host<B> {
             254 => tokens as u32 / 2,
             _ => max.min((tokens + more) as u32),
         }
+    }
+
+    /// Returns what a sequence of `tokens` tokens asks of its admission.
+    pub(super) fn terms(&self, promise: Promise, limit: Limit, tokens: usize) -> Admit {
+        let at_most = if limit < 224 { u32::MAX } else { u32::from(limit) % (tokens as u32 + 2) };
+        Admit { promise: self.promise(promise, tokens), at_most }
     }
 
     pub(super) fn remember(&mut self, text: Vec<TokenId>) {

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Counts the instructions of one call of each case with callgrind, and writes benches/instructions.txt, so that a review
 # shows changes of cost. Given cases, it only prints their counts. Counts vary by about 1 %, because hash tables have
-# random seeds.
+# random seeds. One codegen unit: with 16, LLVM's partition of the crate moves counts of untouched code by 2 to 5 %.
 # Usage: benches/instructions.sh [CASE...]      Needs: valgrind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1
 cargo build -q --release --bench instructions
 bin=$(cargo build -q --release --bench instructions --message-format=json | sed -n 's/.*"executable":"\([^"]*instructions[^"]*\)".*/\1/p')
 cases=${*:-$("$bin")}

@@ -24,7 +24,7 @@ pub enum Event<'a> {
     /// A medium no longer has these pages. The deepest page comes first. The hashes are those of the `Stored` events. A
     /// page that moves is stored in one medium before it is removed from the other.
     Removed {
-        /// The medium.
+        /// The medium that had the pages.
         medium: Medium,
         /// Hash of each page.
         hashes: PageHashes<'a>,
@@ -41,7 +41,7 @@ pub struct Stored<'a> {
     pub namespace: Namespace,
     /// Names of the namespace.
     pub names: &'a NamespaceNames,
-    /// The medium.
+    /// The medium that now has the pages.
     pub medium: Medium,
     /// Hash of the page before the first of these pages, stored by an earlier event; `None` at the start of a prefix.
     /// Pages in swap memory may follow a page that is only on the device.

@@ -21,7 +21,6 @@ use crate::memory::{Memory, OutOfMemory};
 /// One sequence's part in a step.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct StepItem {
-    /// The sequence.
     pub seq: SeqKey,
     /// Epoch of the sequence when the item was planned.
     pub preemption_epoch: u32,

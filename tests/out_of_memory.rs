@@ -15,8 +15,8 @@ use kvarena::{
     Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, KvDtype, KvShape, Null, PoolConfig,
 };
 
-/// Smaller blocks never fail: Rust and slotmap allocate some of them infallibly.
-const TABLE: usize = 512;
+/// Smaller blocks never fail: Rust and slotmap allocate some of them infallibly. The tables of names have 340 and 660.
+const TABLE: usize = 256;
 
 thread_local! {
     /// Bytes of the largest block that this thread may allocate.

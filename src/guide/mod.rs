@@ -1,7 +1,8 @@
 //! Chapters on the use of the crate. Each contains programs that run as doctests.
 //!
 //! 1. [`the_loop`]: admit, plan, store and attend, append, commit, complete.
-//! 2. [`own_tensors`]: the engine over a host's own tensors and kernels, and the calls of vLLM, SGLang and nano-vllm here.
+//! 2. [`own_tensors`]: the engine over a host's own tensors and kernels, and the calls of vLLM, SGLang and nano-vllm
+//!    here.
 //! 3. [`tree`]: the prefix tree without an engine, over a host's own allocator.
 //! 4. [`overlap`]: plan a step before the tokens of the last one arrive.
 //! 5. [`samples`]: several outputs from one prompt, and a rejected fork.

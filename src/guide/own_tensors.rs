@@ -73,11 +73,10 @@
 //! # The outbox
 //!
 //! [`drain`](crate::Outbox::drain) passes all waiting [`Work`](crate::Work) in order. Do it before the launch of the
-//! last plan's step, on the same stream. A plan fails with
-//! [`Undrained`](crate::backend::OutboxError::Undrained) while work of an earlier plan waits, so a forgotten drain is an
-//! error, not wrong bytes. Each piece has a byte form ([`to_bytes`](crate::Work::to_bytes)) for workers in other
-//! processes. With swap memory, report finished moves by [`saved`](crate::Outbox::saved) and
-//! [`loaded`](crate::Outbox::loaded).
+//! last plan's step, on the same stream. A plan fails with [`Undrained`](crate::backend::OutboxError::Undrained) while
+//! work of an earlier plan waits, so a forgotten drain is an error, not wrong bytes. Each piece has a byte form
+//! ([`to_bytes`](crate::Work::to_bytes)) for workers in other processes. With swap memory, report finished moves by
+//! [`saved`](crate::Outbox::saved) and [`loaded`](crate::Outbox::loaded).
 //!
 //! A host that has no copies to make, because it neither forks nor drafts nor swaps, may use
 //! [`Null`](crate::Null). `Null` drops work silently.

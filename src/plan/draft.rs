@@ -121,7 +121,7 @@ impl DraftTree {
 /// The branch of a sequence's drafts to accept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Branch<'a> {
-    /// The sequence.
+    /// The sequence whose drafts wait.
     pub seq: SeqKey,
     /// Ascending indices of the branch's tokens within the item: a root, a token that follows it, and so on. If empty,
     /// all drafts are dropped.

@@ -34,7 +34,7 @@ const _: () = assert!(cfg!(target_endian = "little"));
 /// One item of a batch: a sequence and its number of new tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extend {
-    /// The sequence.
+    /// The sequence to extend.
     pub seq: SeqKey,
     /// Number of new tokens to compute, at least 1.
     pub len: u32,
@@ -162,7 +162,7 @@ impl<'a> SlotMapping<'a> {
 /// The plan of one step, which every backend reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchPlan<'step> {
-    /// The step.
+    /// The step, which `commit`, `complete` and `abort` name.
     pub step: StepId,
     /// The sequences, in the order of the batch.
     pub rows: &'step [BatchRow],

@@ -103,7 +103,7 @@ impl Admission {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The sequence.
+    /// The sequence that computes the tokens.
     pub seq: SeqKey,
     /// Number of the prompt's first tokens that are cached once the sequence has committed them; greater than
     /// [`Admission::cached_len`].
@@ -116,7 +116,7 @@ pub struct Leader {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Admitted {
-    /// The sequence.
+    /// The new sequence.
     pub seq: SeqKey,
     /// The prompt's leader at the time of admission. It may be the sequence of an earlier prompt of the batch.
     pub leader: Option<Leader>,

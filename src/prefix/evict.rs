@@ -144,7 +144,7 @@ impl PrefixTree {
     }
 
     /// Takes a node out of the list of idle nodes.
-    #[inline]
+    #[inline(always)]
     pub(super) fn unlist(&mut self, node: NodeKey) {
         if let Some(ages) = &mut self.ages {
             ages.leave(node, self.order.after(&self.usage, node));

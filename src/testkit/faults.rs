@@ -160,16 +160,7 @@ impl<B: Backend> Backend for Failing<B> {
 }
 
 impl<B: SwapMemory> SwapMemory for Failing<B> {
-    type Read = B::Read;
-    type Write = B::Write;
-
-    fn lease(&mut self, page: SwapPageId) -> B::Read {
-        self.inner.lease(page)
-    }
-
-    fn lease_mut(&mut self, page: SwapPageId) -> B::Write {
-        self.inner.lease_mut(page)
-    }
+    forward_backend!(inner: B, Failed::Inner; leases);
 }
 
 impl<B: Inspect> Inspect for Failing<B> {

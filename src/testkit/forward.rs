@@ -1,7 +1,8 @@
 //! Forwards calls of [`Backend`](crate::Backend) to an inner backend, for test doubles that change only some calls.
 
 /// Implements the given calls of `Backend`. Each call forwards to the backend in a field, and maps its error. `types`
-/// are the associated types except the error; `moves` are saves, loads and `moved`.
+/// are the associated types except the error; `leases` are those and the calls of `SwapMemory`. Parentheses enclose a
+/// field that contains the backend in a cell: `(inner.get_mut()): B`.
 ///
 /// ```ignore
 /// impl<B: Backend> Backend for Failing<B> {
@@ -13,25 +14,28 @@
 #[macro_export(local_inner_macros)]
 macro_rules! forward_backend {
     ($field:ident: $inner:ty, $error:expr; $($call:ident),* $(,)?) => {
+        $(forward_backend!(@$call ($field), $inner, $error);)*
+    };
+    ($field:tt: $inner:ty, $error:expr; $($call:ident),* $(,)?) => {
         $(forward_backend!(@$call $field, $inner, $error);)*
     };
-    (@types $field:ident, $inner:ty, $error:expr) => {
+    (@types ($($field:tt)+), $inner:ty, $error:expr) => {
         type Rows<'a> = <$inner as $crate::Backend>::Rows<'a>;
         type RowsMut<'a> = <$inner as $crate::Backend>::RowsMut<'a>;
         type Sinks<'a> = <$inner as $crate::Backend>::Sinks<'a>;
         type Lse<'a> = <$inner as $crate::Backend>::Lse<'a>;
     };
-    (@begin $field:ident, $inner:ty, $error:expr) => {
+    (@begin ($($field:tt)+), $inner:ty, $error:expr) => {
         fn begin(&mut self, plan: &$crate::BatchPlan<'_>) -> Result<(), Self::Error> {
-            self.$field.begin(plan).map_err($error)
+            self.$($field)+.begin(plan).map_err($error)
         }
     };
-    (@end $field:ident, $inner:ty, $error:expr) => {
+    (@end ($($field:tt)+), $inner:ty, $error:expr) => {
         fn end(&mut self, end: $crate::plan::StepEnd) {
-            self.$field.end(end);
+            self.$($field)+.end(end);
         }
     };
-    (@store_cache $field:ident, $inner:ty, $error:expr) => {
+    (@store_cache ($($field:tt)+), $inner:ty, $error:expr) => {
         fn store_cache(
             &mut self,
             plan: &$crate::BatchPlan<'_>,
@@ -39,10 +43,10 @@ macro_rules! forward_backend {
             k: Self::Rows<'_>,
             v: Self::Rows<'_>,
         ) -> Result<(), Self::Error> {
-            self.$field.store_cache(plan, layer, k, v).map_err($error)
+            self.$($field)+.store_cache(plan, layer, k, v).map_err($error)
         }
     };
-    (@rope_store $field:ident, $inner:ty, $error:expr) => {
+    (@rope_store ($($field:tt)+), $inner:ty, $error:expr) => {
         fn rope_store(
             &mut self,
             plan: &$crate::BatchPlan<'_>,
@@ -50,10 +54,10 @@ macro_rules! forward_backend {
             rope: &$crate::backend::Rope<Self::Rows<'_>, Self::Sinks<'_>>,
             qkv: Self::RowsMut<'_>,
         ) -> Result<(), Self::Error> {
-            self.$field.rope_store(plan, layer, rope, qkv).map_err($error)
+            self.$($field)+.rope_store(plan, layer, rope, qkv).map_err($error)
         }
     };
-    (@attend $field:ident, $inner:ty, $error:expr) => {
+    (@attend ($($field:tt)+), $inner:ty, $error:expr) => {
         fn attend_queries(
             &mut self,
             plan: &$crate::BatchPlan<'_>,
@@ -63,48 +67,62 @@ macro_rules! forward_backend {
             out: Self::RowsMut<'_>,
             lse: Option<Self::Lse<'_>>,
         ) -> Result<(), Self::Error> {
-            self.$field.attend_queries(plan, layer, attend, q, out, lse).map_err($error)
+            self.$($field)+.attend_queries(plan, layer, attend, q, out, lse).map_err($error)
         }
     };
-    (@copy_pages $field:ident, $inner:ty, $error:expr) => {
+    (@copy_pages ($($field:tt)+), $inner:ty, $error:expr) => {
         fn copy_pages(&mut self, copies: &[$crate::plan::PageCopy]) -> Result<(), Self::Error> {
-            self.$field.copy_pages(copies).map_err($error)
+            self.$($field)+.copy_pages(copies).map_err($error)
         }
     };
-    (@compact $field:ident, $inner:ty, $error:expr) => {
+    (@compact ($($field:tt)+), $inner:ty, $error:expr) => {
         fn compact(&mut self, compactions: &[$crate::plan::Compaction]) -> Result<(), Self::Error> {
-            self.$field.compact(compactions).map_err($error)
+            self.$($field)+.compact(compactions).map_err($error)
         }
     };
-    (@moves $field:ident, $inner:ty, $error:expr) => {
+    (@save_pages ($($field:tt)+), $inner:ty, $error:expr) => {
         fn save_pages(
             &mut self,
             id: $crate::id::MoveId,
             moves: &[$crate::plan::PageMove],
         ) -> Result<(), Self::Error> {
-            self.$field.save_pages(id, moves).map_err($error)
+            self.$($field)+.save_pages(id, moves).map_err($error)
         }
-
+    };
+    (@load_pages ($($field:tt)+), $inner:ty, $error:expr) => {
         fn load_pages(
             &mut self,
             id: $crate::id::MoveId,
             moves: &[$crate::plan::PageMove],
         ) -> Result<(), Self::Error> {
-            self.$field.load_pages(id, moves).map_err($error)
+            self.$($field)+.load_pages(id, moves).map_err($error)
+        }
+    };
+    (@moved ($($field:tt)+), $inner:ty, $error:expr) => {
+        fn moved(&mut self) -> Result<$crate::backend::Moved, Self::Error> {
+            self.$($field)+.moved().map_err($error)
+        }
+    };
+    (@leases ($($field:tt)+), $inner:ty, $error:expr) => {
+        type Read = <$inner as $crate::backend::SwapMemory>::Read;
+        type Write = <$inner as $crate::backend::SwapMemory>::Write;
+
+        fn lease(&mut self, page: $crate::id::SwapPageId) -> Self::Read {
+            self.$($field)+.lease(page)
         }
 
-        fn moved(&mut self) -> Result<$crate::backend::Moved, Self::Error> {
-            self.$field.moved().map_err($error)
+        fn lease_mut(&mut self, page: $crate::id::SwapPageId) -> Self::Write {
+            self.$($field)+.lease_mut(page)
         }
     };
-    (@swap_pages $field:ident, $inner:ty, $error:expr) => {
+    (@swap_pages ($($field:tt)+), $inner:ty, $error:expr) => {
         fn swap_pages(&self) -> u32 {
-            self.$field.swap_pages()
+            self.$($field)+.swap_pages()
         }
     };
-    (@synchronize $field:ident, $inner:ty, $error:expr) => {
+    (@synchronize ($($field:tt)+), $inner:ty, $error:expr) => {
         fn synchronize(&mut self) -> Result<(), Self::Error> {
-            self.$field.synchronize().map_err($error)
+            self.$($field)+.synchronize().map_err($error)
         }
     };
 }

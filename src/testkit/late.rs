@@ -6,16 +6,16 @@
 //! oldest batch, so polling makes progress.
 
 use std::cell::RefCell;
+use std::convert::identity;
 
 use super::replay::Inspect;
 use crate::backend::{
-    Attend, Backend, Cpu, CpuError, CpuOptions, CpuRead, CpuRows, CpuRowsMut, CpuWrite, Moved, OpenBackend, PlanError,
-    Queries, Rope, SwapMemory,
+    Backend, Cpu, CpuError, CpuOptions, CpuRead, CpuWrite, Moved, OpenBackend, PlanError, SwapMemory,
 };
 use crate::config::StepBounds;
 use crate::id::{LayerId, MoveId, PageId, SlotId, SwapPageId};
 use crate::layout::{PlaneName, PoolLayout, TableShape};
-use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, StepEnd};
+use crate::plan::{BatchPlan, PageCopy, PageMove};
 
 /// Opens a [`Late`].
 #[derive(Clone, Debug, Default)]
@@ -161,10 +161,7 @@ impl OpenBackend for LateOptions {
 
 impl Backend for Late {
     type Error = CpuError;
-    type Rows<'a> = CpuRows<'a>;
-    type RowsMut<'a> = CpuRowsMut<'a>;
-    type Sinks<'a> = &'a [f32];
-    type Lse<'a> = &'a mut [f32];
+    forward_backend!((inner.get_mut()): Cpu, identity; types, end, store_cache, rope_store, attend, compact);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
         let first = self.table.page_word(0, 0);
@@ -177,50 +174,10 @@ impl Backend for Late {
         Ok(())
     }
 
-    fn end(&mut self, end: StepEnd) {
-        self.inner.get_mut().end(end);
-    }
-
-    fn store_cache(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        k: CpuRows<'_>,
-        v: CpuRows<'_>,
-    ) -> Result<(), CpuError> {
-        self.inner.get_mut().store_cache(plan, layer, k, v)
-    }
-
-    fn rope_store(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        rope: &Rope<CpuRows<'_>, &[f32]>,
-        qkv: CpuRowsMut<'_>,
-    ) -> Result<(), CpuError> {
-        self.inner.get_mut().rope_store(plan, layer, rope, qkv)
-    }
-
-    fn attend_queries(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        attend: &Attend,
-        queries: Queries<CpuRows<'_>, &[f32]>,
-        out: CpuRowsMut<'_>,
-        lse: Option<&mut [f32]>,
-    ) -> Result<(), CpuError> {
-        self.inner.get_mut().attend_queries(plan, layer, attend, queries, out, lse)
-    }
-
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CpuError> {
         let pages: Vec<_> = copies.iter().flat_map(|copy| [copy.source, copy.target]).collect();
         self.settle_pages(&pages);
         self.inner.get_mut().copy_pages(copies)
-    }
-
-    fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CpuError> {
-        self.inner.get_mut().compact(compactions)
     }
 
     fn swap_pages(&self) -> u32 {

@@ -371,9 +371,10 @@ impl Planner {
         let slots = slots.concat();
         let narrow: Vec<_> = slots.iter().map(|&slot| slot as i32).collect();
         let (first, narrow_first) = (slots.split_at(tokens.len()), narrow.split_at(tokens.len()));
-        let [slot_mapping, track_slots] = match self.wide_slots {
-            true => [first.0, first.1].map(SlotMapping::I64),
-            false => [narrow_first.0, narrow_first.1].map(SlotMapping::I32),
+        let [slot_mapping, track_slots] = if self.wide_slots {
+            [first.0, first.1].map(SlotMapping::I64)
+        } else {
+            [narrow_first.0, narrow_first.1].map(SlotMapping::I32)
         };
         let writes = latest(std::mem::take(&mut self.writes));
         OwnedPlan::from(&BatchPlan {

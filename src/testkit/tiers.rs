@@ -118,9 +118,10 @@ impl Tiers {
         path[..device + swap].iter().for_each(|&name| self.lock(name));
         path[..device].iter().for_each(|&name| self.release_swap(name));
         let matched = device + swap;
-        let fetched = match self.setting.store {
-            true => path[matched..limit].iter().take_while(|name| self.fetch(**name)).count(),
-            false => 0,
+        let fetched = if self.setting.store {
+            path[matched..limit].iter().take_while(|name| self.fetch(**name)).count()
+        } else {
+            0
         };
         self.make_room(swap + fetched);
         self.figures.loaded_pages += (swap + fetched) as u64;

@@ -9,11 +9,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use half::{bf16, f16};
 use kvarena::backend::{
-    CpuError, CpuRead, CpuRows, CpuRowsMut, CpuWrite, ElementsMut, Moved, NO_POSITION, OpenBackend, Queries, Rope,
-    Select, Selection, SparseBackend, SwapMemory,
+    CpuError, CpuRows, CpuRowsMut, ElementsMut, Moved, NO_POSITION, OpenBackend, Queries, Rope, Select, Selection,
+    SparseBackend, SwapMemory,
 };
 use kvarena::config::StepBounds;
-use kvarena::id::{MoveId, SwapPageId};
+use kvarena::id::MoveId;
 use kvarena::layout::{PoolLayout, TableShape};
 use kvarena::plan::{BatchRow, Compaction, PageCopy, PageMove, SlotMapping, StepEnd};
 use kvarena::testkit::contract::{
@@ -302,16 +302,7 @@ impl SparseBackend for Defective {
 }
 
 impl SwapMemory for Defective {
-    type Read = CpuRead;
-    type Write = CpuWrite;
-
-    fn lease(&mut self, page: SwapPageId) -> CpuRead {
-        self.cpu.lease(page)
-    }
-
-    fn lease_mut(&mut self, page: SwapPageId) -> CpuWrite {
-        self.cpu.lease_mut(page)
-    }
+    forward_backend!(cpu: Cpu, identity; leases);
 }
 
 impl TestBackend for Defective {

@@ -16,10 +16,7 @@ fn in_turn() -> impl Fn(&Case) -> Either<CpuOptions, CpuOptions> {
     move |case| {
         let (scales, labels) = (case.scales(), case.labels());
         let options = CpuOptions { scales, labels, ..CpuOptions::with_threads(1) };
-        match is_right.fetch_xor(true, Ordering::Relaxed) {
-            true => Either::Right(options),
-            false => Either::Left(options),
-        }
+        if is_right.fetch_xor(true, Ordering::Relaxed) { Either::Right(options) } else { Either::Left(options) }
     }
 }
 

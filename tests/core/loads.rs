@@ -61,10 +61,7 @@ fn others_are_planned_while_a_sequence_loads() {
 fn pages_of_another_sequences_load_are_loading() {
     type Other = fn(&mut Host<Late>, SeqKey, bool) -> SeqKey;
     let admitted: Other = |engine, _, _| engine.begin(&text(0));
-    let before: Other = |engine, loads, is_begun| match is_begun {
-        false => engine.begin(&text(0)),
-        true => loads,
-    };
+    let before: Other = |engine, loads, is_begun| if is_begun { loads } else { engine.begin(&text(0)) };
     let resumed: Other = |engine, loads, is_begun| {
         if is_begun {
             engine.preempt(loads, Keep::Publish).expect("it runs");
@@ -72,9 +69,8 @@ fn pages_of_another_sequences_load_are_loading() {
         }
         loads
     };
-    let forked: Other = |engine, loads, is_begun| match is_begun {
-        false => loads,
-        true => engine.fork(loads, 1, 0).expect("there is room").children[0],
+    let forked: Other = |engine, loads, is_begun| {
+        if is_begun { engine.fork(loads, 1, 0).expect("there is room").children[0] } else { loads }
     };
     let groups = Groups::new(&[Reach::All, Reach::Window(6)], &[0, 1]).expect("two groups");
     for groups in [Groups::ONE, groups] {

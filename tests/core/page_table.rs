@@ -37,9 +37,10 @@ fn page_tables_have_a_word_for_every_page_of_every_row() {
         let mut left = tokens;
         let mut lens = Vec::new();
         for row in 0..rows {
-            let len = match row + 1 == rows {
-                true => left.min(len_max.into()),
-                false => left.min(u64::from(len_max / leaf_tokens * leaf_tokens + 1)).min(len_max.into()),
+            let len = if row + 1 == rows {
+                left.min(len_max.into())
+            } else {
+                left.min(u64::from(len_max / leaf_tokens * leaf_tokens + 1)).min(len_max.into())
             };
             left -= len;
             lens.push(len as u32);

@@ -68,18 +68,12 @@ impl Arrays {
 
     fn plan(&self, step: u64, wide: bool) -> BatchPlan<'_> {
         BatchPlan {
-            track_slots: match wide {
-                true => SlotMapping::I64(&self.track_wide),
-                false => SlotMapping::I32(&self.track_narrow),
-            },
+            track_slots: if wide { SlotMapping::I64(&self.track_wide) } else { SlotMapping::I32(&self.track_narrow) },
             step: StepId::new(step),
             rows: &self.rows,
             tokens: &self.tokens,
             positions: &self.positions,
-            slot_mapping: match wide {
-                true => SlotMapping::I64(&self.wide),
-                false => SlotMapping::I32(&self.narrow),
-            },
+            slot_mapping: if wide { SlotMapping::I64(&self.wide) } else { SlotMapping::I32(&self.narrow) },
             table_writes: &self.writes,
             shared: self.spans.plan(),
             masks: &self.masks,

@@ -395,10 +395,8 @@ fn garbled_lists_are_refused_or_stay_within_the_pool() {
         let (row, first) = (RowId::new(rng.below(4) as u32), rng.below(20) as u32);
         let compaction = Compaction { row, first, keep: rng.below(32) };
         let is_copy = rng.one_in(2);
-        let mut bytes = match is_copy {
-            true => PageCopy::list_to_bytes(&[copy]),
-            false => Compaction::list_to_bytes(&[compaction]),
-        };
+        let mut bytes =
+            if is_copy { PageCopy::list_to_bytes(&[copy]) } else { Compaction::list_to_bytes(&[compaction]) };
         let at = rng.below(bytes.len() as u64) as usize;
         bytes[at] = if rng.one_in(2) { rng.below(8) as u8 } else { rng.bits() as u8 };
         let result = match is_copy {

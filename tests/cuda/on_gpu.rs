@@ -6,12 +6,9 @@ use std::ops::Range;
 
 use cust::sys;
 use half::{bf16, f16};
-use kvarena::backend::cuda::{
-    Cuda, CudaError, CudaOptions, CudaRead, CudaStream, CudaWrite, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu,
-};
+use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu};
 use kvarena::backend::{OpenBackend, Queries, Select, Selection, SparseBackend, SwapMemory};
 use kvarena::config::StepBounds;
-use kvarena::id::SwapPageId;
 use kvarena::layout::{Dtype, KvScales, LabelChannels, PoolLayout, Reach, Scaling, TableShape};
 use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes, rounding};
 use kvarena::{Attend, Backend, BatchPlan, KvShape, LayerId, PageId, forward_backend};
@@ -217,22 +214,13 @@ impl Backend for OnGpu {
     type Error = CudaError;
     forward_backend!(
         cuda: Cuda, identity;
-        types, begin, end, store_cache, rope_store, attend, copy_pages, compact, swap_pages, moves,
-        synchronize
+        types, begin, end, store_cache, rope_store, attend, copy_pages, compact, swap_pages, save_pages, load_pages,
+        moved, synchronize
     );
 }
 
 impl SwapMemory for OnGpu {
-    type Read = CudaRead;
-    type Write = CudaWrite;
-
-    fn lease(&mut self, page: SwapPageId) -> CudaRead {
-        self.cuda.lease(page)
-    }
-
-    fn lease_mut(&mut self, page: SwapPageId) -> CudaWrite {
-        self.cuda.lease_mut(page)
-    }
+    forward_backend!(cuda: Cuda, identity; leases);
 }
 
 impl TestBackend for OnGpu {

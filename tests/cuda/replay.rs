@@ -4,12 +4,11 @@ use std::cell::RefCell;
 use std::convert::identity;
 
 use half::{bf16, f16};
-use kvarena::backend::cuda::{CudaError, DeviceBuffer, DeviceRows, DeviceRowsMut};
-use kvarena::backend::{Moved, OpenBackend, Rope, SwapMemory};
+use kvarena::backend::cuda::{CudaError, DeviceBuffer};
+use kvarena::backend::{Moved, OpenBackend, SwapMemory};
 use kvarena::config::{EngineShape, StepBounds};
-use kvarena::id::{MoveId, SwapPageId};
+use kvarena::id::SwapPageId;
 use kvarena::layout::{PlaneName, PoolLayout, Reach, Scaling, TableShape};
-use kvarena::plan::{Compaction, PageCopy, PageMove};
 use kvarena::testkit::contract::bytes;
 use kvarena::testkit::op::SmallConfig;
 use kvarena::testkit::quantised::value;
@@ -35,6 +34,12 @@ impl Watched {
         let layout = self.gpu.cuda.layout();
         layout.of_group(layout.place(layer).group)
     }
+
+    /// Returns the backend for a call that changes the pool.
+    fn written(&mut self) -> &mut OnGpu {
+        self.pool.take();
+        &mut self.gpu
+    }
 }
 
 /// Options of a [`Watched`].
@@ -56,53 +61,13 @@ impl OpenBackend for WatchedOptions {
 
 impl Backend for Watched {
     type Error = CudaError;
-    forward_backend!(gpu: OnGpu, identity; types, end, attend, swap_pages, synchronize);
+    forward_backend!(gpu: OnGpu, identity; types, end, attend, swap_pages, save_pages, synchronize);
+    forward_backend!((written()): OnGpu, identity; store_cache, rope_store, copy_pages, compact, load_pages);
 
     fn begin(&mut self, plan: &BatchPlan<'_>) -> Result<(), CudaError> {
         self.gpu.begin(plan)?;
         self.words = self.gpu.cuda.table_words()?;
         Ok(())
-    }
-
-    fn store_cache(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        k: DeviceRows<'_>,
-        v: DeviceRows<'_>,
-    ) -> Result<(), CudaError> {
-        self.pool.take();
-        self.gpu.store_cache(plan, layer, k, v)
-    }
-
-    fn rope_store(
-        &mut self,
-        plan: &BatchPlan<'_>,
-        layer: LayerId,
-        rope: &Rope<DeviceRows<'_>, DeviceRows<'_>>,
-        qkv: DeviceRowsMut<'_>,
-    ) -> Result<(), CudaError> {
-        self.pool.take();
-        self.gpu.rope_store(plan, layer, rope, qkv)
-    }
-
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), CudaError> {
-        self.pool.take();
-        self.gpu.copy_pages(copies)
-    }
-
-    fn compact(&mut self, compactions: &[Compaction]) -> Result<(), CudaError> {
-        self.pool.take();
-        self.gpu.compact(compactions)
-    }
-
-    fn save_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
-        self.gpu.save_pages(id, moves)
-    }
-
-    fn load_pages(&mut self, id: MoveId, moves: &[PageMove]) -> Result<(), CudaError> {
-        self.pool.take();
-        self.gpu.load_pages(id, moves)
     }
 
     fn moved(&mut self) -> Result<Moved, CudaError> {

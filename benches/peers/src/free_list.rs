@@ -4,11 +4,10 @@
 
 use std::hint::black_box;
 
-use crate::Row;
+use crate::{Row, ours};
+use crate::cases::work;
 use crate::cases::pages::{AllocFree, COUNT};
 use crate::cases::sample::median_ns;
-use crate::cases::work;
-use crate::ours;
 
 const PAGES: usize = 1 << 20;
 

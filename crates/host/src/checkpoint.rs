@@ -15,7 +15,6 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use crate::error::{Error, Result};
 use crate::fields::Fields;
 use crate::files::{check_content, read_json};
-use crate::gguf::Gguf;
 use crate::matrix::Numbers;
 use crate::quantised::{self, FP8_BLOCK, MXFP4_BLOCK};
 use crate::source::Source;
@@ -181,14 +180,6 @@ impl Checkpoint {
             "{path}: tensor {name} is {dtype:?}, only BF16, F16, F32, matrices of F8_E4M3 and U8 of MXFP4 are implemented"
         ))
     }
-}
-
-/// Opens the weights of a model directory or of a GGUF file.
-///
-/// # Errors
-/// The errors of [`Checkpoint::open`] or [`Gguf::open`].
-pub fn open(dir: &Path) -> Result<Box<dyn Source>> {
-    if dir.is_file() { Ok(Box::new(Gguf::open(dir)?)) } else { Ok(Box::new(Checkpoint::open(dir)?)) }
 }
 
 impl Source for Checkpoint {

@@ -17,7 +17,6 @@ use crate::family::Family;
 use crate::fields::Fields;
 use crate::files::read_json;
 use crate::gemma::{self, WindowHeads};
-use crate::gguf::Gguf;
 use crate::latent::LatentConfig;
 use crate::linear::Activation;
 use crate::nope::NopeConfig;
@@ -88,16 +87,12 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads `config.json`, and the stop tokens of `generation_config.json` if there is one; or the metadata of a GGUF
-    /// file.
+    /// Reads `config.json` of a folder, and the stop tokens of `generation_config.json` if there is one.
     ///
     /// # Errors
     /// A file cannot be read or parsed; the model needs a property that is not implemented; or a field is missing,
     /// invalid or contradicts another one.
     pub fn read(dir: &Path) -> Result<Self> {
-        if dir.is_file() {
-            return Gguf::open(dir)?.config();
-        }
         let path = dir.join("config.json");
         let mut config = Self::parse(&path, &read_json(&path)?)?;
         let generation = dir.join("generation_config.json");

@@ -47,6 +47,7 @@ pub mod linear;
 pub mod matrix;
 pub mod memory;
 pub mod model;
+pub mod model_files;
 pub mod nope;
 pub mod ops;
 pub mod quantised;

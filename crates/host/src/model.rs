@@ -7,7 +7,6 @@ use std::path::Path;
 
 use kvarena::layout::Reach;
 
-use crate::checkpoint;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
 use crate::error::Result;
@@ -16,6 +15,7 @@ use crate::family::Family;
 use crate::latent::{Latent, LatentWork};
 use crate::linear::{Linear, Mlp, MlpWork, resize};
 use crate::matrix::Matrix;
+use crate::model_files::ModelFiles;
 use crate::ops::{self, Angles};
 use crate::source::Source;
 
@@ -136,12 +136,13 @@ pub struct Workspace {
 }
 
 impl Model {
-    /// Reads a model directory.
+    /// Reads a model folder or a GGUF file.
     ///
     /// # Errors
-    /// The errors of [`ModelConfig::read`] and [`checkpoint::open`].
-    pub fn read(dir: &Path) -> Result<Self> {
-        Self::build(ModelConfig::read(dir)?, &mut *checkpoint::open(dir)?)
+    /// The errors of [`ModelFiles`].
+    pub fn read(path: &Path) -> Result<Self> {
+        let files = ModelFiles::open(path)?;
+        Self::build(files.config()?, &mut *files.weights()?)
     }
 
     /// Builds the model of `config` from the tensors of `source`.

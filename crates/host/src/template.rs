@@ -11,7 +11,6 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::files::{read_file, read_json};
-use crate::gguf::Gguf;
 
 type Rendering<T> = std::result::Result<T, minijinja::Error>;
 
@@ -23,36 +22,36 @@ pub struct Template {
 }
 
 impl Template {
-    /// Reads the template of `chat_template.jinja` or `tokenizer_config.json`, or of a GGUF file, if there is one.
+    /// Reads the template of a folder's `chat_template.jinja` or `tokenizer_config.json`, if there is one.
     ///
     /// # Errors
     /// An existing file cannot be read or is damaged.
     pub fn read(dir: &Path) -> Result<Option<Self>> {
         let file = dir.join("chat_template.jinja");
+        let tokens = tokens_of(dir)?;
         if file.exists() {
-            return Self::of_file(&file, Some(dir), Error::model).map(Some);
+            return Self::of_file(&file, &tokens, Error::model).map(Some);
         }
-        let [config, map] = tokens_of(Some(dir))?;
+        let [config, map] = tokens;
         let Some(source) = template_of(&config) else { return Ok(None) };
         Self::parse(dir, source.to_owned(), &config, &map).map(Some)
     }
 
-    /// Reads the template of a file. The special tokens are those of the model directory or GGUF file `dir`, if there
-    /// is one.
+    /// Reads the template of a file. `tokens` are the contents of the model's `tokenizer_config.json` and
+    /// `special_tokens_map.json`; null stands for a missing file.
     ///
     /// # Errors
-    /// The file cannot be read or is damaged: an error of the request. A file of the model is damaged.
-    pub fn from_file(file: &Path, dir: Option<&Path>) -> Result<Self> {
-        Self::of_file(file, dir, Error::request)
+    /// The file cannot be read or is damaged: an error of the request.
+    pub fn from_file(file: &Path, tokens: &[Value; 2]) -> Result<Self> {
+        Self::of_file(file, tokens, Error::request)
     }
 
     /// Does the work of [`Template::from_file`]; `fault` makes the error of the template's own file.
-    fn of_file(file: &Path, dir: Option<&Path>, fault: fn(String) -> Error) -> Result<Self> {
+    fn of_file(file: &Path, [config, map]: &[Value; 2], fault: fn(String) -> Error) -> Result<Self> {
         let own = |e: Error| fault(e.message);
         let source =
             String::from_utf8(read_file(file).map_err(own)?).map_err(|e| fault(format!("{}: {e}", file.display())))?;
-        let [config, map] = tokens_of(dir)?;
-        Self::parse(file, source, &config, &map).map_err(own)
+        Self::parse(file, source, config, map).map_err(own)
     }
 
     /// Reads the template of the content of a `tokenizer_config.json`; `path` is for messages.
@@ -116,15 +115,12 @@ fn tests_content(source: &str) -> bool {
     })
 }
 
-/// Returns the contents of the files that name a directory's special tokens: `tokenizer_config.json` and
-/// `special_tokens_map.json`. Null stands for a missing file. The metadata of a GGUF file becomes the first one.
-fn tokens_of(dir: Option<&Path>) -> Result<[Value; 2]> {
-    if let Some(file) = dir.filter(|dir| dir.is_file()) {
-        return Ok([Gguf::open(file)?.tokenizer_config()?, Value::Null]);
-    }
+/// Returns the contents of the files that name a folder's special tokens: `tokenizer_config.json` and
+/// `special_tokens_map.json`. Null stands for a missing file.
+pub(crate) fn tokens_of(dir: &Path) -> Result<[Value; 2]> {
     let read = |name: &str| {
-        let path = dir.map(|dir| dir.join(name)).filter(|path| path.exists());
-        path.map_or(Ok(Value::Null), |path| read_json(&path))
+        let path = dir.join(name);
+        if path.exists() { read_json(&path) } else { Ok(Value::Null) }
     };
     Ok([read("tokenizer_config.json")?, read("special_tokens_map.json")?])
 }

@@ -12,7 +12,6 @@ use tokenizers::Tokenizer;
 use crate::coding::{Coding, Contents};
 use crate::error::{Error, Result};
 use crate::files::read_file;
-use crate::gguf::Gguf;
 use crate::template::Template;
 
 /// A message of a chat: its role and its text.
@@ -37,15 +36,12 @@ pub struct Text {
 }
 
 impl Text {
-    /// Reads `tokenizer.json`, if there is one, and the chat template of `chat_template.jinja` or
-    /// `tokenizer_config.json`; or the metadata of a GGUF file. `template` replaces this template.
+    /// Reads a folder's `tokenizer.json`, if there is one, and the chat template of `chat_template.jinja` or
+    /// `tokenizer_config.json`. `template` replaces this template.
     ///
     /// # Errors
     /// An existing file is unreadable or damaged, or see [`Text::parse`].
     pub fn read(dir: &Path, vocab: usize, template: Option<Template>) -> Result<Self> {
-        if dir.is_file() {
-            return Gguf::open(dir)?.text(vocab, template);
-        }
         let template = template.map_or_else(|| Template::read(dir), |template| Ok(Some(template)))?;
         let path = dir.join("tokenizer.json");
         if path.exists() {

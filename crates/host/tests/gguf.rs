@@ -6,17 +6,17 @@ mod common;
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use common::contiguous::greedy;
 use common::files::Dir;
 use common::gguf::{pair, string, tensor, whole};
 use common::serving::{Setting, requests, serve};
 use half::{bf16, f16};
-use kvarena_host::checkpoint;
-use kvarena_host::config::ModelConfig;
+use kvarena_host::error::Result;
 use kvarena_host::gguf::Gguf;
 use kvarena_host::model::Model;
+use kvarena_host::source::Source;
 use kvarena_host::text::{Message, Text};
 use serde_json::Value;
 
@@ -27,6 +27,15 @@ const MODELS: [&str; 3] = ["llama", "llama-tied", "gemma3"];
 
 fn file(name: &str) -> PathBuf {
     common::dir("gguf").join(format!("{name}.gguf"))
+}
+
+fn open(name: &str) -> Gguf {
+    Gguf::open(&file(name)).expect("the file opens")
+}
+
+/// Reads the tokenizer of a file whose vocabulary has `vocab` tokens.
+fn text(path: &Path, vocab: usize) -> Result<Text> {
+    Gguf::open(path)?.text(vocab, None)
 }
 
 fn json(name: &str) -> Value {
@@ -50,7 +59,8 @@ fn hash(numbers: &[f32]) -> u64 {
 fn dequantised_tensors_have_the_bits_of_the_reference() {
     let expected = json("models.json");
     for name in MODELS {
-        let mut source = checkpoint::open(&file(name)).expect("the file opens");
+        let gguf = open(name);
+        let mut source = &gguf;
         for (tensor, expected) in expected[name]["tensors"].as_object().expect("tensors") {
             let shape: Vec<usize> = ids(&expected["shape"]).into_iter().map(|n| n as usize).collect();
             let numbers = source.numbers(tensor, &shape).expect("the tensor is read").to_f32();
@@ -93,7 +103,7 @@ fn logits_and_tokens_are_those_of_the_reference() {
 #[test]
 fn tokenizers_are_those_of_the_reference() {
     for (name, cases) in json("tokenizers.json").as_object().expect("tokenizers") {
-        let text = Text::read(&file(&format!("tokenizer-{name}")), 1000, None).expect("a tokenizer");
+        let text = text(&file(&format!("tokenizer-{name}")), 1000).expect("a tokenizer");
         for case in cases.as_array().expect("cases") {
             let source = case["text"].as_str().expect("a text");
             let ids = ids(&case["ids"]);
@@ -108,9 +118,10 @@ fn tokenizers_are_those_of_the_reference() {
 fn templates_and_stop_tokens_are_in_the_metadata() {
     let expected = json("models.json");
     for (name, stop) in [("llama", vec![402, 403]), ("llama-tied", vec![2]), ("gemma3", vec![1, 5])] {
-        let config = ModelConfig::read(&file(name)).expect("a config");
+        let gguf = open(name);
+        let config = gguf.config().expect("a config");
         assert_eq!(config.eos, stop, "{name}");
-        let text = Text::read(&file(name), config.vocab, None).expect("a tokenizer");
+        let text = gguf.text(config.vocab, None).expect("a tokenizer");
         let user = Message { role: "user".into(), content: "hi".into() };
         let chat = expected[name]["chat"].as_str().expect("a text");
         let tokens = text.encode_with(chat, false).expect("tokens");
@@ -151,7 +162,7 @@ fn changed_bytes_of_the_header_do_no_harm() {
         if let Ok(config) = &config
             && at % 23 == 0
         {
-            let _ = (Model::read(&path), Text::read(&path, config.vocab, None));
+            let _ = (Model::read(&path), text(&path, config.vocab));
         }
         refused += usize::from(config.is_err());
         opened.write_all_at(&[*byte], at as u64).expect("a byte is written");
@@ -220,12 +231,12 @@ fn biases_of_queries_are_ordered_as_their_rows() {
         let mut bytes = whole(3, 1, 2, &body);
         bytes.resize(bytes.len().next_multiple_of(32), 0);
         bytes.extend((0..10).flat_map(|i| (i as f32).to_le_bytes()));
-        checkpoint::open(&dir.write("model.gguf", bytes)).expect("the file opens")
+        Gguf::open(&dir.write("model.gguf", bytes)).expect("the file opens")
     };
     let own = "model.layers.0.self_attn.q_proj.bias";
-    let bias = open(tensor(name, &[8], 0, 0)).vector(own, 8).expect("a bias");
+    let bias = (&open(tensor(name, &[8], 0, 0))).vector(own, 8).expect("a bias");
     assert_eq!(bias, [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
-    let error = open(tensor(name, &[32], 8, 0)).vector(own, 32).expect_err("no rows").message;
+    let error = (&open(tensor(name, &[32], 8, 0))).vector(own, 32).expect_err("no rows").message;
     assert!(error.contains("a bias in Q8_0 is not implemented"), "{error}");
 }
 
@@ -243,8 +254,8 @@ fn norms_of_gemma_have_any_type() {
         let mut bytes = whole(3, 1, 1, &body);
         bytes.resize(bytes.len().next_multiple_of(32), 0);
         bytes.extend(data);
-        let mut source = checkpoint::open(&dir.write("model.gguf", bytes)).expect("the file opens");
-        assert_eq!(source.vector("model.norm.weight", 4).expect("a norm"), [0.0, 0.5, 2.0, -0.75]);
+        let gguf = Gguf::open(&dir.write("model.gguf", bytes)).expect("the file opens");
+        assert_eq!((&gguf).vector("model.norm.weight", 4).expect("a norm"), [0.0, 0.5, 2.0, -0.75]);
     }
 }
 
@@ -265,7 +276,7 @@ fn merges_that_form_no_token_or_too_many_are_refused() {
         pair("tokenizer.ggml.tokens", 9, texts(&["aa", "bb"])),
         pair("tokenizer.ggml.merges", 9, texts(&["aa bb"])),
     ];
-    let error = Text::read(&dir.write("model.gguf", whole(3, 0, 5, &body)), 1000, None).err();
+    let error = text(&dir.write("model.gguf", whole(3, 0, 5, &body)), 1000).err();
     let message = error.expect("a wrong merge").message;
     assert!(message.contains("\"aa\" and \"bb\" form no token"), "{message}");
 
@@ -277,7 +288,7 @@ fn merges_that_form_no_token_or_too_many_are_refused() {
         pair("tokenizer.ggml.tokens", 9, [list(8), tokens.collect()].concat()),
         pair("tokenizer.ggml.scores", 9, [list(6), vec![0; 4 * 999]].concat()),
     ];
-    let error = Text::read(&dir.write("model.gguf", whole(3, 0, 4, &body)), 1000, None).err();
+    let error = text(&dir.write("model.gguf", whole(3, 0, 4, &body)), 1000).err();
     let message = error.expect("too many merges").message;
     assert!(message.contains("merges of more than"), "{message}");
 }
@@ -303,11 +314,11 @@ fn tokenizers_and_scalings_that_are_not_implemented_are_refused_by_name() {
         let path = dir.write("model.gguf", bytes);
         let error = match name {
             "llama-tied" => Model::read(&path).err(),
-            _ => Text::read(&path, 1000, None).err(),
+            _ => text(&path, 1000).err(),
         };
         let error = error.expect(message).message;
         assert!(error.contains(message), "{error}");
     }
-    let error = Text::read(&file("tokenizer-smollm"), 400, None).err().expect("too many tokens").message;
+    let error = text(&file("tokenizer-smollm"), 400).err().expect("too many tokens").message;
     assert!(error.contains("has id 400, but the model's vocabulary has 400 tokens"), "{error}");
 }

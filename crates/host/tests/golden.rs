@@ -59,10 +59,7 @@ fn settings(dtype: KvDtype, overlap: bool, has_one_shape: bool) -> Vec<Setting> 
     for (i, page_size) in PAGE_SIZES.into_iter().enumerate() {
         for (j, prefix) in PREFIXES.into_iter().enumerate() {
             for (k, schedule) in SCHEDULES.into_iter().enumerate() {
-                let layout = match has_one_shape && (i + j + k) % 2 == 0 {
-                    true => Layout::LayerFirst,
-                    false => Layout::PageFirst,
-                };
+                let layout = if has_one_shape && (i + j + k) % 2 == 0 { Layout::LayerFirst } else { Layout::PageFirst };
                 let plain = Setting { dtype, page_size, layout, overlap, ..Setting::default() };
                 settings.push(Setting { prefix, schedule, ..plain });
             }

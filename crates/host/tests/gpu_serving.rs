@@ -21,6 +21,7 @@ use kvarena_host::gpu::ranks::{RanksRunner, WeightSource};
 use kvarena_host::gpu::runner::{GpuOptions, GpuRunner};
 use kvarena_host::gpu::weights::Share;
 use kvarena_host::model::Model;
+use kvarena_host::model_files::ModelFiles;
 use kvarena_host::request::{Defaults, Request};
 use kvarena_host::runner::Runner;
 use kvarena_host::sample::Sampling;
@@ -97,7 +98,7 @@ fn compare(device: &Rc<Device>, dir: &Path, requests: &[Request]) {
     let model = Model::read(dir).expect("the model loads");
     let options = CpuOptions::with_threads(1);
     let expected = serve(CpuRunner::new(&model), options, |_, _| {}, requests);
-    let weights = WeightSource::Files(dir.into()).weights(device, &model.config, Share::WHOLE);
+    let weights = WeightSource::Files(ModelFiles::Folder(dir.into())).weights(device, &model.config, Share::WHOLE);
     let weights = Rc::new(weights.expect("the weights fit"));
     let runner = GpuRunner::new(device.clone(), model.config.clone(), weights, OPTIONS);
     let runner = runner.expect("the GPU can serve");
@@ -150,7 +151,7 @@ fn a_lease_over_ranks_has_the_part_of_each_rank() {
     let Some(_device) = device() else { return };
     let dir = common::dir("qwen3-tiny");
     let config = Model::read(&dir).expect("the model is read").config;
-    let mut runner = match RanksRunner::new(&config, &WeightSource::Files(dir), OPTIONS, 2) {
+    let mut runner = match RanksRunner::new(&config, &WeightSource::Files(ModelFiles::Folder(dir)), OPTIONS, 2) {
         Ok(runner) => runner,
         Err(error) => return println!("not run on two GPUs: {error}"),
     };

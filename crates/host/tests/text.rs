@@ -34,9 +34,12 @@ fn streamed(text: &Text, mut decoder: Decoder, answer: &[u32]) -> String {
 fn streams_as_decoded_at_once(tokenizer: &Value, sequences: u32) {
     let (text, reference) = (read(tokenizer), tokenizer.to_string());
     let reference: Tokenizer = reference.parse().expect("a tokenizer");
-    let whole = |tokens: &[u32]| match tokens.iter().any(|&t| reference.id_to_token(t).is_some()) {
-        true => reference.decode(tokens, false).expect("decoded"),
-        false => String::new(),
+    let whole = |tokens: &[u32]| {
+        if tokens.iter().any(|&t| reference.id_to_token(t).is_some()) {
+            reference.decode(tokens, false).expect("decoded")
+        } else {
+            String::new()
+        }
     };
     let vocab = reference.get_vocab_size(true) as u64;
     let special = reference.get_added_tokens_decoder().len() as u64;

@@ -7,7 +7,6 @@ use clap::Parser;
 use kvarena::layout::LabelChannels;
 use kvarena::{CpuOptions, Engine, EngineConfig};
 use kvarena_host::calibrate;
-use kvarena_host::config::ModelConfig;
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::generation::Generation;
@@ -26,7 +25,7 @@ use kvarena_server::chat::{Console, Interrupt, chat};
 use kvarena_server::demo;
 use kvarena_server::http;
 use kvarena_server::output::{Form, Printer};
-use kvarena_server::setup;
+use kvarena_server::setup::{self, Unread};
 use kvarena_server::work::{self, Work};
 use serde_json::json;
 
@@ -74,17 +73,18 @@ fn run(args: &Args) -> Result<()> {
 }
 
 fn on_cpu(args: &Args) -> Result<()> {
-    let (shape, text) = setup::model_files(args)?;
-    let work = work::work(args, &shape, &text)?;
+    let (unread, text) = setup::model_files(args)?;
+    let shape = &unread.config;
+    let work = work::work(args, shape, &text)?;
     let cpu = setup::cpu_options(args)?;
-    let config = setup::engine_config(args, &shape, setup::POOL_BYTES)?;
-    work.check(&shape, &config)?;
+    let config = setup::engine_config(args, shape, setup::POOL_BYTES)?;
+    work.check(shape, &config)?;
     if let Some(sparse) = args.sparse {
-        return sparsely(args, sparse, &shape, text, work, cpu, config);
+        return sparsely(args, sparse, &unread, text, work, cpu, config);
     }
-    let model = setup::model(args, &shape)?;
+    let model = unread.model(args)?;
     let engine = Engine::new(config, cpu).map_err(setup::no_engine)?;
-    let (runner, policy) = (CpuRunner::new(&model), setup::policy(args, &shape)?);
+    let (runner, policy) = (CpuRunner::new(&model), setup::policy(args, shape)?);
     if let Some(path) = &args.calibrate {
         let mut server = Server::new(runner.calibrate(), engine, policy);
         serve(args, text, work, &mut server)?;
@@ -100,7 +100,7 @@ fn on_cpu(args: &Args) -> Result<()> {
 fn sparsely(
     args: &Args,
     sparse: Sparse,
-    shape: &ModelConfig,
+    unread: &Unread,
     text: Text,
     work: Work,
     cpu: CpuOptions,
@@ -115,7 +115,7 @@ fn sparsely(
         return Err(Error::request("--sparse with --chat or --serve needs --labels"));
     }
     let open = |config, labels| Engine::new(config, CpuOptions { labels, ..cpu.clone() }).map_err(setup::no_engine);
-    let model = &setup::model(args, shape)?;
+    let model = &unread.model(args)?;
     let reader = Reader::new(sparse.top, args.recall.then(|| Recall::new(table)));
     let runner = CpuRunner::new(model).read_sparsely(reader);
     let policy = setup::policy(args, &model.config)?;

@@ -1,6 +1,6 @@
 //! Converts the command line to a model, an engine's config and the options of serving.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kvarena::config::PrefixMode;
 use kvarena::layout::{Groups, KvScales, Scaling};
@@ -12,13 +12,13 @@ use crate::built_in;
 use crate::http::announcer::{EVENT_PAGES_MAX, HASHING};
 use crate::http::options::GenerationConfig;
 use kvarena_host::calibrate;
-use kvarena_host::checkpoint;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::draft::Drafting;
 use kvarena_host::error::{Error, Result, with_cause};
 use kvarena_host::generation::Generation;
 use kvarena_host::gguf::is_gguf;
 use kvarena_host::model::Model;
+use kvarena_host::model_files::ModelFiles;
 use kvarena_host::request::Defaults;
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::Policy;
@@ -32,40 +32,54 @@ pub const POOL_BYTES: u64 = 1 << 30;
 /// Maximum number of unfinished steps; a fork waits if no step is available.
 const STEPS_MAX: u32 = 1024;
 
-/// Reads the files of the model except its weights: its shape, its tokenizer and its chat template.
+/// Opens the files of the model, if any, and reads all but its weights: its shape, its tokenizer and its chat template.
 ///
 /// # Errors
 /// The model or the template of the command line cannot be used.
-pub fn model_files(args: &Args) -> Result<(ModelConfig, Text)> {
-    let dir = args.model.as_deref();
-    dir.map_or(Ok(()), check_dir)?;
-    let template = args.chat_template.as_ref().map(|file| Template::from_file(file, dir));
-    let template = template.transpose()?;
-    match (dir, args.random_model) {
-        (_, Some(shape)) => Ok((config_of(shape)?, Text::without_tokenizer(template))),
-        (Some(dir), None) => {
-            let config = ModelConfig::read(dir)?;
-            let text = Text::read(dir, config.vocab, template)?;
-            Ok((config, text))
+pub fn model_files(args: &Args) -> Result<(Unread, Text)> {
+    let open = |dir: &PathBuf| check_dir(dir).and_then(|()| ModelFiles::open(dir));
+    let files = args.model.as_ref().map(open).transpose()?;
+    let mut template = None;
+    if let Some(file) = &args.chat_template {
+        let tokens = files.as_ref().map(ModelFiles::special_tokens).transpose()?;
+        template = Some(Template::from_file(file, &tokens.unwrap_or_default())?);
+    }
+    let (config, text) = match (&files, args.random_model) {
+        (_, Some(shape)) => (config_of(shape)?, Text::without_tokenizer(template)),
+        (Some(files), None) => {
+            let config = files.config()?;
+            let text = files.text(config.vocab, template)?;
+            (config, text)
         }
         (None, None) => {
             let config = built_in::config()?;
             let text = built_in::text(config.vocab, template)?;
-            Ok((config, text))
+            (config, text)
         }
-    }
+    };
+    Ok((Unread { files, config }, text))
 }
 
-/// Reads the weights of the model, or generates random ones.
-///
-/// # Errors
-/// The weights cannot be read or do not fit the shape.
-pub fn model(args: &Args, config: &ModelConfig) -> Result<Model> {
-    let config = config.clone();
-    match &args.model {
-        _ if args.random_model.is_some() => Model::build(config, &mut Random { seed: args.seed }),
-        Some(dir) => Model::build(config, &mut *checkpoint::open(dir)?),
-        None => Model::build(config, &mut built_in::checkpoint()?),
+/// A model whose weights are not read yet.
+pub struct Unread {
+    /// The files; `None` for a random or the built-in model.
+    pub files: Option<ModelFiles>,
+    /// The shape.
+    pub config: ModelConfig,
+}
+
+impl Unread {
+    /// Reads the weights of the model, or generates random ones.
+    ///
+    /// # Errors
+    /// The weights cannot be read or do not fit the shape.
+    pub fn model(&self, args: &Args) -> Result<Model> {
+        let config = self.config.clone();
+        match &self.files {
+            _ if args.random_model.is_some() => Model::build(config, &mut Random { seed: args.seed }),
+            Some(files) => Model::build(config, &mut *files.weights()?),
+            None => Model::build(config, &mut built_in::checkpoint()?),
+        }
     }
 }
 

@@ -8,8 +8,7 @@ use crate::backend::cuda::driver::memory::{DeviceRows, DeviceRowsMut, Element};
 use crate::backend::cuda::driver::raw;
 use crate::backend::cuda::kernels::params::{AttendParams, SelectParams};
 use crate::backend::cuda::store::labels::Labels;
-use crate::backend::{Attend, Operand, PlanError, Queries, Select, Selection, SparseBackend};
-use crate::backend::{check, sparse};
+use crate::backend::{Attend, Operand, PlanError, Queries, Select, Selection, SparseBackend, check, sparse};
 use crate::id::LayerId;
 use crate::plan::BatchPlan;
 

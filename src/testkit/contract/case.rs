@@ -218,9 +218,12 @@ impl Case {
 pub(super) fn with_groups(config: &PoolConfig, rng: &mut Rng) -> PoolConfig {
     let layers = rng.within(2, 5) as u32;
     let count = rng.within(2, layers.min(4).into());
-    let limited = (1..count).map(|_| match rng.one_in(3) {
-        true => Reach::Chunk(rng.pick(&[1, 8, 16, 32, 64, 256, 2048])),
-        false => Reach::Window(rng.pick(&[1, 2, 5, 17, 33, 64, 100, 1000])),
+    let limited = (1..count).map(|_| {
+        if rng.one_in(3) {
+            Reach::Chunk(rng.pick(&[1, 8, 16, 32, 64, 256, 2048]))
+        } else {
+            Reach::Window(rng.pick(&[1, 2, 5, 17, 33, 64, 100, 1000]))
+        }
     });
     let reaches: Vec<_> = std::iter::once(Reach::All).chain(limited).collect();
     let groups = loop {

@@ -18,9 +18,10 @@ impl History {
     pub fn push(&mut self, layout: &PoolLayout, given: &Given, layer: LayerId, [k, v]: [&[f32]; 2]) {
         let [k_plane, v_plane] = planes(layout);
         let stored = Stored::new(layout, given, k_plane, layer, k);
-        self.v.extend(match layout.is_latent() {
-            true => stored.values[..layout.value_dim() as usize].to_vec(),
-            false => Stored::new(layout, given, v_plane, layer, v).values,
+        self.v.extend(if layout.is_latent() {
+            stored.values[..layout.value_dim() as usize].to_vec()
+        } else {
+            Stored::new(layout, given, v_plane, layer, v).values
         });
         self.k.extend(stored.values);
         self.labels.extend(stored.labels);

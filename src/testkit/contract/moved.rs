@@ -21,10 +21,7 @@ impl<B: TestBackend> World<'_, B> {
         }
         for _ in 0..self.rng.within(1, 4) {
             let free = self.planner.free_pages().to_vec();
-            match self.rng.one_in(2) {
-                true => self.save([pages, &free].concat()),
-                false => self.load(free),
-            }
+            if self.rng.one_in(2) { self.save([pages, &free].concat()) } else { self.load(free) }
         }
         if self.rng.one_in(4) {
             self.check_invalid_moves();

@@ -38,9 +38,10 @@ impl Tree {
     pub(super) fn queue_put(&mut self, path: Path) {
         let version = self.pages[&path].version;
         let page = PageVersion { path, version };
-        match self.stores.refused.is_empty() {
-            true => self.stores.queue.push_back(page),
-            false => self.stores.refused.push_back(page),
+        if self.stores.refused.is_empty() {
+            self.stores.queue.push_back(page)
+        } else {
+            self.stores.refused.push_back(page)
         }
         self.limit_puts();
     }

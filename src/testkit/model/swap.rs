@@ -206,9 +206,10 @@ impl Tree {
         let failed = self.cells.iter().filter(|(_, c)| c.swap_pages.iter().any(|h| swap.contains(h)));
         for key in failed.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
             let cell = self.cells.get_mut(&key).expect("just seen");
-            match cell.pages.is_empty() {
-                true => self.lose_idle_cell(&key, &mut gone),
-                false => cell.swap_pages.drain(..).for_each(|swap_page| self.swap.free(swap_page)),
+            if cell.pages.is_empty() {
+                self.lose_idle_cell(&key, &mut gone)
+            } else {
+                cell.swap_pages.drain(..).for_each(|swap_page| self.swap.free(swap_page))
             }
         }
         gone
@@ -350,17 +351,19 @@ impl Model {
         self.pages.turn(&pages, PageIs::Private, if failed { PageIs::Free } else { PageIs::Cached });
         for held in self.tree.pages.values_mut() {
             if held.page.is_some_and(|page| pages.contains(&page)) {
-                match failed {
-                    true => held.page = None,
-                    false => self.tree.swap.free(held.swap_page.take().expect("it was loaded from there")),
+                if failed {
+                    held.page = None
+                } else {
+                    self.tree.swap.free(held.swap_page.take().expect("it was loaded from there"))
                 }
             }
         }
         for cell in self.tree.cells.values_mut() {
             if cell.pages.iter().any(|page| pages.contains(page)) {
-                match failed {
-                    true => cell.pages.clear(),
-                    false => cell.swap_pages.drain(..).for_each(|swap_page| self.tree.swap.free(swap_page)),
+                if failed {
+                    cell.pages.clear()
+                } else {
+                    cell.swap_pages.drain(..).for_each(|swap_page| self.tree.swap.free(swap_page))
                 }
             }
         }

@@ -88,10 +88,8 @@ impl Peers {
             // SAFETY: no tensor exists, and all later ones stay on this stream.
             unsafe { cuda.disable_event_tracking() };
         }
-        let [layers, hidden, intermediate, q_heads, kv_heads, head_dim, vocab] = match gpu {
-            true => [28, 1024, 3072, 16, 8, 128, 151_936],
-            false => [8, 512, 1536, 8, 2, 64, 4096],
-        };
+        let [layers, hidden, intermediate, q_heads, kv_heads, head_dim, vocab] =
+            if gpu { [28, 1024, 3072, 16, 8, 128, 151_936] } else { [8, 512, 1536, 8, 2, 64, 4096] };
         let config = json!({
             "model_type": "qwen3", "dtype": "bfloat16", "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": intermediate,
             "num_hidden_layers": layers, "num_attention_heads": q_heads, "head_dim": head_dim,
@@ -278,9 +276,10 @@ impl SimpleBackend for Random {
         if let Some(tensor) = all.get(name) {
             return Ok(tensor.clone());
         }
-        let tensor = match name.contains("norm") {
-            true => Tensor::ones(shape, dtype, device)?,
-            false => Tensor::randn(0f32, 0.02, shape, device)?.to_dtype(dtype)?,
+        let tensor = if name.contains("norm") {
+            Tensor::ones(shape, dtype, device)?
+        } else {
+            Tensor::randn(0f32, 0.02, shape, device)?.to_dtype(dtype)?
         };
         all.insert(name.to_owned(), tensor.clone());
         Ok(tensor)

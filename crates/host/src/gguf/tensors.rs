@@ -17,7 +17,7 @@ use crate::source::Source;
 /// Bytes of a task of dequantisation, at least.
 const TASK_BYTES: usize = 1 << 16;
 
-impl Source for Gguf {
+impl Source for &Gguf {
     fn numbers(&mut self, name: &str, shape: &[usize]) -> Result<Numbers> {
         self.tensor(name, shape)
     }

@@ -15,7 +15,7 @@
 mod others;
 
 use std::iter;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,19 +35,20 @@ use super::shape::check_shape;
 use super::sparse::Reading;
 use super::sums::Link;
 use super::weights::{Share, Weights};
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::Checkpoint;
 use crate::clock::Clock;
 use crate::config::ModelConfig;
 use crate::error::Result;
+use crate::model_files::ModelFiles;
 use crate::runner::{Runner, Work};
 use crate::source::Random;
 use others::{OtherRanks, Progress, Rank, or_end};
 
 /// The source of a model's weights.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum WeightSource {
-    /// A directory.
-    Files(PathBuf),
+    /// The files of a model.
+    Files(ModelFiles),
     /// A `model.safetensors` in memory.
     InMemory(&'static [u8]),
     /// Random numbers of this seed.
@@ -58,10 +59,10 @@ impl WeightSource {
     /// Reads or generates a share of the weights on a device.
     ///
     /// # Errors
-    /// As [`checkpoint::open`], [`Weights::read`] and [`Weights::random`].
+    /// As [`ModelFiles::weights`], [`Weights::read`] and [`Weights::random`].
     pub fn weights(&self, device: &Device, config: &ModelConfig, share: Share) -> Result<Weights> {
         match self {
-            Self::Files(dir) => Weights::read(device, config, share, &mut *checkpoint::open(dir)?),
+            Self::Files(files) => Weights::read(device, config, share, &mut *files.weights()?),
             Self::InMemory(content) => {
                 let mut checkpoint = Checkpoint::in_memory(Path::new("built-in"), content)?;
                 Weights::read(device, config, share, &mut checkpoint)

@@ -147,7 +147,9 @@ impl<R: Runner> Server<R> {
                 self.spare.push(flight);
                 return Ok(None);
             }
-            drafting.map_or(Ok(()), |rule| self.draft(rule, &flight.streams))?;
+            if let Some(rule) = drafting {
+                self.draft(rule, &flight.streams)?;
+            }
             self.runner.before_plan()?;
             let drafts = flight.streams.iter().filter_map(|&key| self.streams[key].drafts());
             let drafts: Vec<Draft<'_>> = drafts.collect();

@@ -9,7 +9,8 @@ use kvarena::layout::LabelChannels;
 use kvarena::{Backend, Engine, EngineConfig, KvDtype};
 
 use crate::args::{Args, Switch};
-use crate::{built_in, setup};
+use crate::built_in;
+use crate::setup::{self, Unread};
 use kvarena_host::config::ModelConfig;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::gpu::device::Device;
@@ -46,11 +47,11 @@ impl Loaded {
     /// A model or an option that no GPU supports, or a file that cannot be read.
     pub fn new(args: &Args) -> Result<Self> {
         check_dtype(args.kv_dtype)?;
-        let (config, text) = setup::model_files(args)?;
+        let (Unread { files, config }, text) = setup::model_files(args)?;
         check_shape(&config)?;
-        let source = match &args.model {
+        let source = match files {
             _ if args.random_model.is_some() => WeightSource::Random(args.seed),
-            Some(dir) => WeightSource::Files(dir.clone()),
+            Some(files) => WeightSource::Files(files),
             None => WeightSource::InMemory(built_in::WEIGHTS),
         };
         let reading = reading(args, &config)?;

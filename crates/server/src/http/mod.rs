@@ -67,8 +67,7 @@ use tokio::sync::oneshot;
 use tower_http::cors::CorsLayer;
 
 use crate::args::Args;
-use crate::built_in;
-use crate::setup;
+use crate::{built_in, setup};
 use announcer::Announcer;
 use host::Host;
 use intake::Intake;

@@ -46,9 +46,8 @@ fn main() -> ExitCode {
 
 fn batch(args: &Args) -> Outcome {
     let text = Text::read(&args.model, usize::MAX, None)?;
-    let encode = |prompt: String| match text.has_tokenizer() {
-        true => text.encode(&prompt),
-        false => Ok(prompt.bytes().map(u32::from).collect()),
+    let encode = |prompt: String| {
+        if text.has_tokenizer() { text.encode(&prompt) } else { Ok(prompt.bytes().map(u32::from).collect()) }
     };
     let questions = match &args.prompts {
         Some(path) => fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?,

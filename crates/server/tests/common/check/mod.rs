@@ -20,7 +20,6 @@ use kvarena::backend::cuda::Cuda;
 use kvarena::config::PrefixMode;
 use kvarena::layout::{Groups, LabelChannels};
 use kvarena::{Capacity, Engine, EngineConfig, KvDtype, PoolConfig};
-use kvarena_host::checkpoint;
 use kvarena_host::config::ModelConfig;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::forward::InjectedFault;
@@ -31,6 +30,7 @@ use kvarena_host::gpu::sparse::{Reading, first_channels};
 use kvarena_host::gpu::sums::Transport;
 use kvarena_host::gpu::weights::{Share, Weights};
 use kvarena_host::model::Model;
+use kvarena_host::model_files::ModelFiles;
 use kvarena_host::request::{Defaults, Request};
 use kvarena_host::sample::{Sampling, splitmix};
 use kvarena_host::server::{Policy, Server, Sink};
@@ -114,7 +114,8 @@ impl Case {
 
     /// Returns the model of a directory, with the prompts of its `golden.json` or, without this file, random ones.
     pub fn folder(device: &Rc<Device>, dir: &Path) -> Self {
-        let config = ModelConfig::read(dir).expect("a config");
+        let files = ModelFiles::open(dir).expect("a model");
+        let config = files.config().expect("a config");
         check_shape(&config).expect("a shape that GPUs serve");
         let prompts = if dir.join("golden.json").exists() {
             let cases = common::cases(dir.to_str().expect("UTF-8"));
@@ -123,8 +124,8 @@ impl Case {
             random_prompts(&config)
         };
         let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy();
-        let model = Model::build(config, &mut *checkpoint::open(dir).expect("weights")).expect("a model");
-        Self::new(&name, device, model, WeightSource::Files(dir.into()), prompts)
+        let model = Model::build(config, &mut *files.weights().expect("weights")).expect("a model");
+        Self::new(&name, device, model, WeightSource::Files(files.clone()), prompts)
     }
 
     fn new(

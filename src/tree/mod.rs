@@ -267,16 +267,20 @@ impl Tree {
     ) -> Result<(&'a [TokenId], &'a [PageId]), TreeError> {
         let before = known as usize * self.tables.prefixes.page_size() as usize;
         let (new_tokens, new_pages) = (&tokens[before..], &pages[known as usize..]);
-        if let Some(at) = new_tokens.iter().position(|&token| token == TokenId::PENDING) {
+        // A fold without an early end compares many tokens at once.
+        let is_pending = |&token: &TokenId| token == TokenId::PENDING;
+        if new_tokens.iter().fold(false, |any, token| any | is_pending(token)) {
+            let at = new_tokens.iter().position(is_pending).expect("one is pending");
             return Err(TreeError::PendingToken { position: (before + at) as u32 });
         }
         let taken = &mut self.tables.taken;
         for (i, &page) in new_pages.iter().enumerate() {
-            if page.raw() >= self.page_count || taken.contains(page.raw()) {
+            let bits = Bits::one(page.index());
+            if page.raw() >= self.page_count || taken.word(bits.word) & bits.mask != 0 {
                 give(taken, &new_pages[..i]);
                 return Err(TreeError::Page { page });
             }
-            taken.insert(Bits::one(page.index()));
+            taken.insert(bits);
         }
         Ok((new_tokens, new_pages))
     }

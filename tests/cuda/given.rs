@@ -4,18 +4,21 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use kvarena::backend::cuda::{CudaError, CudaOptions, DeviceBuffer, DeviceRegion, GivenError, GivenPool, Gpu, Limit};
+use cust::sys;
+use kvarena::backend::cuda::{
+    CudaError, CudaOptions, CudaStream, DeviceBuffer, DeviceRegion, GivenError, GivenPool, Gpu, Limit,
+};
 use kvarena::testkit::contract::{Case, Filter, TestBackend, check_cases, check_rotated};
 use kvarena::testkit::rng::Rng;
 use kvarena::{
-    Backend, Capacity, Groups, KvDtype, KvShape, Layout, MoveId, OpenBackend, PageId, PageMove, PlaneName, PoolConfig,
-    PoolLayout, Reach, Scaling, StepBounds, SwapMemory, SwapPageId,
+    Backend, Capacity, Groups, KvDtype, KvShape, LayerId, Layout, MoveId, OpenBackend, PageId, PageMove, PlaneName,
+    PoolConfig, PoolLayout, Reach, Scaling, StepBounds, SwapMemory,
 };
 
 use crate::copies::{self, PAGES};
 use crate::given_memory::Form;
 use crate::on_gpu::{OnGpu, OnGpuOptions};
-use crate::plans::small_table;
+use crate::plans::{first_token, small_table};
 use crate::{device, gpu, seeds};
 
 /// Declares tests of the contract: the form, the filter and the number of seeds. `OnGpu` checks that nothing writes
@@ -269,37 +272,40 @@ fn memory_that_is_empty_or_freed_or_on_another_device_is_an_error() {
     }
 }
 
-/// Reports its end.
-struct Owner(Arc<AtomicU32>, #[expect(dead_code, reason = "the memory")] DeviceBuffer);
+/// Memory that is freed without a wait, and a count of its ends.
+struct Owner(Arc<AtomicU32>, u64);
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        // SAFETY: allocated once, freed once. The backend bound the context.
+        assert_eq!(unsafe { sys::cuMemFree_v2(self.1) }, sys::CUresult::CUDA_SUCCESS);
         self.0.fetch_add(1, Ordering::AcqRel);
     }
 }
 
-/// The stand-in ends the process if memory is freed that queued work names.
+/// The stand-in breaks the device if memory is freed that queued work names, so the free fails.
 #[test]
 fn the_owner_ends_after_the_backend_and_its_work() {
     let Some(gpu) = gpu() else { return };
-    let layout = PoolConfig { swap_pages: 3, ..config() }.layout().expect("a valid pool");
+    let layout = config().layout().expect("a valid pool");
+    let (bytes, mut address) = (layout.total_bytes(), 0);
+    gpu.bind().expect("a device");
+    // SAFETY: `address` is valid memory for one address.
+    assert_eq!(unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) }, sys::CUresult::CUDA_SUCCESS);
     let ended = Arc::new(AtomicU32::new(0));
-    let buffer = DeviceBuffer::of(&gpu, &vec![7_u8; layout.total_bytes() as usize]).expect("memory");
-    let (address, bytes) = (buffer.address(), buffer.bytes());
-    // SAFETY: the owner contains the memory.
-    let region = unsafe { DeviceRegion::from_raw(&gpu, address, bytes, Arc::new(Owner(ended.clone(), buffer))) };
+    // SAFETY: the owner frees the memory.
+    let region = unsafe { DeviceRegion::from_raw(&gpu, address, bytes, Arc::new(Owner(ended.clone(), address))) };
     let pool = GivenPool::page_layer_plane(&layout, region.expect("memory"));
-    let options = CudaOptions { pool: Some(pool), ..CudaOptions::new(&gpu) };
+    let stream = CudaStream::new(&gpu).expect("a stream");
+    let options = CudaOptions { pool: Some(pool), stream: Some(stream.clone()), ..CudaOptions::new(&gpu) };
     let mut cuda =
         options.open(&layout, &small_table(), StepBounds { steps: 1, tokens: 1 }).expect("the pool's memory");
-    while cuda.swap_pages() < 3 {
-        std::thread::yield_now();
-    }
-    let pages = |i| PageMove { device: PageId::new(i), swap: SwapPageId::new(i) };
-    cuda.save_pages(MoveId::new(1), &[0, 1, 2].map(pages)).expect("pages of the pool");
+    let rows = DeviceBuffer::of(&gpu, &[0_u16; 2 * 64]).expect("memory");
+    let plan = first_token(1);
+    cuda.begin(&plan).expect("a valid plan");
+    cuda.store_cache(&plan, LayerId::new(0), rows.rows(0, None), rows.rows(0, None)).expect("a store");
     assert_eq!(ended.load(Ordering::Acquire), 0);
-    let other = gpu.clone();
     drop(cuda);
     assert_eq!(ended.load(Ordering::Acquire), 1);
-    drop(other);
+    stream.synchronize().expect("nothing failed");
 }

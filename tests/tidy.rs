@@ -240,7 +240,9 @@ fn files_are_short_plain_and_say_what_they_are() {
         assert!(text.starts_with("//!"), "{shown} has no header");
         let lines = code(&text).count();
         assert!(lines <= LINES_MAX, "{shown} has {lines} lines of code");
-        for (i, line) in text.lines().enumerate() {
+        // Cells of a table cannot be wrapped.
+        let is_row = |line: &str| line.starts_with("//! | ");
+        for (i, line) in text.lines().enumerate().filter(|(_, line)| !is_row(line)) {
             assert!(line.len() <= 120, "{shown}:{} is {} columns wide", i + 1, line.len());
         }
     }

@@ -10,9 +10,9 @@
 //!     cargo bench --features cuda --bench gpu -- [SECTION]..
 //!
 //! Sections: ceil, store, copy, decode, shared, sharedq, spans, spans-dims, spans-fp8, spans-fp8-dims, shortq, extend,
-//! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared), groups, mla, mla-general, sparse, plan, tiers,
-//! first; all of them by default. spans-small and tiers-small run `spans` and `tiers` in small forms on the tests'
-//! driver (`tests/cuda/fake_driver`).
+//! fp8 (and its parts fp8-decode, fp8-extend, fp8-store, fp8-shared), given, groups, mla, mla-general, sparse, plan,
+//! tiers, first; all of them by default. given-small, spans-small and tiers-small run `given`, `spans` and `tiers` in
+//! small forms on the tests' driver (`tests/cuda/fake_driver`).
 #![allow(unsafe_code)]
 
 mod attention;
@@ -20,6 +20,7 @@ mod batch;
 mod ceilings;
 mod fp8;
 mod fp8_noise;
+mod given;
 mod groups;
 mod host;
 mod kernels;
@@ -41,7 +42,7 @@ pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 type Run = fn(&Gpu, &mut Report) -> Outcome<()>;
 
 /// Sections after `first`, in order. Small forms run only if they are named.
-const SECTIONS: [(&str, Run); 24] = [
+const SECTIONS: [(&str, Run); 26] = [
     ("ceil", ceilings::run),
     ("store", moves::store),
     ("copy", moves::copy),
@@ -59,6 +60,8 @@ const SECTIONS: [(&str, Run); 24] = [
     ("fp8-extend", fp8::extend),
     ("fp8-store", fp8::store),
     ("fp8-shared", fp8::shared),
+    ("given", |gpu, report| given::run(gpu, given::Sizes::FULL, report)),
+    ("given-small", |gpu, report| given::run(gpu, given::Sizes::SMALL, report)),
     ("groups", groups::run),
     ("mla", latent::mla),
     ("mla-general", latent::mla_general),

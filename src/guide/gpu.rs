@@ -96,11 +96,53 @@
 //!
 //! If one stream orders all work on the pool, the host may complete a step as soon as it has launched it.
 //!
+//! # Memory that the host allocated
+//!
+//! `CudaOptions::pool` takes K and V in allocations of the host, such as its tensors. A `DeviceRegion` is an address, a
+//! length and an owner, so any binding can provide it; a `GivenPool` places each layer's K and V in regions, with one
+//! stride for pages, one for slots and one for heads. Three constructors cover the usual forms:
+//!
+//! | constructor | memory |
+//! |---|---|
+//! | `GivenPool::page_layer_plane` | one allocation, `[pages, layers, K and V, page_size, kv_heads, head_dim]` |
+//! | `GivenPool::nhd` | tensors of K and of V for each layer, `[pages, page_size, kv_heads, head_dim]` |
+//! | `GivenPool::hnd` | the same, `[pages, kv_heads, page_size, head_dim]` |
+//!
+//! ```
+//! # #[cfg(feature = "cuda")]
+//! use std::sync::Arc;
+//! # #[cfg(feature = "cuda")]
+//! use kvarena::backend::cuda::{CudaError, CudaOptions, DeviceRegion, GivenPool, Gpu};
+//! # #[cfg(feature = "cuda")]
+//! use kvarena::layout::PoolLayout;
+//!
+//! # #[cfg(feature = "cuda")]
+//! # struct Tensor { address: u64, bytes: u64 }
+//! # #[cfg(feature = "cuda")]
+//! fn over_tensors(gpu: &Gpu, layout: &PoolLayout, layers: &[[Arc<Tensor>; 2]]) -> Result<CudaOptions, CudaError> {
+//!     // SAFETY: the `Arc` keeps the tensor allocated. The host writes no page that the engine uses.
+//!     let region = |x: &Arc<Tensor>| unsafe { DeviceRegion::from_raw(gpu, x.address, x.bytes, x.clone()) };
+//!     let layers = layers.iter().map(|[k, v]| Ok([region(k)?, region(v)?])).collect::<Result<_, CudaError>>()?;
+//!     Ok(CudaOptions { pool: Some(GivenPool::nhd(layout, layers)), ..CudaOptions::new(gpu) })
+//! }
+//! ```
+//!
+//! `open` checks that planes end in their regions, that heads do not overlap, that addresses and strides are multiples
+//! of 16 bytes, and that the regions are allocated on the backend's device; a `GivenError` names the wrong value. The
+//! pool has planes K and V alone: no latent rows, labels or scales by token, and no groups with their own shapes. Pages
+//! in swap memory, which the backend allocates, have the same bytes in all forms, so they move between all pools.
+//!
+//! The engine owns the pages, and the backend writes them on its stream and, for loads, on a stream of its own. The
+//! host may read K and V of finished steps in the order of the backend's stream. It may write a page only if no
+//! sequence and no cached prefix uses the page, and only after the page's saves and loads. The backend drops the owners
+//! of regions when it is dropped, after the work that may use them.
+//!
 //! # Conditions
 //!
-//! The crate cannot check four conditions, which the host guarantees through `unsafe` calls. The stream is alive and
-//! all addresses point to rows. The memory of a launched graph still exists, and a plan of its key is staged. Two
-//! streams are ordered. A launch fits the host's own kernel. The crate ensures all other conditions.
+//! The crate cannot check five conditions, which the host guarantees through `unsafe` calls. The stream is alive and
+//! all addresses point to rows. Given memory stays allocated, and the host writes none of its pages in use. The memory
+//! of a launched graph still exists, and a plan of its key is staged. Two streams are ordered. A launch fits the host's
+//! own kernel. The crate ensures all other conditions.
 //!
 //! # Graphs
 //!

@@ -57,7 +57,7 @@ pub struct Plane {
 
 impl Plane {
     /// Returns the bytes of one head of one token.
-    pub(super) const fn head_bytes(&self) -> u64 {
+    pub(crate) const fn head_bytes(&self) -> u64 {
         self.elements as u64 * self.dtype.size() as u64
     }
 

@@ -30,12 +30,12 @@ const SHAPES: [Shape; 10] = [
 ];
 
 /// Layers, kv heads, head_dim, dtype, page size, and whether a plane with pieces of another size follows K and V.
-type Shape = (u32, u32, u32, KvDtype, u32, bool);
+pub type Shape = (u32, u32, u32, KvDtype, u32, bool);
 
-const PAGES: u32 = 40;
+pub const PAGES: u32 = 40;
 const SWAP_PAGES: u32 = 50;
 
-fn pool(shape: Shape, layout: Layout) -> PoolLayout {
+pub fn pool(shape: Shape, layout: Layout) -> PoolLayout {
     let (layers, kv_heads, head_dim, dtype, page_size, spare) = shape;
     let capacity = Capacity::Pages(PAGES);
     let config = PoolConfig {
@@ -57,7 +57,7 @@ fn open(gpu: &Gpu, layout: &PoolLayout) -> OnGpu {
 }
 
 /// Returns the bytes of a page for a seed.
-fn page(layout: &PoolLayout, seed: u64) -> Vec<u8> {
+pub fn page(layout: &PoolLayout, seed: u64) -> Vec<u8> {
     let (mut rng, mut bytes) = (Rng::new(seed), vec![0; layout.page_bytes() as usize]);
     bytes.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&rng.bits().to_le_bytes()[..chunk.len()]));
     bytes
@@ -75,7 +75,7 @@ fn raw_page(cuda: &Cuda, id: u32) -> Vec<u8> {
 }
 
 /// Returns `count` copies of random pages. No two copies have the same source or the same target.
-fn copies(rng: &mut Rng, count: usize, sources: u32, targets: u32) -> Vec<PageCopy> {
+pub fn copies(rng: &mut Rng, count: usize, sources: u32, targets: u32) -> Vec<PageCopy> {
     let mut from: Vec<_> = (0..sources).map(PageId::new).collect();
     let mut to: Vec<_> = (0..targets).map(PageId::new).collect();
     shuffle(rng, &mut from);
@@ -85,13 +85,13 @@ fn copies(rng: &mut Rng, count: usize, sources: u32, targets: u32) -> Vec<PageCo
 }
 
 /// Fills all pages of a pool; page `i` gets `page(seed + i)`.
-fn fill(backend: &mut OnGpu, layout: &PoolLayout, seed: u64) {
+pub fn fill(backend: &mut OnGpu, layout: &PoolLayout, seed: u64) {
     let pages: Vec<_> = (0..PAGES).map(|i| page(layout, seed + u64::from(i))).collect();
     backend.write_pages(&(0..PAGES).map(PageId::new).collect::<Vec<_>>(), &pages.concat());
 }
 
 /// Waits until all swap pages are pinned, and fills them.
-fn fill_swap(backend: &mut OnGpu, byte: u8) {
+pub fn fill_swap(backend: &mut OnGpu, byte: u8) {
     let count = backend.cuda.layout().swap_region_pages();
     while backend.swap_pages() < count {
         std::thread::yield_now();
@@ -101,7 +101,7 @@ fn fill_swap(backend: &mut OnGpu, byte: u8) {
 }
 
 /// Returns a move for each copy. The source of the copy is the page of the pool, and its target is the swap page.
-fn moves(copies: &[PageCopy]) -> Vec<PageMove> {
+pub fn moves(copies: &[PageCopy]) -> Vec<PageMove> {
     let swap = |page: PageId| SwapPageId::new(page.raw());
     copies.iter().map(|copy| PageMove { device: copy.source, swap: swap(copy.target) }).collect()
 }

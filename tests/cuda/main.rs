@@ -10,6 +10,8 @@ mod drive;
 mod dropped;
 mod errors;
 mod fp8;
+mod given;
+mod given_memory;
 mod graph;
 mod groups;
 mod large;

@@ -13,9 +13,15 @@ use kvarena::layout::{Dtype, KvScales, LabelChannels, PoolLayout, Reach, Scaling
 use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes, rounding};
 use kvarena::{Attend, Backend, BatchPlan, KvShape, LayerId, PageId, forward_backend};
 
+use crate::given_memory::{Form, GivenMemory};
+
 /// Options of an [`OnGpu`].
 #[derive(Clone, Debug)]
-pub struct OnGpuOptions(CudaOptions);
+pub struct OnGpuOptions {
+    cuda: CudaOptions,
+    /// The form of the pool, if the test allocates it and the pool can have this form.
+    form: Option<Form>,
+}
 
 /// Maximum number of pieces that are read or written one by one. For more, the whole pool is read or written.
 const PIECES_MAX: usize = 64;
@@ -25,6 +31,8 @@ const PIECES_MAX: usize = 64;
 pub struct OnGpu {
     pub cuda: Cuda,
     pub stream: CudaStream,
+    /// The pool's memory, if the test allocated it.
+    pub given: Option<GivenMemory>,
     /// Whether `prepare` has compiled all kernels, so that no later call may compile any.
     pub is_prepared: bool,
 }
@@ -33,6 +41,9 @@ impl Drop for OnGpu {
     fn drop(&mut self) {
         let late = if self.is_prepared { self.cuda.modules_after_prepare() } else { 0 };
         if !std::thread::panicking() {
+            if let Some(given) = &self.given {
+                given.check_gaps(self.cuda.layout());
+            }
             assert_eq!(late, 0, "compiled after `prepare`: {:?}", self.cuda.gpu().kernels());
         }
     }
@@ -40,43 +51,51 @@ impl Drop for OnGpu {
 
 impl OnGpuOptions {
     pub fn new(gpu: &Gpu) -> Self {
-        let stream = CudaStream::new(gpu).expect("a stream");
-        Self(CudaOptions { stream: Some(stream), ..CudaOptions::new(gpu) })
+        Self::of(gpu, CudaOptions::new(gpu))
     }
 
     /// Returns these options with a new stream.
     pub fn of(gpu: &Gpu, options: CudaOptions) -> Self {
-        Self(CudaOptions { stream: Self::new(gpu).0.stream, ..options })
+        let stream = CudaStream::new(gpu).expect("a stream");
+        Self { cuda: CudaOptions { stream: Some(stream), ..options }, form: None }
     }
 
     /// Returns options that read spans once wherever rows share them.
     pub fn with_all_spans(gpu: &Gpu) -> Self {
-        Self(CudaOptions { all_spans: true, ..Self::new(gpu).0 })
+        Self::of(gpu, CudaOptions { all_spans: true, ..CudaOptions::new(gpu) })
     }
 
     /// Returns options with the kernels of another compute capability.
     pub fn with_capability(self, capability: u32) -> Self {
-        Self(CudaOptions { selected_capability: Some(capability), ..self.0 })
+        self.with(|cuda| CudaOptions { selected_capability: Some(capability), ..cuda })
     }
 
     /// Returns options with rows of a type.
     pub fn of_rows(gpu: &Gpu, rows: Dtype) -> Self {
-        Self(CudaOptions { rows: Some(rows), ..Self::new(gpu).0 })
+        Self::new(gpu).with_rows(rows, None)
     }
 
     /// Returns options for a case of the contract: its rows, and its scales and labels, if any.
     pub fn for_case(self, case: &Case) -> Self {
-        let (scales, labels) = (case.scales(), case.labels());
-        Self(CudaOptions { rows: Some(case.kv_rows), scales, labels, ..self.0 })
+        self.with_rows(case.kv_rows, case.labels()).with_scales(case.scales())
     }
 
     /// Returns options with rows of a type, and labels if given.
     pub fn with_rows(self, rows: Dtype, labels: Option<LabelChannels>) -> Self {
-        Self(CudaOptions { rows: Some(rows), labels, ..self.0 })
+        self.with(|cuda| CudaOptions { rows: Some(rows), labels, ..cuda })
     }
 
     pub fn with_scales(self, scales: Option<KvScales>) -> Self {
-        Self(CudaOptions { scales, ..self.0 })
+        self.with(|cuda| CudaOptions { scales, ..cuda })
+    }
+
+    /// Returns options with a pool in memory of the host, if the pool can have this form.
+    pub fn in_form(self, form: Form) -> Self {
+        Self { form: Some(form), ..self }
+    }
+
+    fn with(self, change: impl FnOnce(CudaOptions) -> CudaOptions) -> Self {
+        Self { cuda: change(self.cuda), ..self }
     }
 }
 
@@ -84,8 +103,10 @@ impl OpenBackend for OnGpuOptions {
     type Backend = OnGpu;
 
     fn open(self, layout: &PoolLayout, table: &TableShape, bounds: impl Into<StepBounds>) -> Result<OnGpu, CudaError> {
-        let cuda = self.0.open(layout, table, bounds)?;
-        Ok(OnGpu { stream: cuda.stream().clone(), cuda, is_prepared: false })
+        let given = self.form.and_then(|form| form.allocate(&self.cuda.gpu, layout));
+        let pool = given.as_ref().map(|given| given.pool.clone());
+        let cuda = CudaOptions { pool, ..self.cuda }.open(layout, table, bounds)?;
+        Ok(OnGpu { stream: cuda.stream().clone(), cuda, given, is_prepared: false })
     }
 }
 
@@ -114,15 +135,19 @@ impl OnGpu {
 
     /// Writes to the pool after all submitted work.
     fn write_pool(&mut self, start: usize, bytes: &[u8]) {
-        self.cuda.gpu().bind().expect("a device");
-        let address = self.cuda.pool().address() + start as u64;
-        // SAFETY: the range is in the pool, whose users are waited for.
-        unsafe {
-            assert_eq!(sys::cuCtxSynchronize(), sys::CUresult::CUDA_SUCCESS);
-            let copied = sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len());
-            assert_eq!(copied, sys::CUresult::CUDA_SUCCESS);
-            assert_eq!(sys::cuCtxSynchronize(), sys::CUresult::CUDA_SUCCESS);
-        }
+        write_device(self.cuda.gpu(), self.cuda.pool().address() + start as u64, bytes);
+    }
+}
+
+/// Writes to memory of the device after all submitted work.
+pub fn write_device(gpu: &Gpu, address: u64, bytes: &[u8]) {
+    gpu.bind().expect("a device");
+    // SAFETY: the range belongs to the test, and its users are waited for.
+    unsafe {
+        assert_eq!(sys::cuCtxSynchronize(), sys::CUresult::CUDA_SUCCESS);
+        let copied = sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len());
+        assert_eq!(copied, sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(sys::cuCtxSynchronize(), sys::CUresult::CUDA_SUCCESS);
     }
 }
 
@@ -305,6 +330,9 @@ impl TestBackend for OnGpu {
     }
 
     fn read_pages(&mut self, pages: &[PageId], target: &mut [u8]) {
+        if let Some(given) = &self.given {
+            return given.read_pages(self.cuda.layout(), pages, target);
+        }
         let whole = self.whole_pool(pages);
         for (piece, part) in self.pieces(pages) {
             let bytes = match &whole {
@@ -316,6 +344,9 @@ impl TestBackend for OnGpu {
     }
 
     fn write_pages(&mut self, pages: &[PageId], source: &[u8]) {
+        if let Some(given) = &self.given {
+            return given.write_pages(self.cuda.gpu(), self.cuda.layout(), pages, source);
+        }
         let mut whole = self.whole_pool(pages);
         for (piece, part) in self.pieces(pages) {
             match &mut whole {

@@ -48,6 +48,33 @@ impl KvArena {
             Device::Cuda(cuda) => Either::Right(crate::gpu::options(cuda)?),
             other => return Err(Error::Device { location: other.location() }),
         };
+        Self::open(config, options, device)
+    }
+
+    /// Takes tensors on a GPU as the pool: K and V of each layer, `[pages, page_size, kv_heads, head_dim]`, contiguous,
+    /// in the pool's type (`u8` for a pool of fp8). The config's capacity is the tensors' number of pages. In a pool
+    /// with groups, the tensors are those of group 0's layers. The arena uses candle's stream, and keeps the tensors.
+    ///
+    /// The model may read the tensors. If it writes them, later attention reads these numbers.
+    ///
+    /// # Errors
+    /// * [`Error::Shape`], [`Error::Strides`] and [`Error::Dtype`] for a tensor that does not fit the pool.
+    /// * [`Error::Device`] for a tensor that is not on the GPU of the first one, or has another stream.
+    /// * [`Error::Engine`] as for [`KvArena::new`], also if the number of tensors is not that of the layers, or if the
+    ///   pool has more planes than K and V.
+    #[cfg(feature = "cuda")]
+    pub fn over(config: impl Into<EngineConfig>, layers: &[[candle_core::Tensor; 2]]) -> Result<Self, Error> {
+        let config = config.into();
+        let layout = config.pool.layout().map_err(kvarena::EngineError::Config)?;
+        let device = layers.first().map_or(&Device::Cpu, |[k, _]| k.device());
+        let Device::Cuda(cuda) = device else { return Err(Error::Device { location: device.location() }) };
+        let options = crate::gpu::options(cuda)?;
+        let pool = Some(crate::gpu::given(&options.gpu, device, &layout, layers)?);
+        let options = kvarena::backend::cuda::CudaOptions { pool, ..options };
+        Self::open(config, Either::Right(options), device)
+    }
+
+    fn open(config: EngineConfig, options: Options, device: &Device) -> Result<Self, Error> {
         let engine = Engine::new(config, options)?;
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -1,13 +1,16 @@
 //! Passes candle's stream and GPU memory to the backend of kvarena.
 
+use std::sync::Arc;
+
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Layout, Storage, Tensor};
 use half::{bf16, f16};
-use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceRows, DeviceRowsMut, Gpu};
+use kvarena::KvDtype;
+use kvarena::backend::cuda::{Cuda, CudaOptions, CudaStream, DeviceRegion, DeviceRows, DeviceRowsMut, GivenPool, Gpu};
 use kvarena::backend::{Either, Operand};
-use kvarena::layout::Dtype;
+use kvarena::layout::{Dtype, PoolLayout};
 
 use crate::Error;
 use crate::operation::{Operation, elements, row_stride};
@@ -20,6 +23,65 @@ pub(crate) fn options(device: &CudaDevice) -> Result<CudaOptions, Error> {
     // SAFETY: candle's context is the device's primary one, and the stream lives as long as its `Arc`.
     let stream = unsafe { CudaStream::from_raw(&gpu, raw, stream) }?;
     Ok(CudaOptions { stream: Some(stream), ..CudaOptions::new(&gpu) })
+}
+
+/// Describes tensors of K and V of each layer as a pool.
+pub(crate) fn given(
+    gpu: &Gpu,
+    device: &Device,
+    layout: &PoolLayout,
+    layers: &[[Tensor; 2]],
+) -> Result<GivenPool, Error> {
+    let regions = layers
+        .iter()
+        .map(|[k, v]| Ok([region(gpu, device, layout, Operand::K, k)?, region(gpu, device, layout, Operand::V, v)?]));
+    Ok(GivenPool::nhd(layout, regions.collect::<Result<_, Error>>()?))
+}
+
+/// Describes the memory of one tensor, which the region keeps alive.
+fn region(
+    gpu: &Gpu,
+    device: &Device,
+    layout: &PoolLayout,
+    operand: Operand,
+    tensor: &Tensor,
+) -> Result<DeviceRegion, Error> {
+    let (pages, slots) = (layout.page_count() as usize, layout.page_size() as usize);
+    let wanted = vec![pages, slots, layout.kv_heads() as usize, layout.head_dim() as usize];
+    if tensor.dims() != wanted {
+        return Err(Error::Shape { operand, actual: tensor.dims().to_vec(), wanted });
+    }
+    if !tensor.is_contiguous() {
+        return Err(Error::Strides { operand, strides: tensor.stride().to_vec() });
+    }
+    let stream_of = |device: &Device| match device {
+        Device::Cuda(device) => Some(device.cuda_stream().cu_stream() as usize),
+        _ => None,
+    };
+    if stream_of(tensor.device()) != stream_of(device) {
+        return Err(Error::Device { location: tensor.device().location() });
+    }
+    let (storage, at) = tensor.storage_and_layout();
+    let Storage::Cuda(storage) = &*storage else { return Err(Error::Device { location: device.location() }) };
+    let wrong = Error::Dtype { operand, dtype: tensor.dtype() };
+    let address = match (layout.dtype(), tensor.dtype()) {
+        (KvDtype::F32, DType::F32) => address::<f32>(operand, storage)?,
+        (KvDtype::F16, DType::F16) => address::<f16>(operand, storage)?,
+        (KvDtype::Bf16, DType::BF16) => address::<bf16>(operand, storage)?,
+        (KvDtype::Fp8E4M3, DType::U8) => address::<u8>(operand, storage)?,
+        _ => return Err(wrong),
+    };
+    let size = u64::from(layout.dtype().size());
+    let (first, bytes) = (address + at.start_offset() as u64 * size, tensor.elem_count() as u64 * size);
+    // SAFETY: the tensor keeps the memory allocated. Its stream, which is the backend's, orders the uses of candle.
+    Ok(unsafe { DeviceRegion::from_raw(gpu, first, bytes, Arc::new(tensor.clone())) }?)
+}
+
+fn address<T: CudaDType + candle_core::cuda_backend::cudarc::driver::DeviceRepr>(
+    operand: Operand,
+    storage: &CudaStorage,
+) -> Result<u64, Error> {
+    Ok(slice::<T>(operand, storage)?.device_ptr(&storage.device().cuda_stream()).0)
 }
 
 /// Returns whether the backend's stream orders all work on tensors of this device.

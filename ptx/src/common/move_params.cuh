@@ -1,4 +1,5 @@
-// Parameters of the kernels that move bytes: store_cache*, store_latent_fp8, rope_store*, copy_pages, compact_slots, load_plan.
+// Parameters of the kernels that move bytes: store_cache*, store_latent_fp8, rope_store*, copy_pages, copy_heads, compact_slots,
+// load_plan.
 // The Rust counterpart is src/backend/cuda/kernels/params/moves.rs, and latent.rs there for store_latent_fp8. The rules
 // are those of params.cuh.
 #pragma once
@@ -8,7 +9,7 @@ struct StoreCacheParams {
     u64 k;            // rows to store: [tokens, kv_heads, head_dim], k_stride bytes apart; or the first halves of latent rows
     u64 v;            // the same, v_stride bytes apart; or the second halves of latent rows
     u64 slots;        // i32 or i64 [tokens]; nothing is written for a negative slot
-    u64 k_pool;       // this layer's K: slot s of page p is at k_pool + p * page_stride + s * slot_stride
+    u64 k_pool;       // this layer's K: run r of slot s of page p is at k_pool + p * page_stride + s * slot_stride + r * run_stride
     u64 v_pool;       // this layer's V, same strides
     u64 page_stride;  // bytes
     u32 k_stride;     // bytes
@@ -18,10 +19,12 @@ struct StoreCacheParams {
     u64 page_magic;   // slot / page_size is the high half of slot * page_magic, unless page_size is 1
     u32 slot_stride;  // bytes
     u32 slot_bytes;   // 4 or 8
-    u32 row_units;    // units of a row (or half a latent row): its bytes / unit_bytes
+    u32 row_units;    // units of a run: its bytes / unit_bytes. A run is a row (or half a latent row), or one head of it
     u32 unit_bytes;   // bytes that a thread moves at once: 16, 4 or 2
+    u32 run_bytes;    // bytes from run to run of the rows to store
+    u32 run_stride;   // bytes from run to run of a slot; the grid's y is the number of runs
 };
-KV_SIZE(StoreCacheParams, 88);
+KV_SIZE(StoreCacheParams, 96);
 KV_AT(StoreCacheParams, k, 0);
 KV_AT(StoreCacheParams, v, 8);
 KV_AT(StoreCacheParams, slots, 16);
@@ -37,6 +40,8 @@ KV_AT(StoreCacheParams, slot_stride, 72);
 KV_AT(StoreCacheParams, slot_bytes, 76);
 KV_AT(StoreCacheParams, row_units, 80);
 KV_AT(StoreCacheParams, unit_bytes, 84);
+KV_AT(StoreCacheParams, run_bytes, 88);
+KV_AT(StoreCacheParams, run_stride, 92);
 
 // Parameters of rope_store*.
 struct RopeStoreParams {
@@ -46,7 +51,8 @@ struct RopeStoreParams {
     u64 q_norm;       // [head_dim]; 0: no norm
     u64 k_norm;       // the same for k
     u64 frequencies;  // f32 [head_dim / 2]
-    u64 k_pool;       // this layer's K: slot s of page p is at k_pool + p * page_stride + s * slot_stride; 0: nothing is stored
+    u64 k_pool;       // this layer's K: head h of slot s of page p is at k_pool + p * page_stride + s * slot_stride + h * head_stride;
+                      // 0: nothing is stored
     u64 v_pool;       // this layer's V, same strides
     u64 page_stride;  // bytes
     u64 qkv_stride;   // bytes
@@ -58,8 +64,10 @@ struct RopeStoreParams {
     u32 kv_heads;
     u32 heads_each;   // heads of a warp
     float eps;        // of the norms
+    u32 head_stride;  // bytes
+    u32 reserved;     // 0
 };
-KV_SIZE(RopeStoreParams, 112);
+KV_SIZE(RopeStoreParams, 120);
 KV_AT(RopeStoreParams, qkv, 0);
 KV_AT(RopeStoreParams, positions, 8);
 KV_AT(RopeStoreParams, slots, 16);
@@ -78,6 +86,8 @@ KV_AT(RopeStoreParams, q_heads, 96);
 KV_AT(RopeStoreParams, kv_heads, 100);
 KV_AT(RopeStoreParams, heads_each, 104);
 KV_AT(RopeStoreParams, eps, 108);
+KV_AT(RopeStoreParams, head_stride, 112);
+KV_AT(RopeStoreParams, reserved, 116);
 
 // Parameters of store_cache_fp8*. The rows to store are [tokens, kv_heads, head_dim] of type `rows`. The kernel quantises them
 // to bytes. If scales are by token, it also computes and stores the scales.
@@ -88,7 +98,7 @@ struct StoreFp8Params {
     u64 k;                  // rows to store, k_stride bytes apart
     u64 v;                  // the same, v_stride bytes apart
     u64 slots;              // i32 or i64 [tokens]; nothing is written for a negative slot
-    u64 k_pool;             // this layer's K: slot s of page p is at k_pool + p * page_stride + s * slot_stride
+    u64 k_pool;             // this layer's K: head h of slot s of page p is at k_pool + p * page_stride + s * slot_stride + h * head_stride
     u64 v_pool;             // this layer's V, same strides
     u64 k_scales;           // as in LayerScales; written if scales are by token, otherwise read
     u64 v_scales;
@@ -106,7 +116,7 @@ struct StoreFp8Params {
     u32 head_dim;
     u32 rows;               // ROWS_F32, ROWS_F16 or ROWS_BF16
     u32 by_token;
-    u32 reserved;           // 0
+    u32 head_stride;        // bytes
 };
 KV_SIZE(StoreFp8Params, 128);
 KV_AT(StoreFp8Params, k, 0);
@@ -130,7 +140,7 @@ KV_AT(StoreFp8Params, kv_heads, 108);
 KV_AT(StoreFp8Params, head_dim, 112);
 KV_AT(StoreFp8Params, rows, 116);
 KV_AT(StoreFp8Params, by_token, 120);
-KV_AT(StoreFp8Params, reserved, 124);
+KV_AT(StoreFp8Params, head_stride, 124);
 
 // Parameters of store_latent_fp8. Rows have only k. The kernel stores the first `store.head_dim` numbers of a row as bytes and
 // the next `rope.elements` numbers as bf16.
@@ -179,6 +189,40 @@ KV_AT(CopyPagesParams, unit_bytes, 64);
 KV_AT(CopyPagesParams, reserved, 68);
 KV_AT(CopyPagesParams, copies, 72);
 
+// Head h of slot s of piece i of page p: address + i * piece_stride + p * page_stride + s * slot_stride + h * head_stride.
+struct HeadPlaces {
+    u64 address;
+    u64 table;         // u64 [pieces]: piece i is at table[i]; 0: at address + i * piece_stride
+    u64 piece_stride;  // bytes
+    u64 page_stride;   // bytes
+    u64 slot_stride;   // bytes
+    u64 head_stride;   // bytes
+};
+struct CopyHeadsParams {
+    HeadPlaces source;
+    HeadPlaces target;
+    u32 page_units;   // units of 16 bytes of one page
+    u32 piece_units;  // units of one piece
+    u32 slot_units;   // units of the heads of one slot of a piece
+    u32 head_units;   // units of one head
+    PageCopy copies[COPY_PAGES_MAX];
+};
+KV_SIZE(HeadPlaces, 48);
+KV_AT(HeadPlaces, address, 0);
+KV_AT(HeadPlaces, table, 8);
+KV_AT(HeadPlaces, piece_stride, 16);
+KV_AT(HeadPlaces, page_stride, 24);
+KV_AT(HeadPlaces, slot_stride, 32);
+KV_AT(HeadPlaces, head_stride, 40);
+KV_SIZE(CopyHeadsParams, 3696);
+KV_AT(CopyHeadsParams, source, 0);
+KV_AT(CopyHeadsParams, target, 48);
+KV_AT(CopyHeadsParams, page_units, 96);
+KV_AT(CopyHeadsParams, piece_units, 100);
+KV_AT(CopyHeadsParams, slot_units, 104);
+KV_AT(CopyHeadsParams, head_units, 108);
+KV_AT(CopyHeadsParams, copies, 112);
+
 #define COMPACTIONS_MAX 200
 struct Compaction {
     u32 row;    // page table row
@@ -188,6 +232,7 @@ struct Compaction {
 struct CompactSlotsParams {
     u64 pool;            // layer l, page p, slot s, run r: pool + l * layer_stride + p * page_stride + s * slot_stride + r * run_stride
     u64 layer_stride;    // bytes
+    u64 layer_table;     // u64 [layers]: layer l is at layer_table[l]; 0: at pool + l * layer_stride
     u64 page_stride;     // bytes
     u64 slot_stride;     // bytes
     u64 run_stride;      // bytes
@@ -206,22 +251,23 @@ KV_SIZE(Compaction, 16);
 KV_AT(Compaction, row, 0);
 KV_AT(Compaction, first, 4);
 KV_AT(Compaction, keep, 8);
-KV_SIZE(CompactSlotsParams, 3280);
+KV_SIZE(CompactSlotsParams, 3288);
 KV_AT(CompactSlotsParams, pool, 0);
 KV_AT(CompactSlotsParams, layer_stride, 8);
-KV_AT(CompactSlotsParams, page_stride, 16);
-KV_AT(CompactSlotsParams, slot_stride, 24);
-KV_AT(CompactSlotsParams, run_stride, 32);
-KV_AT(CompactSlotsParams, table, 40);
-KV_AT(CompactSlotsParams, page_size, 48);
-KV_AT(CompactSlotsParams, leaf_pages, 52);
-KV_AT(CompactSlotsParams, leaves_per_row, 56);
-KV_AT(CompactSlotsParams, leaf_base, 60);
-KV_AT(CompactSlotsParams, layers, 64);
-KV_AT(CompactSlotsParams, runs, 68);
-KV_AT(CompactSlotsParams, run_units, 72);
-KV_AT(CompactSlotsParams, unit_bytes, 76);
-KV_AT(CompactSlotsParams, compactions, 80);
+KV_AT(CompactSlotsParams, layer_table, 16);
+KV_AT(CompactSlotsParams, page_stride, 24);
+KV_AT(CompactSlotsParams, slot_stride, 32);
+KV_AT(CompactSlotsParams, run_stride, 40);
+KV_AT(CompactSlotsParams, table, 48);
+KV_AT(CompactSlotsParams, page_size, 56);
+KV_AT(CompactSlotsParams, leaf_pages, 60);
+KV_AT(CompactSlotsParams, leaves_per_row, 64);
+KV_AT(CompactSlotsParams, leaf_base, 68);
+KV_AT(CompactSlotsParams, layers, 72);
+KV_AT(CompactSlotsParams, runs, 76);
+KV_AT(CompactSlotsParams, run_units, 80);
+KV_AT(CompactSlotsParams, unit_bytes, 84);
+KV_AT(CompactSlotsParams, compactions, 88);
 
 struct TableWrite {
     u32 index;

@@ -71,7 +71,7 @@ struct AttendParams {
     float soft_cap;     // logits become soft_cap * tanh(logits / soft_cap); 0: none
     u32 negate_q;       // attend_extend_* only: 1: the scale is negative, so the kernel negates q, and `scale` is the absolute value
     u32 stripes;        // attend_decode_*, attend_selected_* and attend_shared_*: stripes of kv heads
-    u32 reserved;       // 0
+    u32 head_dim;       // elements of a head; attend_f32 and attend_fp8_f32 take any multiple of 32 up to 256
     u64 sinks;          // f32 [q_heads]; -inf: no sink; 0: no head has one
     u64 masks;          // u64 [tokens], only for trees. If bit i is set, the query sees slot kv_len - 1 - i of the row; it sees all slots before the last 64
 };
@@ -106,7 +106,7 @@ KV_AT(AttendParams, scale, 172);
 KV_AT(AttendParams, soft_cap, 176);
 KV_AT(AttendParams, negate_q, 180);
 KV_AT(AttendParams, stripes, 184);
-KV_AT(AttendParams, reserved, 188);
+KV_AT(AttendParams, head_dim, 188);
 KV_AT(AttendParams, sinks, 192);
 KV_AT(AttendParams, masks, 200);
 

@@ -16,7 +16,8 @@ template <class Unit> DEVICE void compact(const CompactSlotsParams& p) {
     const u32 unit = blockIdx.x * 256 + threadIdx.x;
     if (unit >= p.layers * p.runs * p.run_units) return;
     const u32 run = unit / p.run_units, layer = run / p.runs;
-    const u64 base = p.pool + layer * p.layer_stride + (run - layer * p.runs) * p.run_stride + (unit - run * p.run_units) * sizeof(Unit);
+    const u64 of_layer = p.layer_table != 0 ? reinterpret_cast<const u64*>(p.layer_table)[layer] : p.pool + layer * p.layer_stride;
+    const u64 base = of_layer + (run - layer * p.runs) * p.run_stride + (unit - run * p.run_units) * sizeof(Unit);
     const Compaction c = p.compactions[blockIdx.y];
     const u32* const words = reinterpret_cast<const u32*>(p.table);
     auto at = [&](u32 place) {

@@ -123,7 +123,7 @@ template <class T, int D> DEVICE void rope_store(const RopeStoreParams& p) {
         if (head < p.q_heads || slot < 0) continue;
         const bool is_k = head < rotated;
         const u32 kv_head = head - (is_k ? p.q_heads : rotated);
-        const u64 to = (is_k ? p.k_pool : p.v_pool) + place + (kv_head * static_cast<u64>(D) + lane * N) * SIZE;
+        const u64 to = (is_k ? p.k_pool : p.v_pool) + place + kv_head * static_cast<u64>(p.head_stride) + lane * N * SIZE;
         store_lane(to, low), store_lane(to + HALF, high);
     }
 }

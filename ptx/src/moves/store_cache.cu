@@ -3,9 +3,10 @@
 // Twin:    src/backend/cpu store_cache         (the specification)
 // Params:  StoreCacheParams (src/common, src/backend/cuda/kernels/params/moves.rs)
 // Shapes:  k, v [tokens, kv_heads, head_dim], rows k_stride and v_stride apart; slots [tokens]: i32; any: i32 or i64
-// Grid:    block (x, y): x threads share a token's rows, y tokens a block; grid x = ceil(tokens / y)
-// Needs:   store_cache: 16-byte units, x = units of a row; streaming: 16-byte units; any: unit_bytes 16, 4 or 2.
-//          Addresses, strides and row sizes are multiples of a unit. Slots that are not negative are distinct and
+// Grid:    block (x, y): x threads share a token's runs, y tokens a block; grid x = ceil(tokens / y), y = runs of a row: 1, or
+//          the heads if those of a slot are not contiguous
+// Needs:   store_cache: 16-byte units, x = units of a run; streaming: 16-byte units; any: unit_bytes 16, 4 or 2.
+//          Addresses, strides and run sizes are multiples of a unit. Slots that are not negative are distinct and
 //          below the pool's slot count
 // Build:   ptx/build.py
 #include "pdl.cuh"
@@ -30,18 +31,20 @@ extern "C" __global__ void __launch_bounds__(256) store_cache(const __grid_const
     if (token >= params.tokens) return;
     const int slot = load_slot(params, token);
     uint4 k, v;
-    load_unit(Direct(), k, params.k + static_cast<u64>(token) * params.k_stride + at);
-    load_unit(Direct(), v, params.v + static_cast<u64>(token) * params.v_stride + at);
+    const u64 from = static_cast<u64>(blockIdx.y) * params.run_bytes + at;
+    load_unit(Direct(), k, params.k + static_cast<u64>(token) * params.k_stride + from);
+    load_unit(Direct(), v, params.v + static_cast<u64>(token) * params.v_stride + from);
     if (slot < 0) return;
-    const u64 to = slot_offset(params, slot) + at;
+    const u64 to = slot_offset(params, slot) + static_cast<u64>(blockIdx.y) * params.run_stride + at;
     store_unit(Direct(), params.k_pool + to, k);
     store_unit(Direct(), params.v_pool + to, v);
     let_next_start();
 }
 
-// Stores a row. A thread first loads UNITS units of K and UNITS of V, and then stores them.
+// Stores a run. A thread first loads UNITS units of K and UNITS of V, and then stores them.
 template <class Way, int UNITS, class Unit> DEVICE void store_rows(const StoreCacheParams& p, u32 token, long long slot) {
-    const u64 k = p.k + static_cast<u64>(token) * p.k_stride, v = p.v + static_cast<u64>(token) * p.v_stride;
+    const u64 from = static_cast<u64>(blockIdx.y) * p.run_bytes;
+    const u64 k = p.k + static_cast<u64>(token) * p.k_stride + from, v = p.v + static_cast<u64>(token) * p.v_stride + from;
     for (u32 first = threadIdx.x; first < p.row_units; first += UNITS * blockDim.x) {
         Unit k_units[UNITS], v_units[UNITS];
 #pragma unroll
@@ -55,7 +58,7 @@ template <class Way, int UNITS, class Unit> DEVICE void store_rows(const StoreCa
             if (unit < p.row_units) load_unit(Way(), v_units[i], v + static_cast<u64>(unit) * sizeof(Unit));
         }
         if (slot < 0) return;
-        const u64 to = slot_offset(p, slot);
+        const u64 to = slot_offset(p, slot) + static_cast<u64>(blockIdx.y) * p.run_stride;
 #pragma unroll
         for (u32 i = 0; i < UNITS; i++) {
             const u32 unit = first + i * blockDim.x;

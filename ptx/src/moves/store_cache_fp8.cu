@@ -97,11 +97,13 @@ extern "C" __global__ void __launch_bounds__(256) store_cache_fp8(const __grid_c
     load_unit(Direct(), v0, v), load_unit(Direct(), v1, v + 16);
     const bool store = wanted < p.tokens && slot >= 0;
     const Place to = place(p, store ? slot : 0);
-    const u64 scale = to.scale + unit / (p.head_dim / 16) * p.scale_head_stride;
+    const u32 head = unit / (p.head_dim / 16);
+    const u64 scale = to.scale + head * p.scale_head_stride;
+    const u64 row = to.row + static_cast<u64>(head) * (p.head_stride - p.head_dim) + unit * 16;
     const uint4 k_bytes = quantise(p, {k0.x, k0.y, k0.z, k0.w, k1.x, k1.y, k1.z, k1.w}, p.k_scales + scale, store);
-    if (store) store_unit(Direct(), p.k_pool + to.row + unit * 16, k_bytes);
+    if (store) store_unit(Direct(), p.k_pool + row, k_bytes);
     const uint4 v_bytes = quantise(p, {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w}, p.v_scales + scale, store);
-    if (store) store_unit(Direct(), p.v_pool + to.row + unit * 16, v_bytes);
+    if (store) store_unit(Direct(), p.v_pool + row, v_bytes);
     let_next_start();
 }
 
@@ -116,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256) store_cache_fp8_any(const __gr
     const long long slot = load_slot(p, token);
     if (slot < 0) return;
     const Place to = place(p, slot);
-    const u64 row = to.row + static_cast<u64>(head) * p.head_dim, scale = to.scale + static_cast<u64>(head) * p.scale_head_stride;
+    const u64 row = to.row + static_cast<u64>(head) * p.head_stride, scale = to.scale + static_cast<u64>(head) * p.scale_head_stride;
     const u64 from = static_cast<u64>(head) * p.head_dim * (p.rows == ROWS_F32 ? 4 : 2);
     store_head(p, p.k + static_cast<u64>(token) * p.k_stride + from, p.k_pool + row, p.k_scales + scale);
     store_head(p, p.v + static_cast<u64>(token) * p.v_stride + from, p.v_pool + row, p.v_scales + scale);

@@ -6,7 +6,7 @@
 
 template <typename Cached>
 DEVICE void attend_plain(const AttendParams& p, const Cached& cached) {
-    const u32 lane = threadIdx.x % 32, dims = static_cast<u32>(p.head_stride / (32 * Cached::BYTES));  // dims of one lane
+    const u32 lane = threadIdx.x % 32, dims = p.head_dim / 32;  // dims of one lane
     const u32 warp = blockIdx.x * 4 + threadIdx.x / 32, warps = gridDim.x * 4;
     u32 passed = 0;  // number of (query, head) pairs of earlier sequences
     for (u32 b = 0; b < p.batch; ++b) {

@@ -358,6 +358,7 @@ impl Cuda {
             window: attend.window.unwrap_or(0),
             scale: attend.scale,
             soft_cap: attend.soft_cap.unwrap_or(0.0),
+            head_dim: layout.head_dim(),
             ..AttendParams::default()
         })
     }

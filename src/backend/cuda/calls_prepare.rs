@@ -3,7 +3,7 @@
 use super::check::{check_attend, check_pool};
 use super::driver::raw::is_capturing;
 use super::error::CudaError;
-use super::kernels::{COMPACT_SLOTS, COPY_PAGES, Kernel, LOAD_PLAN, RESOLVE_SELECTION};
+use super::kernels::{COMPACT_SLOTS, COPY_HEADS, COPY_PAGES, Kernel, LOAD_PLAN, RESOLVE_SELECTION};
 use super::opened::Cuda;
 use super::prepare::Prepare;
 use super::store::labels::Labels;
@@ -56,7 +56,8 @@ impl Cuda {
         for pool in self.pools.all() {
             kernels.extend(pool_kernels(pool, work, self.limits.tokens)?);
         }
-        kernels.extend((work.copies || self.swap.is_some()).then_some(COPY_PAGES));
+        let copies = if self.pools.of_group(0).pages().has_table() { COPY_HEADS } else { COPY_PAGES };
+        kernels.extend((work.copies || self.swap.is_some()).then_some(copies));
         kernels.extend(work.compactions.then_some(COMPACT_SLOTS));
         kernels.extend(selects.then_some(RESOLVE_SELECTION));
         if self.labels.is_some() {
@@ -108,7 +109,7 @@ fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
 fn pool_kernels(pool: &Pool, work: &Prepare<'_>, tokens: u32) -> Result<Vec<&'static Kernel>, CudaError> {
     let (selection, layout) = (pool.selection(), pool.layout());
     let is_quantised = layout.dtype().is_quantised();
-    let mut kernels = if is_quantised { fp8::kernels(layout, selection.rows) } else { rows::kernels(layout, tokens) };
+    let mut kernels = if is_quantised { fp8::kernels(layout, selection.rows) } else { rows::kernels(pool, tokens) };
     if work.rope_store {
         kernels.push(rope::kernel(pool)?);
     }

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use crate::backend::{Operand, PlanError};
-use crate::error::displayed;
+use crate::error::{Count, displayed};
 use crate::id::{StepId, SwapPageId};
-use crate::layout::{Dtype, KvDtype, KvShape, LabelError, ScaleError};
+use crate::layout::{Dtype, KvDtype, KvShape, LabelError, PlaneName, ScaleError};
 
 displayed! {
     /// The reason why the GPU backend rejected a call or failed. Compute capabilities are 10 * major + minor.
@@ -72,6 +72,8 @@ displayed! {
         PerThreadStream => "stream 2 is a different stream in each thread";
         /// No kernel supports the shape of the pool.
         PoolShape { shape: KvShape } => "there are no kernels for pools of {shape:?}";
+        /// The memory that the host gave cannot be the pool.
+        Given(error: GivenError) => "{error}";
         /// The label channels do not fit the pool.
         Labels(error: LabelError) => "{error}";
         /// No kernel supports labels in the pool, or lists over it: latent rows, fp8, f32, or at least 2^32 - 1 slots.
@@ -129,6 +131,47 @@ displayed! {
         NotPrepared => "this variant of attention or copy was not prepared before the capture";
     }
 }
+
+displayed! {
+    /// The reason why memory of the host cannot be a pool.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub enum GivenError {
+        /// A region begins at address 0 or has no bytes.
+        Empty { address: u64, bytes: u64 } => "a region of {} at address {address:#x} is empty", Count(bytes, "byte");
+        /// A region's end does not fit 64 bits.
+        Wraps { address: u64, bytes: u64 }
+            => "a region of {} at address {address:#x} exceeds 64 bits", Count(bytes, "byte");
+        /// The driver has no memory at the address, which may have been freed.
+        NotAllocated { address: u64 } => "the driver has no memory at address {address:#x}";
+        /// The pool has other planes than K and V, such as latent rows, labels or scales by token.
+        Planes { planes: usize }
+            => "given memory has planes K and V alone, but the pool has {} of other contents", Count(planes, "plane");
+        /// Groups of the pool have their own shapes.
+        Shapes { groups: u32 } => "given memory has one shape, but the pool's {groups} groups have several";
+        /// A head of K or V is not a multiple of 16 bytes.
+        HeadBytes { bytes: u64 } => "a head of {} is not a multiple of 16 bytes", Count(bytes, "byte");
+        /// The given layers are not the layers of the pool, or with groups those of group 0.
+        Layers { actual: usize, wanted: u32 } => "{} given where the pool has {wanted}", Count(actual, "layer");
+        /// A plane names a region that was not given.
+        Region { region: usize, regions: usize } => "region {region} is not among {}", Count(regions, "region");
+        /// An address or a stride is not a multiple of 16 bytes.
+        Alignment { value: u64 } => "the address or stride {value:#x} is not a multiple of 16 bytes";
+        /// A stride is smaller than the bytes that it passes, so heads overlap.
+        Stride { stride: u64, bytes: u64 }
+            => "a stride of {} is below the {bytes} that it passes", Count(stride, "byte");
+        /// A stride of slots or heads does not fit 32 bits.
+        WideStride { stride: u64 } => "a stride of {stride} bytes from slot to slot or head to head exceeds 32 bits";
+        /// A plane ends after its region. An end above 64 bits counts as `u64::MAX`.
+        End { layer: u32, plane: PlaneName, end: u64, bytes: u64 }
+            => "{plane:?} of layer {layer} ends at byte {end} of a region of {}", Count(bytes, "byte");
+        /// Two planes have bytes in common.
+        Overlap { layers: [u32; 2], planes: [PlaneName; 2] }
+            => "{:?} of layer {} overlaps {:?} of layer {}", planes[0], layers[0], planes[1], layers[1];
+    }
+}
+
+impl std::error::Error for GivenError {}
 
 displayed! {
     /// A number that the backend or its kernels limit.
@@ -194,7 +237,7 @@ impl fmt::Display for LockedMemory {
 
 impl std::error::Error for CudaError {}
 
-wraps_errors!(CudaError: Plan(PlanError), Scales(ScaleError), Labels(LabelError));
+wraps_errors!(CudaError: Plan(PlanError), Scales(ScaleError), Labels(LabelError), Given(GivenError));
 
 /// Converts a result of the driver to an error.
 pub(super) fn check(call: &'static str, result: u32) -> Result<(), CudaError> {

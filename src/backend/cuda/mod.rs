@@ -17,9 +17,10 @@
 //! ```
 //!
 //! The `unsafe` calls have conditions that only the host can guarantee: its raw stream is alive
-//! ([`CudaStream::from_raw`]), its addresses are rows ([`DeviceRows::from_raw`], [`DeviceRowsMut::from_raw`]), a
-//! graph's memory still exists ([`CudaGraph::launch`]), two streams are ordered ([`Cuda::set_stream`]), and the host's
-//! own kernel fits its launch ([`Function::launch`]).
+//! ([`CudaStream::from_raw`]), its addresses are rows ([`DeviceRows::from_raw`], [`DeviceRowsMut::from_raw`]), memory
+//! that it gives to a pool stays allocated and is not written ([`DeviceRegion::from_raw`]), a graph's memory still
+//! exists ([`CudaGraph::launch`]), two streams are ordered ([`Cuda::set_stream`]), and the host's own kernel fits its
+//! launch ([`Function::launch`]).
 //!
 //! A program with this backend starts on any machine, because the first call opens the driver (`driver/forward.rs`).
 //! The README describes a build without a CUDA toolkit.
@@ -27,9 +28,10 @@
 //! * C1. The host rewrites a pinned upload slot only after the device has read it (`plan/ring.rs`).
 //! * C2. The staged plan matches the launch: the same step, numbers of tokens and rows, and slot width
 //!   (`plan/stage.rs`).
-//! * C3. No kernel parameter points outside checked memory. Slots and pages are in the pool; rows, lengths and table
-//!   words are in the tables; the host's rows are long enough (`backend/check.rs`, `check.rs`). Kernels read a plan
-//!   only from the staged image. Memory is freed after the work that may use it (`driver/work.rs`).
+//! * C3. No kernel parameter points outside checked memory. Slots and pages are in the pool; in a pool that the host
+//!   allocated, planes are in their regions (`store/given.rs`). Rows, lengths and table words are in the tables; the
+//!   host's rows are long enough (`backend/check.rs`, `check.rs`). Kernels read a plan only from the staged image.
+//!   Memory is freed after the work that may use it (`driver/work.rs`).
 //! * C4. Counters of split attention are zero between launches (`attention/variant.rs`, `attention/shared.rs`).
 //!
 //! Only this module uses `cust`, for the types of the driver's calls (`driver/sys.rs`).
@@ -57,10 +59,12 @@ pub use driver::gpu::Gpu;
 pub use driver::launch::Launch;
 pub use driver::memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};
 pub use driver::raw::RawStream;
+pub use driver::region::DeviceRegion;
 pub use driver::stream::{CudaEvent, CudaGraph, CudaStream};
-pub use error::{CudaError, Limit};
+pub use error::{CudaError, GivenError, Limit};
 pub use kernels::{Archive, Function, Kernel};
 pub use moves::region::{CudaRead, CudaWrite};
 pub use opened::{Cuda, StagedPlan};
 pub use options::CudaOptions;
 pub use prepare::Prepare;
+pub use store::given::{GivenPlane, GivenPool};

@@ -93,7 +93,8 @@ impl Cuda {
         self.pools.of_group(0).layout()
     }
 
-    /// Returns the pool's memory, in the order of [`PoolLayout`].
+    /// Returns the pool's memory, in the order of [`PoolLayout`]. It is empty if the host gave the memory
+    /// ([`CudaOptions::pool`](super::CudaOptions::pool)).
     pub fn pool(&self) -> &DeviceBuffer {
         self.pools.of_group(0).memory()
     }

@@ -1,21 +1,20 @@
 //! The options of a [`Cuda`], which open it.
 
-use std::sync::Arc;
-
 use super::error::CudaError;
 use super::opened::Cuda;
 use crate::backend::by_shape::ByShape;
 use crate::backend::cuda::attention::latent as attend_latent;
 use crate::backend::cuda::attention::variant_table::Variants;
 use crate::backend::cuda::driver::gpu::Gpu;
-use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::stream::CudaStream;
 use crate::backend::cuda::kernels::Selection;
 use crate::backend::cuda::moves::swap_moves::SwapMoves;
 use crate::backend::cuda::plan::image::StepLimits;
 use crate::backend::cuda::plan::stage::Stage;
 use crate::backend::cuda::plan::tables::Tables;
+use crate::backend::cuda::store::given::GivenPool;
 use crate::backend::cuda::store::labels::Labels;
+use crate::backend::cuda::store::memory::PoolMemory;
 use crate::backend::cuda::store::pool::Pool;
 use crate::backend::{OpenBackend, OpenSteps};
 use crate::config::StepBounds;
@@ -29,6 +28,8 @@ pub struct CudaOptions {
     /// The stream of all launches, usually the host's own ([`CudaStream::from_raw`]). Default: `None`, the default
     /// stream.
     pub stream: Option<CudaStream>,
+    /// Memory of the host for K and V. Default: `None`, the backend allocates the pool.
+    pub pool: Option<GivenPool>,
     /// Maximum number of rows of a step, including padding. Default: 0, which means the number of page table rows, but
     /// at least 256.
     pub max_step_rows: u32,
@@ -63,6 +64,7 @@ impl CudaOptions {
         Self {
             gpu: gpu.clone(),
             stream: None,
+            pool: None,
             max_step_rows: 0,
             scales: None,
             rows: None,
@@ -104,7 +106,8 @@ impl OpenBackend for CudaOptions {
     /// [`CudaError::ChunkPages`] if the page size does not divide a group's chunk size. [`CudaError::Limit`] for page
     /// tables that are too large. [`CudaError::Lists`] if a pool of f32 or fp8 has labels. [`CudaError::Scales`] or
     /// [`CudaError::Labels`] if they do not fit the pool. [`CudaError::RowsDtype`]. [`CudaError::OtherDevice`] for the
-    /// stream. [`CudaError::OutOfMemory`], [`CudaError::SwapMemory`]. The driver's errors.
+    /// stream. [`CudaError::Given`] if given memory does not fit the pool.
+    /// [`CudaError::OutOfMemory`], [`CudaError::SwapMemory`]. The driver's errors.
     fn open(self, layout: &PoolLayout, table: &TableShape, bounds: impl Into<StepBounds>) -> Result<Cuda, CudaError> {
         self.check(layout)?;
         let Self { gpu, stream, max_step_rows, all_spans, .. } = self;
@@ -121,7 +124,7 @@ impl OpenBackend for CudaOptions {
         // the ring is full, the host waits.
         let uploads = 2 * steps as usize + 2;
         let capability = self.selected_capability.unwrap_or(gpu.capability());
-        let memory = Arc::new(DeviceBuffer::lasting(&gpu, layout.total_bytes())?);
+        let memory = PoolMemory::new(&gpu, layout, self.pool)?;
         let (scales, channels) = (self.scales.as_ref(), self.labels.as_ref());
         let mut shapes = 0..;
         let pools = ByShape::new(layout, |layout| {

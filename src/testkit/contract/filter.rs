@@ -1,7 +1,7 @@
 //! Filters of random cases: most select the cases of one kind of kernel.
 
 use super::Case;
-use crate::layout::{Dtype, KvDtype, KvShape};
+use crate::layout::{Dtype, KvDtype, KvShape, PlaneName};
 use crate::testkit::rng::Rng;
 
 /// A restriction of the random cases of a check.
@@ -36,6 +36,15 @@ impl Filter {
 
     /// Quantised pools.
     pub const FP8: Self = Self { conditions: &[is_fp8], ..Self::ALL };
+
+    /// Pools of K and V alone in one shape, whose memory a host can allocate for a GPU.
+    pub const PLAIN: Self = Self { conditions: &[is_plain], ..Self::ALL };
+
+    /// [`Filter::PLAIN`] with heads that kernels can rotate.
+    pub const PLAIN_HEADS: Self = Self { conditions: &[is_plain, has_heads_for_spans], ..Self::ALL };
+
+    /// [`Filter::PLAIN`] with quantised pools.
+    pub const PLAIN_FP8: Self = Self { conditions: &[is_plain, is_fp8], ..Self::ALL };
 
     /// Pools with heads of an even number of elements.
     pub const HEADS: Self =
@@ -138,6 +147,13 @@ impl Filter {
 
 fn is_fp8(case: &Case) -> bool {
     case.layout.dtype().is_quantised()
+}
+
+fn is_plain(case: &Case) -> bool {
+    let (layout, planes) = (&case.layout, case.layout.planes());
+    let head_bytes = planes[0].elements * planes[0].dtype.size();
+    let is_k_and_v = planes.iter().map(|plane| plane.name).eq([PlaneName::K, PlaneName::V]);
+    layout.has_one_shape() && is_k_and_v && head_bytes.is_multiple_of(16)
 }
 
 fn is_16_bits(case: &Case) -> bool {

@@ -319,14 +319,13 @@ impl Program {
 
     /// Drains events, after a restatement or not.
     fn drain(&mut self) {
-        let Some(index) = &mut self.index else { return };
+        let (Some(index), Some(hashing)) = (&mut self.index, self.config.hashing) else { return };
         let restated = self.rng.one_in(3);
         if restated {
             self.tree.restate_events();
             *index = Index::new(self.config.page_size);
         }
         self.tree.drain_events(|event| index.apply(event));
-        let hashing = self.config.hashing.expect("events need hashes");
         let cached = self.model.present().map(|prefix| (prefix.namespace, &prefix.tokens[..], [true, false]));
         index.agrees(hashing, names, cached).expect("the events since the last drain");
         self.count(if restated { "drain restated" } else { "drain" });

@@ -341,6 +341,14 @@ static bool is_named(u64 start, u64 end) {
             for (u64* word = work->params; word != &work->bytes; ++word) used |= start <= *word && *word < end;
     return used;
 }
+/* Reports the device of an address (attribute 9), as a real driver does for memory that it allocated. */
+API int cuPointerGetAttribute(void* value, int attribute, u64 address) {
+    Lock lock(queue_lock);
+    const auto after = allocations.upper_bound(address);
+    if (!bound() || attribute != 9 || after == allocations.begin()) return bound() ? INVALID : NO_CONTEXT;
+    const auto& [start, memory] = *std::prev(after);
+    return address - start < memory.bytes ? (*static_cast<int*>(value) = memory.device - devices, OK) : INVALID;
+}
 static int give_back(void* memory) {
     Lock lock(queue_lock);
     if (!bound()) return NO_CONTEXT;

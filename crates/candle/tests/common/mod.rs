@@ -17,15 +17,18 @@ pub const HEADS: [usize; 3] = [Q_HEADS, KV_HEADS, KV_HEADS];
 pub const ALL_HEADS: usize = Q_HEADS + 2 * KV_HEADS;
 
 pub fn arena(device: &Device) -> KvArena {
-    let config = PoolConfig {
+    KvArena::new(config(), device).expect("a small pool")
+}
+
+pub fn config() -> PoolConfig {
+    PoolConfig {
         layers: LAYERS as u32,
         shape: KvShape::heads(KV_HEADS as u32, DIM as u32),
         dtype: KvDtype::F32,
         page_size: 4,
         capacity: Capacity::Pages(256),
         ..PoolConfig::default()
-    };
-    KvArena::new(config, device).expect("a small pool")
+    }
 }
 
 pub fn attention() -> Attend {
@@ -118,11 +121,16 @@ pub const WRONG: usize = 7;
 
 impl<'a> Program<'a> {
     pub fn new(device: &'a Device, others: &'a [Device], longest: u64, seed: u64) -> Self {
+        Self::over(arena(device), device, others, longest, seed)
+    }
+
+    /// Returns a program over an arena of [`config`].
+    pub fn over(arena: KvArena, device: &'a Device, others: &'a [Device], longest: u64, seed: u64) -> Self {
         Self {
             device,
             others,
             longest,
-            arena: arena(device),
+            arena,
             rng: Rng::new(seed),
             running: Vec::new(),
             kept: Vec::new(),

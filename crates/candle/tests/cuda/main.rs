@@ -5,6 +5,7 @@
 mod common;
 mod graph;
 mod order;
+mod tensors;
 
 use std::ffi::{CStr, c_char, c_void};
 

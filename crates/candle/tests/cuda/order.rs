@@ -6,10 +6,10 @@
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, LaunchConfig, PushKernelArg};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaStorage, Device, Storage, Tensor};
-use kvarena::{Backend, Extend, Namespace, TokenId};
 use kvarena::backend::Either;
 use kvarena::backend::cuda::{CudaEvent, CudaStream};
 use kvarena::testkit::rng::Rng;
+use kvarena::{Backend, Extend, Namespace, TokenId};
 use kvarena_candle::KvArena;
 
 use crate::common::{DIM, HEADS, KV_HEADS, arena, attention, numbers, packed};

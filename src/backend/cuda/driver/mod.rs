@@ -4,6 +4,7 @@
 //! gpu       a device and its context, with the kernels compiled through it
 //! stream    streams, events, graphs
 //! memory    device memory, pinned memory, rows by address
+//! region    device memory that the host allocated
 //! mapping   swap memory that is pinned piece by piece
 //! work      unfinished work of a context, and memory that waits for it
 //! launch    launches, in order or as programmatic dependent launches
@@ -21,6 +22,7 @@ pub(super) mod launch;
 pub(super) mod mapping;
 pub(super) mod memory;
 pub(super) mod raw;
+pub(super) mod region;
 pub(super) mod stream;
 pub(super) mod sys;
 pub(super) mod work;

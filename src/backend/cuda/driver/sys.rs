@@ -30,6 +30,7 @@ unsafe extern "C" {
     pub fn cuCtxSynchronize() -> u32;
     pub fn cuGetProcAddress(symbol: *const c_char, found: *mut *mut c_void, version: i32, flags: u64) -> u32;
 
+    pub fn cuPointerGetAttribute(value: *mut c_void, attribute: u32, address: u64) -> u32;
     pub fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32;
     pub fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> u32;
     pub fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: CUstream) -> u32;

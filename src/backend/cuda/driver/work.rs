@@ -6,6 +6,7 @@
 //! contains an event at the stream's end, until the event is done. No thread waits while it holds the lock, because the
 //! work may depend on a kernel that another thread launches next.
 
+use std::any::Any;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,6 @@ use super::sys;
 use crate::backend::cuda::error::{CudaError, check};
 
 /// Memory that its owner has dropped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Dropped {
     /// Memory of the device's memory pool. The driver frees it without a wait.
     Pool(u64),
@@ -23,9 +23,15 @@ pub(super) enum Dropped {
     Device(u64),
     /// Pinned memory, for which the driver also waits.
     Host(u64),
+    /// Memory of the host. Its owner may free it in any way, so the owner is dropped after a wait.
+    Given(Arc<dyn Any + Send + Sync>),
 }
 
 impl Dropped {
+    fn is_pooled(&self) -> bool {
+        matches!(self, Self::Pool(_))
+    }
+
     /// Frees the memory. Its context is bound.
     fn free(self) {
         // SAFETY: the memory was allocated in the bound context. It left the list, so it is freed once, and after the
@@ -34,6 +40,10 @@ impl Dropped {
             match self {
                 Self::Pool(address) | Self::Device(address) => sys::cuMemFree_v2(address),
                 Self::Host(address) => sys::cuMemFreeHost(address as usize as *mut _),
+                Self::Given(owner) => {
+                    drop(owner);
+                    0
+                }
             }
         };
     }
@@ -50,14 +60,12 @@ struct Mark {
 }
 
 /// Memory that is freed when its marks are done.
-#[derive(Debug)]
 struct Waiting {
     context: RawContext,
     memory: Dropped,
     marks: Vec<Arc<Mark>>,
 }
 
-#[derive(Debug)]
 struct Work {
     /// The stream of every live `CudaStream`, once for each handle.
     streams: Vec<(RawContext, RawStream)>,
@@ -95,15 +103,14 @@ pub fn remove_stream(context: RawContext, stream: RawStream) {
 /// no pool.
 pub(super) fn free(context: RawContext, memory: Dropped) {
     let mut work = work();
-    let marks = work.marks(context);
+    let (marks, is_pooled) = (work.marks(context), memory.is_pooled());
     work.waiting.push(Waiting { context, memory, marks });
     drop(work);
-    match memory {
-        Dropped::Pool(_) => sweep(context, |memory| matches!(memory, Dropped::Pool(_))),
+    if is_pooled {
+        sweep(context, Dropped::is_pooled);
+    } else {
         // The wait fails if the context is broken or a stream is captured; a later call then frees the memory.
-        Dropped::Device(_) | Dropped::Host(_) => {
-            let _ = reclaim(context);
-        }
+        let _ = reclaim(context);
     }
 }
 
@@ -139,7 +146,7 @@ pub(super) fn end(context: RawContext) {
 }
 
 /// Frees the bound context's dropped memory whose work is done.
-fn sweep(context: RawContext, is_wanted: impl Fn(Dropped) -> bool) {
+fn sweep(context: RawContext, is_wanted: impl Fn(&Dropped) -> bool) {
     let mut work = work();
     work.renew(context);
     if !work.forget(context) {
@@ -149,7 +156,7 @@ fn sweep(context: RawContext, is_wanted: impl Fn(Dropped) -> bool) {
     // whose work is not done.
     let mut waits = false;
     let free = work.waiting.extract_if(.., |waiting| {
-        let due = waiting.context == context && is_wanted(waiting.memory) && !waits;
+        let due = waiting.context == context && is_wanted(&waiting.memory) && !waits;
         let done = due && waiting.marks.iter().all(|mark| mark.is_done());
         waits |= due && !done;
         done

@@ -44,8 +44,8 @@ mod sparse;
 
 pub use latent::{LatentHead, LatentJoin, LayerRope, RowBoxes, StoreLatentFp8Params, TensorMap};
 pub use moves::{
-    COMPACTIONS_MAX, COPY_PAGES_MAX, CompactSlotsParams, CopyPagesParams, LoadPlanParams, ROWS_BF16, ROWS_F16,
-    ROWS_F32, RopeStoreParams, StoreCacheParams, StoreFp8Params,
+    COMPACTIONS_MAX, COPY_PAGES_MAX, CompactSlotsParams, CopyHeadsParams, CopyPagesParams, HeadPlaces, LoadPlanParams,
+    ROWS_BF16, ROWS_F16, ROWS_F32, RopeStoreParams, StoreCacheParams, StoreFp8Params,
 };
 pub use sparse::{CANDIDATES, Lists, SCORE_TOKENS, SelectParams, StoreLabelsParams};
 
@@ -132,8 +132,8 @@ records! {
         /// Stripes of kv heads in the decode plan; CTA c, or warp c of suffixes in `attend_shared_*`, is in stripe `c %
         /// stripes`.
         184 stripes: u32,
-        /// 0.
-        188 reserved: u32,
+        /// Elements of a head, for `attend_f32` and `attend_fp8_f32`, which take several numbers of elements.
+        188 head_dim: u32,
         /// Device address of f32 `[q_heads]` (minus infinity: no sink); 0: no head has one.
         192 sinks: u64,
         /// Device address of u64 `[tokens]`, for trees only: see [`BatchPlan::masks`](crate::BatchPlan::masks).

@@ -39,7 +39,7 @@ static SPARSE: Archive = archive!("sparse");
 
 /// All kernels, in the order of the table.
 #[rustfmt::skip]
-pub static KERNELS: [Kernel; 121] = [
+pub static KERNELS: [Kernel; 122] = [
     Kernel::new("attend_decode_bf16_d128_r16", &ATTEND_DECODE_D128, 128, 90_112).pdl().takes("AttendParams")
         .serves(Step::Decode, Cache::Rows, Dtype::Bf16, 128, 16),
     Kernel::new("attend_decode_f16_d128_r16", &ATTEND_DECODE_D128, 128, 90_112).pdl().takes("AttendParams")
@@ -290,6 +290,7 @@ pub static KERNELS: [Kernel; 121] = [
     Kernel::new("rope_store_f16_d64", &ROPE_STORE, 128, 0).pdl().takes("RopeStoreParams")
         .serves(Step::Rope, Cache::Any, Dtype::F16, 64, 0),
     Kernel::new("copy_pages", &MOVES, 256, 0).takes("CopyPagesParams"),
+    Kernel::new("copy_heads", &MOVES, 256, 0).takes("CopyHeadsParams"),
     Kernel::new("compact_slots", &MOVES, 256, 0).takes("CompactSlotsParams"),
     Kernel::new("load_plan", &MOVES, 256, 0).takes("LoadPlanParams"),
 ];
@@ -304,8 +305,9 @@ pub const STORE_CACHE_FP8: &Kernel = &KERNELS[106];
 pub const STORE_CACHE_FP8_ANY: &Kernel = &KERNELS[107];
 pub const STORE_LATENT_FP8: &Kernel = &KERNELS[108];
 pub const COPY_PAGES: &Kernel = &KERNELS[118];
-pub const COMPACT_SLOTS: &Kernel = &KERNELS[119];
-pub const LOAD_PLAN: &Kernel = &KERNELS[120];
+pub const COPY_HEADS: &Kernel = &KERNELS[119];
+pub const COMPACT_SLOTS: &Kernel = &KERNELS[120];
+pub const LOAD_PLAN: &Kernel = &KERNELS[121];
 
 /// The head_dims of the kernels over rows of 16 bits and over fp8.
 pub const HEAD_DIMS: [u32; 3] = [64, 128, 256];

@@ -1,5 +1,5 @@
 //! Moves slots of rows, in all planes and tracks of a group. For each track, one launch moves the slots of at most
-//! `COMPACTIONS_MAX` rows in consecutive planes of the same shape, such as K and V.
+//! `COMPACTIONS_MAX` rows in all lanes of planes of the same shape, such as K and V.
 //!
 //! `system/accept.rs` chooses the slots.
 
@@ -13,18 +13,9 @@ use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::COMPACT_SLOTS;
 use crate::backend::cuda::kernels::params::{COMPACTIONS_MAX, CompactSlotsParams};
 use crate::backend::cuda::plan::tables::Tables;
+use crate::backend::cuda::store::pages::{Pieces, Rows};
 use crate::backend::cuda::store::pool::Pool;
-use crate::layout::{Plane, PlaneOrder, Strides};
 use crate::plan::Compaction;
-
-/// Consecutive planes of the same size and order. The stride from a plane's last layer to the next plane's first layer
-/// equals the stride between layers of one plane. The kernel therefore treats them as the layers of one plane.
-#[derive(Clone, Copy)]
-struct PlaneRun {
-    plane: Plane,
-    strides: Strides,
-    layers: u32,
-}
 
 /// Moves slots in the stream's order. The caller has checked the compactions.
 pub fn compact(
@@ -35,58 +26,41 @@ pub fn compact(
     compactions: &[Compaction],
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let layout = pool.layout();
-    let mut planes = layout.planes().iter();
-    let mut next = planes.next();
-    while let Some(&plane) = next {
-        let strides = layout.strides(plane.name).expect("the plane is the pool's");
-        let mut run = PlaneRun { plane, strides, layers: layout.lanes() };
-        next = planes.next();
-        while let Some(other) = next
-            && (Plane { name: plane.name, ..*other }) == plane
-        {
-            run.layers += layout.lanes();
-            next = planes.next();
-        }
-        compact_planes(gpu, pool, tracks.clone(), tables, run, compactions, stream)?;
-    }
-    Ok(())
+    pool.pieces().iter().try_for_each(|pieces| compact_pieces(gpu, pieces, tracks.clone(), tables, compactions, stream))
 }
 
-fn compact_planes(
+fn compact_pieces(
     gpu: &Gpu,
-    pool: &Pool,
+    pieces: &Pieces,
     tracks: Range<u32>,
     tables: &Tables,
-    PlaneRun { plane, strides, layers }: PlaneRun,
     compactions: &[Compaction],
     stream: RawStream,
 ) -> Result<(), CudaError> {
-    let head_bytes = u64::from(plane.elements) * u64::from(plane.dtype.size());
-    // In order by slot, a token's heads form one run of bytes.
-    let (runs, run_bytes) = match plane.order {
-        PlaneOrder::BySlot => (1, head_bytes * u64::from(plane.heads)),
-        PlaneOrder::ByPage => (plane.heads, head_bytes),
-    };
-    let address = pool.memory().address() + strides.origin;
-    let Strides { lane, page, slot, head, .. } = strides;
-    let run_stride = if runs > 1 { head } else { 0 };
-    let unit = unit_bytes(&[address, lane, page, slot, run_stride, run_bytes]);
-    let all = u64::from(layers) * u64::from(runs) * run_bytes;
+    let Pieces { address, table, page_stride, piece_stride, count, rows, .. } = *pieces;
+    let Rows { slots, heads, head_bytes, slot_stride, head_stride } = rows;
+    // If the heads of a slot are contiguous, they form one run of bytes.
+    let is_contiguous = head_stride == head_bytes;
+    let (runs, run_bytes) = if is_contiguous { (1, head_bytes * u64::from(heads)) } else { (heads, head_bytes) };
+    let run_stride = if runs > 1 { head_stride } else { 0 };
+    // The addresses of a table are multiples of 16.
+    let unit = unit_bytes(&[address, piece_stride, page_stride, slot_stride, run_stride, run_bytes]);
+    let all = u64::from(count) * u64::from(runs) * run_bytes;
     Limit::PageBytes.check(all, u64::from(u32::MAX - 256) * u64::from(unit))?;
     let shape = tables.shape();
     let mut params = CompactSlotsParams {
         pool: address,
-        layer_stride: lane,
-        page_stride: page,
-        slot_stride: slot,
+        layer_stride: piece_stride,
+        layer_table: table,
+        page_stride,
+        slot_stride,
         run_stride,
         table: tables.address(),
-        page_size: pool.layout().page_size(),
+        page_size: slots,
         leaf_pages: shape.leaf_pages,
         leaves_per_row: shape.leaves_per_row,
         leaf_base: 0,
-        layers,
+        layers: count,
         runs,
         run_units: (run_bytes / u64::from(unit)) as u32,
         unit_bytes: unit,

@@ -1,5 +1,6 @@
 //! Copies of whole pages by a kernel: inside a pool, between two pools, and between a pool and pinned memory. Each
-//! pool may be layer-first or page-first. One kernel copies between all layouts; its parameters contain the page ids.
+//! pool may be layer-first or page-first. One kernel copies between both layouts, and one copies from and to pools in
+//! memory of the host. Their parameters contain the page ids.
 //!
 //! The callers choose the pages. `transfer.rs` also uses the copy engines.
 
@@ -7,9 +8,9 @@ use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::launch::Start;
 use crate::backend::cuda::driver::raw::RawStream;
 use crate::backend::cuda::error::{CudaError, Limit};
-use crate::backend::cuda::kernels::COPY_PAGES;
-use crate::backend::cuda::kernels::params::{COPY_PAGES_MAX, CopyPagesParams, wide_magic};
-use crate::backend::cuda::store::pool::{Pages, Pieces};
+use crate::backend::cuda::kernels::params::{COPY_PAGES_MAX, CopyHeadsParams, CopyPagesParams, HeadPlaces, wide_magic};
+use crate::backend::cuda::kernels::{COPY_HEADS, COPY_PAGES};
+use crate::backend::cuda::store::pages::{Pages, Pieces};
 use crate::id::PageId;
 use crate::plan::PageCopy;
 
@@ -27,6 +28,7 @@ pub fn copy_on_device(
     if !source.is_like(target) {
         return Err(CudaError::PageShape);
     }
+    let copy = if source.has_table() || target.has_table() { copy_heads } else { copy_pieces };
     // If pages are contiguous on both sides, each page is copied as one piece.
     if source.is_packed() && target.is_packed() {
         return copy_pieces(gpu, &source.whole(), &target.whole(), copies, stream);
@@ -34,7 +36,7 @@ pub fn copy_on_device(
     let mut groups = source.groups().iter().zip(target.groups());
     // Checks all groups before the first launch, so that `PageBytes` leaves all pages unchanged.
     groups.clone().try_for_each(|(source, target)| Units::new(source, target).map(|_| ()))?;
-    groups.try_for_each(|(source, target)| copy_pieces(gpu, source, target, copies, stream))
+    groups.try_for_each(|(source, target)| copy(gpu, source, target, copies, stream))
 }
 
 /// The sizes of a unit, a piece and a page in a launch of `copy_pages`. The kernel counts units in 32 bits.
@@ -94,6 +96,44 @@ fn copy_pieces(
     Ok(())
 }
 
+/// Copies the heads of pieces of a pool in memory of the host, or to it, for pages that were checked. All addresses,
+/// strides and heads are multiples of 16 bytes: of such a pool by its check, of other memory as sums of heads.
+fn copy_heads(
+    gpu: &Gpu,
+    source: &Pieces,
+    target: &Pieces,
+    copies: &[PageCopy],
+    stream: RawStream,
+) -> Result<(), CudaError> {
+    let units = Units::new(source, target)?;
+    debug_assert_eq!(units.bytes, 16);
+    let places = |pieces: &Pieces| HeadPlaces {
+        address: pieces.address,
+        table: pieces.table,
+        piece_stride: pieces.piece_stride,
+        page_stride: pieces.page_stride,
+        slot_stride: pieces.rows.slot_stride,
+        head_stride: pieces.rows.head_stride,
+    };
+    let head_units = (source.rows.head_bytes / 16) as u32;
+    let mut params = CopyHeadsParams {
+        source: places(source),
+        target: places(target),
+        page_units: units.page,
+        piece_units: units.piece,
+        slot_units: head_units * source.rows.heads,
+        head_units,
+        copies: [PageCopy { source: PageId::new(0), target: PageId::new(0) }; COPY_PAGES_MAX],
+    };
+    for copies in copies.chunks(COPY_PAGES_MAX) {
+        params.copies[..copies.len()].copy_from_slice(copies);
+        let grid = (units.page.div_ceil(BLOCK_UNITS), copies.len() as u32);
+        // SAFETY: each page was checked against its side's count, so all addresses are inside the two memories.
+        unsafe { gpu.launch(COPY_HEADS, grid, (COPY_HEADS.threads(), 1), stream, &params, Start::InOrder) }?;
+    }
+    Ok(())
+}
+
 /// Returns the largest of 16, 4 and 2 bytes that divides all of `multiples`; 0 if none does. It is the unit of a copy.
 pub fn unit_bytes(multiples: &[u64]) -> u32 {
     let serves = |unit: &u32| multiples.iter().all(|n| n.is_multiple_of(u64::from(*unit)));
@@ -106,7 +146,7 @@ mod tests {
 
     fn pieces(piece_bytes: u64, count: u32) -> Pieces {
         let page_stride = piece_bytes * u64::from(count);
-        Pieces { address: 1 << 40, page_stride, piece_stride: piece_bytes, piece_bytes, count }
+        Pieces { address: 1 << 40, page_stride, piece_stride: piece_bytes, piece_bytes, count, ..Pieces::default() }
     }
 
     /// A page of 64 GiB must not count as 0 units, which would copy nothing.

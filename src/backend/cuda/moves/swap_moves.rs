@@ -20,7 +20,7 @@ use crate::backend::cuda::driver::gpu::Gpu;
 use crate::backend::cuda::driver::raw::is_capturing;
 use crate::backend::cuda::driver::stream::{CudaEvent, CudaStream};
 use crate::backend::cuda::error::CudaError;
-use crate::backend::cuda::store::pool::Pages;
+use crate::backend::cuda::store::pages::Pages;
 use crate::backend::{Moved, PlanError, check};
 use crate::id::{MoveId, PageId, StepId, SwapPageId};
 use crate::layout::PoolLayout;

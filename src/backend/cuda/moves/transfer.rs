@@ -16,7 +16,7 @@ use crate::backend::cuda::driver::memory::DeviceBuffer;
 use crate::backend::cuda::driver::raw::{RawStream, raw};
 use crate::backend::cuda::driver::sys;
 use crate::backend::cuda::error::{CudaError, check};
-use crate::backend::cuda::store::pool::Pages;
+use crate::backend::cuda::store::pages::Pages;
 use crate::id::PageId;
 use crate::plan::{PageCopy, PageMove};
 

@@ -92,7 +92,7 @@ pub fn store(
             Dtype::Bf16 => ROWS_BF16,
         },
         by_token,
-        reserved: 0,
+        head_stride: pool.strides().head as u32,
     };
     if let Some(rope) = pool.rope(layer) {
         let params = StoreLatentFp8Params { store: params, rope };

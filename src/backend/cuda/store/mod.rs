@@ -1,7 +1,10 @@
 //! The pool, and stores of new K and V.
 //!
 //! ```text
-//! pool      memory of K and V, by layer
+//! given     memory that the host allocated, and its checks
+//! memory    the memory of a pool; addresses and strides of its planes
+//! pages     the pieces of whole pages
+//! pool      K and V of one shape, by layer
 //! rows      stores rows unchanged
 //! fp8       quantises rows to fp8, and stores them; also computes and stores scales by token
 //! scales    static scales, or the planes of scales by token
@@ -12,7 +15,10 @@
 //! `moves` copies whole pages.
 
 pub(super) mod fp8;
+pub(super) mod given;
 pub(super) mod labels;
+pub(super) mod memory;
+pub(super) mod pages;
 pub(super) mod pool;
 pub(super) mod rope;
 pub(super) mod rows;

@@ -79,6 +79,8 @@ pub fn rotate<'a>(
         kv_heads: layout.kv_heads(),
         heads_each: heads_each as u32,
         eps: rope.eps,
+        head_stride: pool.strides().head as u32,
+        reserved: 0,
     };
     let warps = tokens * heads.div_ceil(heads_each);
     let grid = u32::try_from(warps.div_ceil(4)).expect("a grid of 32 bits");

@@ -13,7 +13,6 @@ use crate::backend::cuda::kernels::{Kernel, STORE_CACHE, STORE_CACHE_ANY, STORE_
 use crate::backend::cuda::moves::copy::unit_bytes;
 use crate::backend::cuda::plan::image::Image;
 use crate::id::LayerId;
-use crate::layout::PoolLayout;
 
 /// Steps with these numbers of tokens use the kernel with streaming loads and stores, if units have 16 bytes and slot
 /// numbers 4. Each thread loads four units of K and four of V before it stores them. These steps are large enough to
@@ -22,15 +21,28 @@ const STREAMING_TOKENS: std::ops::RangeInclusive<u32> = 513..=8192;
 
 /// Returns the kernels that steps of up to `tokens` tokens may use. A store selects one by the tokens of the step, the
 /// alignment of the host's rows and the bytes of a slot number.
-pub fn kernels(layout: &PoolLayout, tokens: u32) -> Vec<&'static Kernel> {
-    let bytes = layout.store_widths()[0] * layout.dtype().rows().size() as usize;
-    let (row_bytes, units) = if layout.is_latent() { (bytes / 2, bytes / 32) } else { (bytes, bytes / 16) };
+pub fn kernels(pool: &Pool, tokens: u32) -> Vec<&'static Kernel> {
+    let (_, run_bytes) = runs(pool);
     let mut kernels = vec![STORE_CACHE_ANY];
-    if row_bytes.is_multiple_of(16) {
-        kernels.extend((units <= 256).then_some(STORE_CACHE));
+    if run_bytes.is_multiple_of(16) {
+        kernels.extend((run_bytes / 16 <= 256).then_some(STORE_CACHE));
         kernels.extend((tokens >= *STREAMING_TOKENS.start()).then_some(STORE_CACHE_STREAMING));
     }
     kernels
+}
+
+/// Returns the number of runs of a token's row of K, and the bytes of each: contiguous bytes of a slot. A run is a row,
+/// or a head if the heads of a slot are not contiguous. The kernels store two rows for each token; for latent rows
+/// these are the two halves of one row.
+fn runs(pool: &Pool) -> (u32, u64) {
+    let (layout, head_stride) = (pool.layout(), pool.strides().head);
+    let row_bytes = layout.store_widths()[0] as u64 * u64::from(layout.dtype().rows().size());
+    let head_bytes = row_bytes / u64::from(layout.kv_heads());
+    match layout.kv_heads() {
+        _ if layout.is_latent() => (1, row_bytes / 2),
+        heads if heads > 1 && head_stride != head_bytes => (heads, head_bytes),
+        _ => (1, row_bytes),
+    }
 }
 
 /// Stores the rows of the staged plan.
@@ -46,15 +58,13 @@ pub fn store(
     let ([width, v_width], dtype) = (layout.store_widths(), layout.dtype().rows());
     let k_stride = store_stride(Operand::K, &k, tokens, width, dtype)?;
     let mut v_stride = store_stride(Operand::V, &v, tokens, v_width, dtype)?;
-    let (mut row_bytes, mut v_address) = ((width * dtype.size() as usize) as u64, v.extent.address);
+    let ((runs, run_bytes), mut v_address) = (runs(pool), v.extent.address);
     let [k_pool, mut v_pool] = pool.origins(layer)?;
     if layout.is_latent() {
-        // The kernel stores two rows for each token; for latent rows these are the two halves of one row.
-        row_bytes /= 2;
-        (v_stride, v_address) = (k_stride, k.extent.address.saturating_add(row_bytes));
-        v_pool += row_bytes;
+        (v_stride, v_address) = (k_stride, k.extent.address.saturating_add(run_bytes));
+        v_pool += run_bytes;
     }
-    let unit_bytes = unit_bytes(&[row_bytes, k_stride.into(), v_stride.into(), k.extent.address, v_address]);
+    let unit_bytes = unit_bytes(&[run_bytes, k_stride.into(), v_stride.into(), k.extent.address, v_address]);
     if unit_bytes < dtype.size().min(4) {
         return Err(CudaError::RowsAlignment { align: dtype.size() });
     }
@@ -79,8 +89,10 @@ pub fn store(
         page_magic: wide_magic(page_size.into()),
         slot_stride: slot_stride as u32,
         slot_bytes: image.slot_bytes as u32,
-        row_units: (row_bytes / u64::from(unit_bytes)) as u32,
+        row_units: (run_bytes / u64::from(unit_bytes)) as u32,
         unit_bytes,
+        run_bytes: run_bytes as u32,
+        run_stride: pool.strides().head as u32,
     };
     let narrow = unit_bytes == 16 && params.slot_bytes == 4;
     let (kernel, x, threads) = match params.row_units {
@@ -91,7 +103,7 @@ pub fn store(
         units => (STORE_CACHE_ANY, units.next_power_of_two().min(256), 256),
     };
     let y = threads / x;
-    let grid = (params.tokens.div_ceil(y), 1);
+    let grid = (params.tokens.div_ceil(y), runs);
     // SAFETY: slots are in the pool (checked when staged), rows are long enough (checked above).
     unsafe { gpu.launch(kernel, grid, (x, y), stream, &params, Start::Pdl) }
 }

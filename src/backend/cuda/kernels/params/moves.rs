@@ -6,14 +6,15 @@ records! {
     /// The parameters of `store_cache` and its variants, by value. The fields that the first instructions read come
     /// first.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-    pub struct StoreCacheParams: 88 {
+    pub struct StoreCacheParams: 96 {
         /// Device address of the rows of K to store, `k_stride` apart.
         0 k: u64,
         /// The same for V, `v_stride` apart.
         8 v: u64,
         /// Device address of i32 or i64 `[tokens]`; nothing is written for a negative slot.
         16 slots: u64,
-        /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`.
+        /// Device address of this layer's K: page p, slot s, run r at
+        /// `k_pool + p * page_stride + s * slot_stride + r * run_stride`.
         24 k_pool: u64,
         /// Device address of this layer's V, same strides.
         32 v_pool: u64,
@@ -33,15 +34,19 @@ records! {
         72 slot_stride: u32,
         /// Bytes of a slot number: 4 or 8.
         76 slot_bytes: u32,
-        /// Number of units of a row.
+        /// Number of units of a run, which is a row (or half a latent row), or one head of it.
         80 row_units: u32,
         /// Bytes that a thread moves at once: 16, 4 or 2.
         84 unit_bytes: u32,
+        /// Bytes from run to run of the rows to store.
+        88 run_bytes: u32,
+        /// Bytes from run to run of a slot; the grid's y is the number of runs.
+        92 run_stride: u32,
     }
 
     /// The parameters of `rope_store` and its variants, by value.
     #[derive(Clone, Copy, PartialEq, Debug, Default)]
-    pub struct RopeStoreParams: 112 {
+    pub struct RopeStoreParams: 120 {
         /// Device address of `[tokens, q_heads + 2 * kv_heads, head_dim]`, rows `qkv_stride` apart.
         0 qkv: u64,
         /// Device address of u32 `[tokens]`.
@@ -54,8 +59,8 @@ records! {
         32 k_norm: u64,
         /// Device address of f32 `[head_dim / 2]`.
         40 frequencies: u64,
-        /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`; 0:
-        /// nothing is stored.
+        /// Device address of this layer's K: page p, slot s, head h at
+        /// `k_pool + p * page_stride + s * slot_stride + h * head_stride`; 0: nothing is stored.
         48 k_pool: u64,
         /// Device address of this layer's V, same strides.
         56 v_pool: u64,
@@ -79,6 +84,10 @@ records! {
         104 heads_each: u32,
         /// Epsilon of the norms.
         108 eps: f32,
+        /// Bytes from head to head.
+        112 head_stride: u32,
+        /// 0.
+        116 reserved: u32,
     }
 }
 
@@ -99,7 +108,8 @@ records! {
         8 v: u64,
         /// Device address of i32 or i64 `[tokens]`; nothing is written for a negative slot.
         16 slots: u64,
-        /// Device address of this layer's K: page p, slot s of it at `k_pool + p * page_stride + s * slot_stride`.
+        /// Device address of this layer's K: page p, slot s, head h at
+        /// `k_pool + p * page_stride + s * slot_stride + h * head_stride`.
         24 k_pool: u64,
         /// Device address of this layer's V, same strides.
         32 v_pool: u64,
@@ -135,8 +145,8 @@ records! {
         116 rows: u32,
         /// 1: each token has its own scale.
         120 by_token: u32,
-        /// 0.
-        124 reserved: u32,
+        /// Bytes from head to head.
+        124 head_stride: u32,
     }
 }
 
@@ -174,44 +184,86 @@ records! {
     }
 }
 
+records! {
+    /// The addresses of pages for `copy_heads`: head h of slot s of piece i of page p at
+    /// `address + i * piece_stride + p * page_stride + s * slot_stride + h * head_stride`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct HeadPlaces: 48 {
+        /// Device address.
+        0 address: u64,
+        /// Device address of u64 `[pieces]`, the addresses of the pieces; 0: piece i is at
+        /// `address + i * piece_stride`.
+        8 table: u64,
+        /// Bytes from piece to piece.
+        16 piece_stride: u64,
+        /// Bytes from page to page.
+        24 page_stride: u64,
+        /// Bytes from slot to slot.
+        32 slot_stride: u64,
+        /// Bytes from head to head.
+        40 head_stride: u64,
+    }
+
+    /// The parameters of `copy_heads`, by value. They contain the pages, so nothing is uploaded.
+    #[derive(Clone, Copy, Debug)]
+    pub struct CopyHeadsParams: 3696 {
+        /// The sources.
+        0 source: HeadPlaces,
+        /// The targets.
+        48 target: HeadPlaces,
+        /// Units of 16 bytes of one page.
+        96 page_units: u32,
+        /// Units of one piece.
+        100 piece_units: u32,
+        /// Units of the heads of one slot of a piece.
+        104 slot_units: u32,
+        /// Units of one head.
+        108 head_units: u32,
+        /// The copies; their number is the grid's y.
+        112 copies: [PageCopy; COPY_PAGES_MAX],
+    }
+}
+
 /// Maximum number of rows of one launch of `compact_slots`.
 pub const COMPACTIONS_MAX: usize = 200;
 
 records! {
     /// The parameters of `compact_slots`, by value. They contain the rows, so nothing is uploaded.
     #[derive(Clone, Copy, Debug)]
-    pub struct CompactSlotsParams: 3280 {
+    pub struct CompactSlotsParams: 3288 {
         /// Device address: layer l, page p, slot s, run r at
         /// `pool + l * layer_stride + p * page_stride + s * slot_stride + r * run_stride`.
         0 pool: u64,
         /// Bytes from layer to layer.
         8 layer_stride: u64,
+        /// Device address of u64 `[layers]`, the addresses of the layers; 0: layer l is at `pool + l * layer_stride`.
+        16 layer_table: u64,
         /// Bytes from page to page.
-        16 page_stride: u64,
+        24 page_stride: u64,
         /// Bytes from slot to slot.
-        24 slot_stride: u64,
+        32 slot_stride: u64,
         /// Bytes from run to run.
-        32 run_stride: u64,
+        40 run_stride: u64,
         /// Device address of the page tables.
-        40 table: u64,
+        48 table: u64,
         /// Tokens of a page.
-        48 page_size: u32,
+        56 page_size: u32,
         /// Pages of a leaf.
-        52 leaf_pages: u32,
+        60 leaf_pages: u32,
         /// Words of one row's directory.
-        56 leaves_per_row: u32,
+        64 leaves_per_row: u32,
         /// As in [`AttendParams`](super::AttendParams).
-        60 leaf_base: u32,
+        68 leaf_base: u32,
         /// Number of layers, over all planes of the same shape.
-        64 layers: u32,
+        72 layers: u32,
         /// Number of contiguous runs of a slot in a layer.
-        68 runs: u32,
+        76 runs: u32,
         /// Number of units of one run.
-        72 run_units: u32,
+        80 run_units: u32,
         /// Bytes that a thread moves at once: 16, 4 or 2.
-        76 unit_bytes: u32,
+        84 unit_bytes: u32,
         /// The compactions; their number is the grid's y.
-        80 compactions: [Compaction; COMPACTIONS_MAX],
+        88 compactions: [Compaction; COMPACTIONS_MAX],
     }
 
     /// The parameters of `load_plan`, by value.

@@ -1,11 +1,16 @@
 //! Compares the groups of pieces with the byte ranges of the layout. These tests launch nothing.
 
 use super::*;
+use crate::backend::cuda::store::memory::own_pieces;
 use crate::id::PageId;
 use crate::layout::{Capacity, KvShape, Layout, PoolConfig};
 use crate::testkit::contract::with_spare_plane;
 
 const ADDRESS: u64 = 1 << 20;
+
+fn pages_of(layout: &PoolLayout) -> Pages {
+    Pages::new(&own_pieces(ADDRESS, layout), layout)
+}
 
 fn config(layout: Layout, pages: u32) -> PoolConfig {
     let (shape, capacity) = (KvShape::heads(2, 3), Capacity::Pages(pages));
@@ -15,7 +20,7 @@ fn config(layout: Layout, pages: u32) -> PoolConfig {
 /// Returns the byte ranges of a page's pieces, in order.
 fn ranges(pages: &Pages, page: u64) -> Vec<(u64, u64)> {
     let group = |group: &Pieces| {
-        let Pieces { address, page_stride, piece_stride, piece_bytes, count } = *group;
+        let Pieces { address, page_stride, piece_stride, piece_bytes, count, .. } = *group;
         let start = move |i: u32| address + page * page_stride + u64::from(i) * piece_stride;
         (0..count).map(move |i| (start(i), start(i) + piece_bytes))
     };
@@ -40,7 +45,7 @@ fn k_and_v_are_one_group_and_a_plane_of_another_size_is_another() {
         let config = config(layout, pages);
         let plain = config.layout().expect("a valid pool");
         for (pool, groups) in [(plain, 1), (with_spare_plane(&config), 2)] {
-            let all = Pages::new(ADDRESS, &pool);
+            let all = pages_of(&pool);
             assert_eq!(all.groups().len(), groups, "{pool:?}");
             assert_eq!(all.page_bytes(), pool.page_bytes());
             for page in 0..pages {
@@ -65,7 +70,7 @@ fn k_and_v_are_one_group_and_a_plane_of_another_size_is_another() {
 #[test]
 fn packed_pages_follow_one_another() {
     let pool = with_spare_plane(&config(Layout::LayerFirst, 4));
-    let like = Pages::new(ADDRESS, &pool);
+    let like = pages_of(&pool);
     let packed = Pages::packed(2 * ADDRESS, &like, 9);
     assert!(packed.is_packed() && packed.is_like(&like) && packed.count == 9);
     let bytes = pool.page_bytes();
@@ -76,5 +81,5 @@ fn packed_pages_follow_one_another() {
     let whole = packed.whole();
     assert_eq!((whole.address, whole.page_stride, whole.count), (2 * ADDRESS, bytes, 1));
     let plain = config(Layout::LayerFirst, 4).layout().expect("a valid pool");
-    assert!(!like.is_like(&Pages::new(ADDRESS, &plain)));
+    assert!(!like.is_like(&pages_of(&plain)));
 }

@@ -11,9 +11,9 @@ unset CUDA_LIBRARY_PATH CUDA_PATH CUDA_ROOT CUDA_TOOLKIT_ROOT_DIR LD_LIBRARY_PAT
 rm -rf "$work/crate" "$work/dependent"
 mkdir -p "$work/crate" "$work/dependent/src"
 
-# Cargo warns about each omitted bench, example and test. One more warning is expected: there is no repository yet.
+# Cargo warns about each omitted bench, example and test.
 warnings=$(cargo package --allow-dirty --no-verify 2>&1 | grep '^warning: ' | grep -v '^warning: ignoring \(benchmark\|example\|test\) ' || true)
-if [ "$warnings" != "warning: manifest has no documentation, homepage or repository" ]; then
+if [ -n "$warnings" ]; then
     echo "cargo package warns: $warnings" >&2
     exit 1
 fi
@@ -21,7 +21,7 @@ at_most() { # name, bytes, limit
     echo "$1: $2 bytes"
     [ "$2" -le "$3" ] || { echo "$1 is above $3 bytes" >&2; exit 1; }
 }
-at_most "the package" "$(stat -c %s "$CARGO_TARGET_DIR"/package/kvarena-*.crate)" 2600000
+at_most "the package" "$(stat -c %s "$CARGO_TARGET_DIR"/package/kvarena-*.crate)" 2700000
 # -m sets new modification times. All packed files have one fixed time, with which cargo would reuse an earlier build.
 tar -xzmf "$CARGO_TARGET_DIR"/package/kvarena-*.crate -C "$work/crate" --strip-components 1
 if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.html -o -path './tests/*' \
@@ -29,6 +29,37 @@ if (cd "$work/crate" && find . -type f \( -path './.ci/*' ! -name docs-header.ht
     echo "the package contains files that belong only to the repository" >&2
     exit 1
 fi
+# Each relative link of a packed document names a packed file.
+(cd "$work/crate" && for document in *.md ptx/*.md; do
+    for link in $(grep -oE '\]\([^)#]+' "$document" | cut -c3- | grep -v '://'); do
+        [ -e "$(dirname "$document")/$link" ] || { echo "$document links $link, which is not packed" >&2; exit 1; }
+    done
+done)
+
+# The crates in the order of publishing. Later ones find the earlier ones here instead of on crates.io.
+cargo publish --dry-run --quiet --allow-dirty --no-verify 2>/dev/null
+patches=(--config "patch.crates-io.kvarena.path='$root'")
+for crate in events host server candle; do
+    folder=$root/crates; [ $crate != candle ] || folder+=/candle
+    (cd "$folder" && cargo publish --dry-run --quiet --allow-dirty --no-verify -p kvarena-$crate "${patches[@]}" 2>/dev/null) ||
+        { echo "kvarena-$crate cannot be published" >&2; exit 1; }
+    patches+=(--config "patch.crates-io.kvarena-$crate.path='$root/crates/$crate'")
+done
+
+# Dependencies: few without the default features, and all under permissive licences.
+small=$(cargo tree -e normal --prefix none --no-default-features | sed 's/ (.*//' | sort -u | wc -l)
+echo "crates with --no-default-features: $small"
+[ "$small" -le 21 ]
+cargo metadata --format-version 1 --features cuda,serde,sha256,xxhash | python3 -c '
+import json, re, sys
+allowed = {"MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "ISC",
+           "MPL-2.0", "Unicode-3.0", "Unlicense", "Zlib", "0BSD"}
+def permissive(licence):
+    either = re.split(r" OR |/", licence.replace("(", "").replace(")", ""))
+    return any(all(one in allowed for one in choice.split(" AND ")) for choice in either)
+bad = [p["name"] for p in json.load(sys.stdin)["packages"] if not permissive(p.get("license") or "")]
+sys.exit(f"not known as permissive: {bad}" if bad else 0)'
+
 # The repository runs the same unit tests. Here they only have to compile, which shows that no file is missing.
 (cd "$work/crate" && cargo check --quiet --all-targets)
 

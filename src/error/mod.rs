@@ -220,7 +220,8 @@ displayed! {
 impl StdError for Error {}
 
 impl Error {
-    /// Returns whether the call lacked pages, rows, tokens or steps, so that a later call may succeed.
+    /// Returns whether the call lacked pages, rows, tokens or steps, so that a later call may succeed. A sequence that
+    /// can never fit is [`Error::TooLong`], which is no shortage.
     pub fn is_shortage(&self) -> bool {
         matches!(
             self,
@@ -251,6 +252,13 @@ pub enum EngineError<E> {
     Core(Error),
     /// The backend failed.
     Backend(E),
+}
+
+impl<E> EngineError<E> {
+    /// Returns whether the [core](Error::is_shortage) lacked pages, rows, tokens or steps.
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, Self::Core(error) if error.is_shortage())
+    }
 }
 
 impl<E> From<ConfigError> for EngineError<E> {

@@ -24,6 +24,7 @@ mod layout;
 mod leaders;
 mod loads;
 mod managers;
+mod outbox_process;
 mod packed;
 mod page_table;
 mod plan_bytes;

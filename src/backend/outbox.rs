@@ -35,6 +35,9 @@ pub enum Work<'a> {
     Load(MoveId, &'a [PageMove]),
 }
 
+/// Items for which a new outbox has memory, of each type.
+const ITEMS: usize = 1024;
+
 /// Magic number and version of the byte form of work.
 const MAGIC: u64 = u64::from_le_bytes(*b"kvwork01");
 
@@ -221,10 +224,11 @@ impl OpenBackend for OutboxOptions {
             layout: *layout,
             table: *table,
             words: vec![0; table.words()],
-            work: Vec::new(),
-            copies: Vec::new(),
-            slots: Vec::new(),
-            moves: Vec::new(),
+            // The lists of usual steps never grow.
+            work: Vec::with_capacity(64),
+            copies: Vec::with_capacity(ITEMS),
+            slots: Vec::with_capacity(ITEMS),
+            moves: Vec::with_capacity(ITEMS),
             due: 0,
             last: Moved::default(),
             done: Moved::default(),

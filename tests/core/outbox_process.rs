@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 
 use kvarena::backend::SlotMove;
 use kvarena::plan::{Forked, PageCopy, PageMove, SlotMapping};

@@ -49,6 +49,8 @@ pub struct Host<B> {
     open: Vec<StepId>,
     puts: Vec<PutId>,
     fetches: Vec<(FetchId, u32)>,
+    /// A dense page table of the last batch.
+    table: Vec<u32>,
     tree: DraftTree,
     pub done: Done,
 }
@@ -83,8 +85,9 @@ impl<B: Backend> Host<B> {
             prompt: Vec::with_capacity(tokens),
             items: Vec::with_capacity(SEQUENCES),
             open: Vec::with_capacity(3),
-            puts: Vec::with_capacity(PUTS),
+            puts: Vec::with_capacity(2 * PUTS),
             fetches: Vec::with_capacity(FETCHES),
+            table: Vec::with_capacity(SEQUENCES * PAGES as usize),
             tree: DraftTree::new(),
             done: Done::default(),
         }
@@ -233,6 +236,11 @@ impl<B: Backend> Host<B> {
                 Ok(plan) => {
                     store(self.engine.backend_mut(), &plan);
                     self.open.push(plan.step());
+                    let page_size = self.engine.shape().layout.page_size();
+                    let width =
+                        plan.rows.iter().map(|row| row.kv_len.div_ceil(page_size)).max().expect("a row") as usize;
+                    self.table.resize(self.items.len() * width, 0);
+                    self.engine.write_tables(&self.items, 0, width, 0, &mut self.table).expect("rows fit");
                     return;
                 }
                 Err(EngineError::Core(Error::OutOfPages { .. })) => {
@@ -286,7 +294,8 @@ impl<B: Backend> Host<B> {
             return; // Stores do not support groups.
         }
         let puts = &mut self.puts;
-        let room = PUTS - puts.len();
+        // Copies that ended since pass their pages in addition.
+        let room = PUTS.saturating_sub(puts.len());
         self.engine.puts(room, |put| puts.push(put.id)).expect("it cannot fail");
         for id in puts.drain(..mix(seed) as usize % (puts.len() + 1)) {
             assert!(self.engine.put_done(id, seed & 1 == 0), "it is open");

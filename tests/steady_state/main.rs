@@ -14,8 +14,8 @@ use kvarena::config::PrefixMode;
 use kvarena::hash::Hashing;
 use kvarena::layout::{Groups, Reach, Scaling};
 use kvarena::{
-    Backend, CpuOptions, Engine, EngineConfig, Extend, KvDtype, LayerId, Namespace, Null, PoolConfig, StepScratch,
-    TokenId,
+    Backend, CpuOptions, Engine, EngineConfig, Extend, KvDtype, LayerId, Namespace, Null, OutboxOptions, PoolConfig,
+    StepScratch, TokenId, Work,
 };
 
 use host::{Done, Host, PAGES, SEQUENCES, config, mix};
@@ -178,6 +178,30 @@ fn swap_memory_and_stores_allocate_nothing() {
         let config = EngineConfig { hashing: Hashing::ALL.first().copied(), pool, ..plain };
         check(run(config, Null, 50, |_, _| ()));
     }
+}
+
+/// The host does an outbox's work before each step, and reports its moves at once.
+#[test]
+fn work_of_an_outbox_allocates_nothing() {
+    let mut items = [0; 4];
+    for page_size in [1, 4] {
+        let plain = config(page_size, PrefixMode::Radix);
+        let pool = PoolConfig { swap_pages: 64, stage_pages: 4, ..plain.pool };
+        let config = EngineConfig { hashing: Hashing::ALL.first().copied(), pool, ..plain };
+        let done = run(config, OutboxOptions, 50, |outbox, _| {
+            let (mut saved, mut loaded) = (None, None);
+            outbox.drain(|work| match work {
+                Work::Copy(copies) => items[0] += copies.len(),
+                Work::Slots(_, moves) => items[1] += moves.len(),
+                Work::Save(id, moves) => (saved, items[2]) = (Some(id), items[2] + moves.len()),
+                Work::Load(id, moves) => (loaded, items[3]) = (Some(id), items[3] + moves.len()),
+            });
+            saved.into_iter().for_each(|id| outbox.saved(id));
+            loaded.into_iter().for_each(|id| outbox.loaded(id));
+        });
+        check(done);
+    }
+    assert!(items.iter().all(|&count| count > 3), "copies, slots, saves, loads: {items:?}");
 }
 
 #[test]

@@ -4,10 +4,10 @@
 
 use std::hint::black_box;
 
-use crate::{Row, ours};
-use crate::cases::work;
 use crate::cases::pages::{AllocFree, COUNT};
 use crate::cases::sample::median_ns;
+use crate::cases::work;
+use crate::{Row, ours};
 
 const PAGES: usize = 1 << 20;
 

@@ -43,6 +43,13 @@ fn hit(bencher: Bencher<'_, '_>, page_size: u32) {
     bencher.bench_local(|| hit.call());
 }
 
+/// One row of 100 pages, read through `Engine::page_runs`.
+#[divan::bench]
+fn page_runs(bencher: Bencher<'_, '_>) {
+    let decode = Decode::new(16, 4, 1600);
+    bencher.bench_local(|| divan::black_box(&decode).page_sum());
+}
+
 #[divan::bench(args = [1, 16])]
 fn miss(bencher: Bencher<'_, '_>, page_size: u32) {
     let mut miss = Miss::new(full_cache(page_size, SEQUENCES, 0));

@@ -104,6 +104,12 @@ impl Decode {
         self.rest(step);
     }
 
+    /// Sums the numbers of the first sequence's pages, read in slices.
+    pub fn page_sum(&self) -> u32 {
+        let runs = self.engine.page_runs(self.items[0].seq, 0).expect("the sequence is live");
+        runs.flatten().fold(0, |sum, page| sum.wrapping_add(page.raw()))
+    }
+
     pub fn check(&mut self) {
         self.prepare();
         let before = self.engine.stats().computed_tokens;

@@ -88,6 +88,12 @@ stats! {
         evicted_pages,
         /// Cells evicted: cached pages of one group of layers other than group 0.
         evicted_cells,
+        /// States of sequences that became cells at marks.
+        kept_states,
+        /// Cells with a state that their last user superseded by a later state.
+        superseded_states,
+        /// Marks given up because pages for a second state lacked.
+        given_up_marks,
         /// Tokens of matches that were in swap memory alone and were loaded.
         swap_hit_tokens,
         /// Pages saved to swap memory, including failed and cancelled saves.

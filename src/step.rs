@@ -18,6 +18,21 @@ use crate::error::Error;
 use crate::id::{SeqKey, StepId};
 use crate::memory::{Memory, OutOfMemory};
 
+/// The places of a row (`sequence/states.rs`) that an item reads and writes, plus 1. 0: the item reads zeros, or there are
+/// no states.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct StateUse {
+    pub reads: u8,
+    pub writes: u8,
+}
+
+impl StateUse {
+    /// Returns the place that the item reads and the one that it writes.
+    pub(crate) fn parts(self) -> [u8; 2] {
+        [self.reads, self.writes]
+    }
+}
+
 /// One sequence's part in a step.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct StepItem {
@@ -35,6 +50,8 @@ pub struct StepItem {
     /// Whether a later rollback has cut the item, or `accept` has kept none of its drafts. The step's sample is then
     /// not the sequence's next token.
     pub cut: bool,
+    /// The states that the item reads and writes.
+    pub state: StateUse,
 }
 
 #[derive(Clone, Copy)]
@@ -209,10 +226,21 @@ impl StepLog {
         self.items[self.index(number)]
     }
 
+    /// Sets the states that an item reads and writes.
+    pub(crate) fn set_state(&mut self, number: u64, state: StateUse) {
+        let index = self.index(number);
+        self.items[index].state = state;
+    }
+
     /// Returns an item by number, if its step is open. Number 0 is no item.
     pub(crate) fn open_item(&self, number: u64) -> Option<StepItem> {
         let is_open = number >= self.base && number < self.end && self.is_open_item(number);
         is_open.then(|| self.item(number))
+    }
+
+    /// Returns the items of open steps of one sequence, last to first. `last_item` is the sequence's last one.
+    pub(crate) fn open_items(&self, last_item: u64) -> impl Iterator<Item = StepItem> {
+        std::iter::successors(self.open_item(last_item), |item| self.open_item(item.previous))
     }
 
     /// Returns whether an item's step is unfinished and will sample the sequence's next token. Number 0 is no item.

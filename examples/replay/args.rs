@@ -49,11 +49,21 @@ pub struct Args {
     /// Adds a store of unlimited size behind swap memory. It stores keys without bytes; core time includes its work
     #[arg(long, requires = "swap_pages", conflicts_with = "groups")]
     pub store: bool,
-    /// Groups of layers besides the one that keeps all tokens, each as REACH:TOKENSxTRACKS, such as
-    /// window:1024x6,chunk:8192x3; needs --sequential and --pages
+    /// Groups of layers besides the one that keeps all tokens, each as REACH:TOKENSxTRACKS or state:PAGES, such as
+    /// window:1024x6,chunk:8192x3,state:36; needs --sequential and --pages. With a state, the pool has one more page, which
+    /// no sequence gets
     #[arg(long, value_name = "LIST", value_parser = LayerGroups::parse)]
     #[arg(requires_all = ["sequential", "pages"])]
     pub groups: Option<LayerGroups>,
+    /// Tokens before a prompt's end at which its state is cached
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub state_margin: u32,
+    /// Minimum number of tokens from a prompt's hit to the place where its state is cached
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub state_gap: u32,
+    /// A cached state that a prompt has read keeps its age; otherwise it is evicted first if the prompt caches a later one
+    #[arg(long)]
+    pub keep_used: bool,
     /// Whether prefixes are cached and shared
     #[arg(long, default_value = "radix", value_parser = PossibleValuesParser::new(["radix", "none"]).map(prefix_mode))]
     pub prefix: PrefixMode,
@@ -88,7 +98,10 @@ impl Args {
 
     pub fn capacity(&self) -> Capacity {
         match (self.pages, self.bytes) {
-            (Some(pages), _) => Capacity::Pages(pages),
+            (Some(pages), _) => {
+                let has_state = self.groups.as_ref().is_some_and(|groups| groups.groups.state_group().is_some());
+                Capacity::Pages(pages + u32::from(has_state))
+            }
             (None, bytes) => Capacity::Bytes(bytes.unwrap_or(64 << 30)),
         }
     }

@@ -225,13 +225,13 @@ impl<'a> Host<'a> {
     pub fn fits(&self, request: &Request) -> bool {
         let shape = self.engine.shape();
         let len = request.stored_len();
-        u64::from(len) <= shape.layout.slot_count() && shape.most_pages(len) <= shape.layout.page_count().into()
+        u64::from(len) <= shape.layout.slot_count() && shape.most_pages(len) <= shape.usable_pages().into()
     }
 
     /// Counts the tokens of a prompt that are cached in group 0, if there are other groups. Call it before admission.
     pub fn count_full_hit(&mut self, prompt: &[TokenId]) {
         let layout = &self.engine.shape().layout;
-        if layout.tracks() > 1 {
+        if layout.groups().count() > 1 {
             let found = self.engine.match_prefix(NAMESPACE, prompt);
             self.tally.full_hit_tokens += u64::from(found.full_pages()) * u64::from(layout.page_size());
         }

@@ -5,6 +5,7 @@
 //! cargo run --release --example replay
 //! cargo run --release --example replay -- --trace FILE --pages 60000 --page-size 512 --sequential
 //! cargo run --release --example replay -- --trace FILE --pages 60000 --sequential --groups window:1024x6
+//! cargo run --release --example replay -- --trace FILE --pages 20000 --page-size 96 --step-tokens 8192 --sequential --groups state:36
 //! ```
 
 mod args;
@@ -113,6 +114,9 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
         // A plan is ahead of the published tokens by its own tokens and by those of a page that is not full yet.
         promise_ahead: step_tokens.saturating_add(args.page_size.saturating_sub(1)),
         max_step_tokens: step_tokens,
+        state_margin: args.state_margin,
+        state_gap: args.state_gap,
+        keep_used_states: args.keep_used,
         ..host::engine_config(pool(args), args.prefix, requests, running)
     };
     let config = EngineConfig { hashing: args.store.then_some(Hashing::Dynamo), ..config };
@@ -128,11 +132,12 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
 }
 
 /// Returns the config of the pool: K and V of Qwen3-8B in bf16, 147,456 bytes a token. `--bytes` and the
-/// reported decode reads depend on this size. With `--groups`, a page contains K and V of one layer.
+/// reported decode reads depend on this size. With `--groups`, a page contains K and V of one layer, or its state.
 fn pool(args: &Args) -> PoolConfig {
+    let page_bytes = 2 * 8 * 128 * 2 * args.page_size; // K and V of one layer.
     PoolConfig {
         layers: args.groups.as_ref().map_or(36, |groups| groups.layers),
-        groups: args.groups.as_ref().map_or(Groups::ONE, |groups| groups.groups),
+        groups: args.groups.as_ref().map_or(Groups::ONE, |groups| groups.in_pages(page_bytes)),
         shape: KvShape::heads(8, 128),
         dtype: KvDtype::Bf16,
         page_size: args.page_size,

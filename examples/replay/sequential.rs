@@ -68,7 +68,7 @@ fn one(
         let mut peak_pages = 0;
         let mut left = (prompt.len() + output.len()) as u32 - hit;
         loop {
-            let len = left.min(step_tokens);
+            let len = engine.next_len(seq, left.min(step_tokens))?;
             let step = engine.plan_batch(scratch, &[Extend { seq, len }])?.step();
             let planned = engine.stats();
             peak_pages = peak_pages.max(pages_in_use(&planned));

@@ -7,7 +7,7 @@
 
 use super::{Attend, Moved, OpenSteps, Operand, PlanError};
 use crate::id::{LayerId, MoveId, PageId, SlotId, StepId};
-use crate::layout::{PoolLayout, Reach, TableShape};
+use crate::layout::{LayerPlace, PoolLayout, Reach, TableShape};
 use crate::plan::{self, BatchPlan, Compaction, PageCopy, PageMove, SlotMapping, SpanCheck, TableWrite};
 
 /// Checks that a step may begin now (B2, B8).
@@ -156,9 +156,24 @@ pub(super) fn table_writes(writes: &[TableWrite], layout: &PoolLayout, table: &T
     })
 }
 
+/// Checks that a layer exists and stores K and V.
 pub(super) fn layer(layer: LayerId, layout: &PoolLayout) -> Result<(), PlanError> {
     let layers = layout.layers();
-    if layer.raw() < layers { Ok(()) } else { Err(PlanError::Layer { layer, layers }) }
+    if layer.raw() >= layers {
+        return Err(PlanError::Layer { layer, layers });
+    }
+    if layout.state().is_some() && Some(layout.groups().group(layer)) == layout.groups().state_group() {
+        return Err(PlanError::StateLayer { layer });
+    }
+    Ok(())
+}
+
+/// Returns the place of the state of a layer that keeps one.
+pub(super) fn state_layer(layer: LayerId, layout: &PoolLayout) -> Result<LayerPlace, PlanError> {
+    match self::layer(layer, layout) {
+        Err(PlanError::StateLayer { .. }) => Ok(layout.place(layer)),
+        other => Err(other.err().unwrap_or(PlanError::NoState { layer })),
+    }
 }
 
 pub(super) fn page(page: PageId, page_count: u32) -> Result<(), PlanError> {

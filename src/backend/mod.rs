@@ -28,11 +28,13 @@ mod outbox;
 mod plan_error;
 mod rope;
 mod sparse;
+mod state;
 mod swap_memory;
 
 #[cfg(feature = "cpu")]
 pub use cpu::{
-    Cpu, CpuError, CpuOptions, CpuPath, CpuRead, CpuRows, CpuRowsMut, CpuWrite, Elements, ElementsMut, PATH_VARIABLE,
+    Cpu, CpuError, CpuOptions, CpuPath, CpuRead, CpuRows, CpuRowsMut, CpuState, CpuWrite, Elements, ElementsMut,
+    PATH_VARIABLE,
 };
 pub use either::{Either, EitherError};
 pub use null::Null;
@@ -42,6 +44,7 @@ pub use outbox::{Outbox, OutboxError, OutboxOptions, SlotMove, Work};
 pub use plan_error::{Operand, PlanError};
 pub use rope::Rope;
 pub use sparse::{NO_POSITION, Select, Selection, SparseBackend};
+pub use state::StateBackend;
 pub use swap_memory::{Moved, SwapMemory};
 
 use crate::id::{LayerId, MoveId};

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use super::{Attend, Backend, Moved, OpenBackend, Queries, Rope, SwapMemory};
+use super::{Attend, Backend, Moved, OpenBackend, Queries, Rope, StateBackend, SwapMemory};
 use crate::config::StepBounds;
 use crate::id::{LayerId, MoveId, SwapPageId};
 use crate::layout::{PoolLayout, TableShape};
@@ -57,6 +57,12 @@ impl Backend for Null {
 
     fn moved(&mut self) -> Result<Moved, Infallible> {
         Ok(Moved::ALL)
+    }
+}
+
+impl StateBackend for Null {
+    succeed! {
+        copy_states(&BatchPlan<'_>);
     }
 }
 

@@ -105,6 +105,12 @@ displayed! {
             (None, Some(chunk)) => format!("chunks of {chunk}"),
             (None, None) => "no window".into(),
         };
+        /// A layer that keeps a state has no K and V.
+        StateLayer { layer: LayerId } => "layer {} keeps a state instead of K and V", layer.raw();
+        /// A layer that stores K and V has no state.
+        NoState { layer: LayerId } => "layer {} stores K and V, and keeps no state", layer.raw();
+        /// A row of a plan does not exist or is padding, which has no state.
+        StateRow { row: usize, rows: usize } => "row {row} of {rows} of a plan does not exist or is padding";
         /// A sparse read is for a layer outside group 0.
         SparseGroup { layer: LayerId, group: u32 } =>
             "a sparse read of layer {}, whose group {group} does not keep all tokens", layer.raw();

@@ -8,11 +8,12 @@ use super::{EngineConfig, EngineShape, PrefixMode};
 use crate::error::{ConfigError, displayed};
 use crate::hash::Hashing;
 use crate::layout::{
-    Capacity, GROUPS_MAX, GroupShape, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig, Scaling,
+    Capacity, GROUPS_MAX, GroupShape, Groups, KvDtype, KvShape, Layout, PlaneName, PoolConfig, STATE_PARTS_MAX,
+    Scaling, StatePart,
 };
 
 /// Magic number and version of the byte form.
-const MAGIC: u64 = u64::from_le_bytes(*b"kvshap02");
+const MAGIC: u64 = u64::from_le_bytes(*b"kvshap03");
 
 // The byte form stores the index of a value in these lists.
 const DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3];
@@ -87,17 +88,22 @@ struct Words {
     own_shapes: [[u64; 2]; GROUPS_MAX - 1],
     reserved_pages: u64,
     wide_slots: u64,
+    /// Heads and bytes of a head of each part of a state.
+    state_parts: [u64; STATE_PARTS_MAX],
+    state_margin: u64,
+    state_gap: u64,
+    keep_used_states: u64,
 }
 
 impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 49 little-endian words of 64 bits.
+    /// Returns the byte form: 56 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
-    /// | 0 | the ASCII letters `kvshap02`; the digits are the version |
+    /// | 0 | the ASCII letters `kvshap03`; the digits are the version |
     /// | 1 | layers |
     /// | 2 to 4 | 0, heads, their elements; or 1, `rank`, `rope` of latent rows |
     /// | 5, 6 | dtype (0 f32, 1 f16, 2 bf16, 3 fp8); scaling (0 static or none, 1 by token) |
@@ -110,12 +116,14 @@ impl EngineShape {
     /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
     /// | 25 | `promise_ahead` |
     /// | 26 | number of groups + 2^32 * number of layers in groups; the latter is 0 if there is one group |
-    /// | 27 to 29 | for each group but group 0: its size + 2^32 * (1 for a window, 2 for a chunk); 0 for no group |
+    /// | 27 to 29 | for each group but group 0: its size + 2^32 * (1 for a window, 2 for a chunk, 3 for a state); 0 for no group |
     /// | 30 to 37 | bit 0 of the group number of each of 256 layers, then bit 1 |
     /// | 38, 39 | `swap_pages`, `stage_pages` |
     /// | 40 | `max_step_tokens` |
     /// | 41 to 46 | for each group but group 0: its shape in two words |
     /// | 47, 48 | `reserved_pages`, `wide_slots` |
+    /// | 49 to 52 | for each part of a state: its heads + 2^32 * bytes of a head; 0 for no part |
+    /// | 53 to 55 | `state_margin`, `state_gap`, `keep_used_states` |
     ///
     /// A group with the pool's shape has two words of 0. Otherwise the first word is
     /// `1 + 2 * dtype + 8 * (0 for heads, 1 for latent rows)`. The second word contains the two sizes, in 32 bits each
@@ -154,6 +162,10 @@ impl EngineShape {
             own_shapes: [1, 2, 3].map(|group| own_words(layout.groups().shape(group))),
             reserved_pages: self.reserved_pages.into(),
             wide_slots: number(&BOOLS, self.wide_slots),
+            state_parts: part_words(layout.groups().state_parts()),
+            state_margin: self.state_margin.into(),
+            state_gap: self.state_gap.into(),
+            keep_used_states: number(&BOOLS, self.keep_used_states),
         };
         let mut bytes = [0; Self::BYTES];
         bytes.copy_from_slice(bytemuck::bytes_of(&words));
@@ -183,6 +195,11 @@ impl EngineShape {
             if let Some(GroupShape { shape, dtype }) = own_shape(own)? {
                 groups = groups.with_shape(group, shape, dtype).map_err(ShapeBytesError::Config)?;
             }
+        }
+        if let Some(group) = groups.state_group() {
+            let parts = words.state_parts.map(|word| StatePart { heads: word as u32, head_bytes: (word >> 32) as u32 });
+            let count = parts.iter().take_while(|part| part.heads > 0).count();
+            groups = groups.with_state(group, &parts[..count]).map_err(ShapeBytesError::Config)?;
         }
         let pool = PoolConfig {
             layers: narrow("layers", words.layers)?,
@@ -224,6 +241,9 @@ impl EngineShape {
             promise_ahead: narrow("promise_ahead", words.promise_ahead)?,
             reserved_pages: narrow("reserved_pages", words.reserved_pages)?,
             wide_slots: one_of("wide_slots", &BOOLS, words.wide_slots)?,
+            state_margin: narrow("state_margin", words.state_margin)?,
+            state_gap: narrow("state_gap", words.state_gap)?,
+            keep_used_states: one_of("keep_used_states", &BOOLS, words.keep_used_states)?,
             prefault: one_of("prefault", &BOOLS, words.prefault)?,
         };
         let shape = config.shape().map_err(ShapeBytesError::Config)?;
@@ -244,6 +264,14 @@ fn shape_of(kind: u64, sizes: [u32; 2]) -> Result<KvShape, ShapeBytesError> {
         (1, [rank, rope]) => Ok(KvShape::Latent { rank, rope }),
         (value, _) => Err(ShapeBytesError::Field { name: "shape", value }),
     }
+}
+
+/// Returns the words of a state's parts.
+fn part_words(parts: &[StatePart]) -> [u64; STATE_PARTS_MAX] {
+    let mut words = [0; STATE_PARTS_MAX];
+    let word = |part: &StatePart| u64::from(part.heads) | u64::from(part.head_bytes) << 32;
+    words.iter_mut().zip(parts).for_each(|(out, part)| *out = word(part));
+    words
 }
 
 /// Returns the two words of a group's shape.

@@ -76,8 +76,18 @@ pub struct EngineConfig {
     /// models with groups of layers. [`Engine::admit`](crate::Engine::admit) reserves pages for these tokens. A plan
     /// that is further ahead also takes pages that are not promised. Default: 512.
     pub promise_ahead: u32,
+    /// For models whose layers keep a state: a prompt's state is cached this many tokens before the prompt's end, rounded
+    /// down to whole pages. The next turn of a conversation often changes the last tokens of its prompt. Default: 128.
+    pub state_margin: u32,
+    /// Minimum number of tokens from a prompt's hit to the place where its state is cached. Larger gaps save steps, and
+    /// lose some hits. Default: 0.
+    pub state_gap: u32,
+    /// Whether a cached state that a prompt has read keeps its age when the prompt caches a later state of its own.
+    /// Otherwise it is evicted first, because a conversation that goes on reads the later state. Default: false.
+    pub keep_used_states: bool,
     /// Number of pages, from page 0 on, that no sequence gets: a null page for tables that are padded with 0, or pages
-    /// that padding rows of a captured graph write. Less than all pages. Default: 0.
+    /// that padding rows of a captured graph write. Less than all pages, and at least 1 if a group of layers keeps a
+    /// state: page 0 is then zero, the state of new sequences. Default: 0.
     pub reserved_pages: u32,
     /// Whether plans have [slots of 64 bits](crate::plan::SlotMapping) even if the pool's slots fit in 32 bits, for
     /// kernels that only read these. Default: false.
@@ -102,6 +112,9 @@ impl From<PoolConfig> for EngineConfig {
             max_steps: 8,
             max_step_tokens: STEP_TOKENS,
             promise_ahead: 512,
+            state_margin: 128,
+            state_gap: 0,
+            keep_used_states: false,
             reserved_pages: 0,
             wide_slots: false,
             prefault: true,
@@ -132,6 +145,12 @@ pub struct EngineShape {
     pub max_step_tokens: u32,
     /// Number of tokens by which plans may be ahead of the published ones within a promise.
     pub promise_ahead: u32,
+    /// Number of tokens before a prompt's end at which its state is cached.
+    pub state_margin: u32,
+    /// Minimum number of tokens from a prompt's hit to the place where its state is cached.
+    pub state_gap: u32,
+    /// Whether cached states that were read keep their age.
+    pub keep_used_states: bool,
     /// Number of pages, from page 0 on, that no sequence gets.
     pub reserved_pages: u32,
     /// Whether plans have slots of 64 bits in a pool of any size.
@@ -167,7 +186,12 @@ impl EngineShape {
     /// ```
     pub fn most_pages(&self, tokens: u32) -> u64 {
         let places = tokens.div_ceil(self.layout.page_size());
-        Limits::new(&self.layout, self.promise_ahead).most(places)
+        self.limits().most(places)
+    }
+
+    /// Returns the places that sequences keep in groups of layers.
+    pub(crate) fn limits(&self) -> Limits {
+        Limits::new(&self.layout, self.promise_ahead, self.shares_prefixes())
     }
 
     /// Returns the limits of steps, from which backends are opened.
@@ -224,11 +248,13 @@ impl EngineConfig {
         }
         // Cells have 32-bit numbers, and 0 is no cell.
         let all_pages = u64::from(layout.page_count()) + u64::from(layout.swap_pages());
-        let limits = Limits::new(&layout, 0);
-        if limits.held_groups(0).map(|held| held.cells_in(all_pages)).sum::<u64>() >= u64::from(u32::MAX) {
+        let limits = Limits::new(&layout, 0, true);
+        if limits.tails(0).map(|held| held.cells_in(all_pages)).sum::<u64>() >= u64::from(u32::MAX) {
             return Err(ConfigError::Overflow { name: "cells" });
         }
-        let (reserved_pages, pages) = (self.reserved_pages, layout.page_count());
+        // Kernels read the state of a new sequence from page 0, which stays zero.
+        let null_page = u32::from(layout.state().is_some());
+        let (reserved_pages, pages) = (self.reserved_pages.max(null_page), layout.page_count());
         if reserved_pages >= pages {
             let (name, value, max) = ("reserved_pages", reserved_pages.into(), u64::from(pages) - 1);
             return Err(ConfigError::Limit { name, value, max });
@@ -246,6 +272,9 @@ impl EngineConfig {
             max_steps: self.max_steps,
             max_step_tokens: self.max_step_tokens.min(i32::MAX as u32),
             promise_ahead: self.promise_ahead,
+            state_margin: self.state_margin,
+            state_gap: self.state_gap,
+            keep_used_states: self.keep_used_states,
             reserved_pages,
             wide_slots: self.wide_slots,
             prefix: self.prefix,

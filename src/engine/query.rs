@@ -4,7 +4,7 @@ use crate::backend::Backend;
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
 use crate::plan::Extend;
-use crate::sequence::Sequence;
+use crate::sequence::{Current, Sequence};
 use crate::system::plan_batch::extend_max;
 
 use super::Engine;
@@ -50,6 +50,33 @@ impl<B: Backend> Engine<B> {
             return Ok(0);
         }
         Ok(extend_max(&self.world.shape, sequence, &self.world.steps))
+    }
+
+    /// Returns the largest number of tokens, `most` at most, that the next plan can give a sequence:
+    /// [`extend_max`](Engine::extend_max), or less if layers keep a state and a mark comes before. A cached state is one
+    /// that a step has written, so items end at marks. Marks of a prompt are the place where it parts from cached prompts,
+    /// and the place `state_margin` tokens before its end; [`mark`](Engine::mark) adds others.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn next_len(&self, seq: SeqKey, most: u32) -> Result<u32, Error> {
+        let most = most.min(self.extend_max(seq)?);
+        let sequences = &self.world.sequences;
+        let sequence = sequences.get(seq)?;
+        let mark = sequences.has_states().then(|| sequences.next_mark(sequence)).flatten();
+        Ok(mark.map_or(most, |mark| most.min(mark - sequence.planned_len)))
+    }
+
+    /// Returns whether the state of a running sequence is lost: its layers keep a state, and an abort or a rollback has
+    /// undone tokens. [`preempt`](Engine::preempt) and [`resume`](Engine::resume) compute the tokens after the last cached
+    /// state again.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn is_state_lost(&self, seq: SeqKey) -> Result<bool, Error> {
+        let sequences = &self.world.sequences;
+        let sequence = sequences.get(seq)?;
+        Ok(sequences.has_states() && sequences.states(sequence).current == Current::Lost)
     }
 
     /// Returns the number of known tokens of a sequence.

@@ -4,13 +4,14 @@ use crate::backend::Backend;
 use crate::error::{EngineError, Error};
 use crate::id::{SeqKey, StepId};
 use crate::plan::{
-    BatchPlan, Branch, Compaction, Draft, Extend, PackedLevels, PackedPlan, PlanSize, StepEnd, StepScratch,
+    BatchPlan, Branch, Compaction, Draft, Extend, PackedLevels, PackedPlan, PackedStates, PlanSize, StepEnd,
+    StepScratch,
 };
 use crate::system::abort::{Abort, abort};
 use crate::system::accept::{Accept, accept, check_branches};
 use crate::system::commit::{Commit, commit};
 use crate::system::complete::{Complete, complete};
-use crate::system::packed::{Packed, packed};
+use crate::system::packed::{Packed, packed, packed_states};
 use crate::system::packed_levels::packed_levels;
 use crate::system::plan_batch::{PlanBatch, plan_batch};
 
@@ -100,7 +101,7 @@ impl<B: Backend> Engine<B> {
             self.flush_saves();
         }
         if let Err(error) = self.backend.begin(&plan) {
-            self.abort(plan.step).expect("the step was just planned");
+            abort(Abort::from(&mut self.world), plan.step, false).expect("the step was just planned");
             return Err(EngineError::Backend(error));
         }
         Ok(plan)
@@ -143,6 +144,26 @@ impl<B: Backend> Engine<B> {
     ) -> Result<PackedPlan<'step>, Error> {
         assert!(track < self.world.shape.table.tracks, "there is no track {track}");
         packed(&Packed::from(&self.world), track, items, scratch.reset())
+    }
+
+    /// Returns the pages of the states that a planned batch reads and writes, for hosts with their own kernels. O(rows, times
+    /// the pages of a state).
+    ///
+    /// Track r has the pages with the states of the layers whose [place](crate::layout::PoolLayout::place) has track r. A
+    /// page's number is the slot of FlashInfer's, flash-linear-attention's and causal_conv1d's kernels, in a pool that
+    /// begins at the layer's lane and whose slots are [`page_bytes`](crate::layout::PoolLayout::page_bytes) apart; the
+    /// product needs 64 bits. Rows of new sequences read page 0, which is zero. `items` are as in
+    /// [`packed`](Engine::packed); `rows - items.len()` rows of padding have page -1.
+    ///
+    /// # Errors
+    /// As [`packed`](Engine::packed). [`Error::PackedRows`] for fewer rows than items.
+    pub fn packed_states<'step>(
+        &self,
+        scratch: &'step mut StepScratch,
+        items: &[Extend],
+        rows: usize,
+    ) -> Result<PackedStates<'step>, Error> {
+        packed_states(&Packed::from(&self.world), items, rows, scratch.reset())
     }
 
     /// Returns the arrays of [`packed`](Engine::packed) for group 0 as the levels of FlashInfer's cascade, which lists
@@ -253,7 +274,7 @@ impl<B: Backend> Engine<B> {
     /// # Errors
     /// [`Error::UnknownStep`] for a step that is not open.
     pub fn abort(&mut self, step: StepId) -> Result<(), Error> {
-        abort(Abort::from(&mut self.world), step)?;
+        abort(Abort::from(&mut self.world), step, true)?;
         self.backend.end(StepEnd::Abort(step));
         Ok(())
     }

@@ -75,11 +75,19 @@ displayed! {
             0 => "group 0 has the pool's shape, not one of its own".into(),
             _ => format!("a shape is given for group {group} of {}", Count(groups, "group")),
         };
-        /// Groups with their own shapes require the layout `PageFirst`.
+        /// Groups with a shape or a state of their own require the layout `PageFirst`.
         LayerFirst {
-            /// The first group with a shape of its own.
+            /// The first such group.
             group: u32,
-        } => "group {group} has a shape of its own, which no LayerFirst pool holds";
+        } => "group {group} has a shape or a state of its own, which no LayerFirst pool holds";
+        /// The parts of a state are given for a group that keeps none, or lack for one that keeps a state.
+        StateGroup { group: u32 } => "group {group} keeps no state, or its state has no parts";
+        /// A page is smaller than the state of one layer.
+        StatePage {
+            page_size: u32,
+            /// The least page size whose pages hold the state of a layer.
+            min: u32,
+        } => "pages of {} do not hold the state of a layer, which takes at least {min}", Count(page_size, "token");
         /// The rank is not below the number of ranks.
         Rank { tp_rank: u32, tp_size: u32 } => "rank {tp_rank} is not below tp_size {tp_size}";
         /// The system cannot allocate the memory of the tables.

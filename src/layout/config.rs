@@ -10,6 +10,7 @@ use super::plane::Plane;
 use super::planes::Planes;
 use super::pool::{Layout, PoolLayout};
 use super::shape::KvShape;
+use super::state::{self, StateLayout, StatePart};
 use crate::error::ConfigError;
 
 /// Maximum of [`PoolConfig::page_size`].
@@ -182,6 +183,9 @@ impl PoolConfig {
         if self.page_size > PAGE_SIZE_MAX {
             return Err(ConfigError::PageSize { page_size: self.page_size, max: PAGE_SIZE_MAX });
         }
+        let groups = self.local_parts(groups)?;
+        let page_bytes_of = |page_size| format::fit(&mut formats.clone(), lanes, page_size);
+        state::check(&groups, self.page_size, page_bytes_of)?;
         let page_bytes =
             format::fit(&mut formats, lanes, self.page_size).ok_or(ConfigError::Overflow { name: "page_bytes" })?;
         let page_count = self.page_count(page_bytes)?;
@@ -190,7 +194,8 @@ impl PoolConfig {
         Ok(PoolLayout {
             layers,
             groups: own_shapes(groups, &formats),
-            tracks: 1 + (1..groups.count()).map(tracks).sum::<u32>(),
+            tracks: 1 + groups.limited().map(|(group, _)| tracks(group)).sum::<u32>(),
+            state: groups.state_group().map(|group| StateLayout::new(&groups, group, page_bytes)),
             format: formats[0],
             formats,
             page_size: self.page_size,
@@ -200,6 +205,44 @@ impl PoolConfig {
             stage_pages: self.stage_pages,
             layout: self.layout,
         })
+    }
+
+    /// Returns the groups with this rank's parts of a state.
+    fn local_parts(&self, mut groups: Groups) -> Result<Groups, ConfigError> {
+        let Some(group) = groups.state_group() else { return Ok(groups) };
+        if self.layout == Layout::LayerFirst {
+            return Err(ConfigError::LayerFirst { group });
+        }
+        for part in groups.parts.iter_mut().filter(|part| part.heads > 0) {
+            let KvShape::Heads { kv_heads: heads, .. } = self.local(KvShape::heads(part.heads, 1))? else {
+                unreachable!("heads are split into heads")
+            };
+            *part = StatePart { heads, ..*part };
+        }
+        Ok(groups)
+    }
+
+    /// Returns the least page size, in multiples of `multiple` tokens, whose pages hold the state of a layer;
+    /// `multiple` if no group keeps a state. Larger pages waste less of each state, but match prompts more coarsely.
+    ///
+    /// # Errors
+    /// [`ConfigError::Zero`] for a multiple of 0, [`ConfigError::PageSize`] if the size is above [`PAGE_SIZE_MAX`], and
+    /// as [`PoolConfig::layout`] for other fields than `page_size` and `capacity`.
+    pub fn state_page_size(&self, multiple: u32) -> Result<u32, ConfigError> {
+        if multiple == 0 {
+            return Err(ConfigError::Zero { name: "multiple" });
+        }
+        let config =
+            Self { page_size: PAGE_SIZE_MAX, capacity: Capacity::Pages(1), swap_pages: 0, stage_pages: 0, ..*self };
+        let min = match (Self { page_size: 1, ..config }).layout() {
+            Err(ConfigError::StatePage { min, .. }) => min,
+            other => other.map(|_| 1)?,
+        };
+        let page_size = min.saturating_add(multiple - 1) / multiple * multiple;
+        if page_size > PAGE_SIZE_MAX {
+            return Err(ConfigError::PageSize { page_size, max: PAGE_SIZE_MAX });
+        }
+        Ok(page_size)
     }
 
     /// Returns the format of every group on this rank, without lanes. Missing groups have the format of group 0.
@@ -225,7 +268,9 @@ impl PoolConfig {
     fn token_bytes(&self, formats: &[Format; GROUPS_MAX]) -> Result<u64, ConfigError> {
         let bytes = |(group, format): (u32, &Format)| match self.groups.count() {
             1 if group == 0 => format.planes.token_bytes(self.layers),
-            count if group < count => format.planes.token_bytes(self.groups.layers_of(group)),
+            count if group < count && self.groups.state_group() != Some(group) => {
+                format.planes.token_bytes(self.groups.layers_of(group))
+            }
             _ => Some(0),
         };
         let mut all = (0..).zip(formats);

@@ -34,7 +34,7 @@ impl PoolLayout {
     /// Returns a hash of the format and meaning of a page's bytes, equal in every process. O(planes, layers, scales and
     /// channels).
     ///
-    /// It covers the planes, the layers and their groups, the page size, and the given scales and label channels. The
+    /// It covers the planes, the layers and their groups, the parts of a state, the page size, and the given scales and label channels. The
     /// caller passes the scales and channels of this pool. The hash does not cover the
     /// [`Layout`](crate::layout::Layout) or the number of pages. It also does not cover which of a model's heads the
     /// pool contains, so without scales and labels it is equal for all ranks.
@@ -43,11 +43,13 @@ impl PoolLayout {
         all.take(self.layers());
         all.take(self.page_size());
         // The tokens that each further group reads, and the group's layers.
-        for (group, reach) in self.groups().limited() {
+        let state = self.groups().state_group().map(|group| (group, Reach::State));
+        for (group, reach) in self.groups().limited().chain(state) {
             let (kind, size) = match reach {
                 Reach::All => (0, 0),
                 Reach::Window(size) => (1, size),
                 Reach::Chunk(size) => (2, size),
+                Reach::State => (3, 0),
             };
             [group, kind, size].into_iter().for_each(|x| all.take(x));
             let layers = (0..self.layers()).map(LayerId::new);
@@ -59,6 +61,8 @@ impl PoolLayout {
             all.take(group);
             all.take_format(&self.formats[group as usize]);
         }
+        let parts = self.groups().state_parts().iter();
+        parts.flat_map(|part| [part.heads, part.head_bytes]).for_each(|x| all.take(x));
         let scales = scales.filter(|scales| !scales.are_ones());
         scales.into_iter().flat_map(KvScales::values).for_each(|scale| all.take(scale.to_bits()));
         let channels = labels.into_iter().flat_map(LabelChannels::values);

@@ -1,16 +1,17 @@
-//! Groups of layers, by the tokens that they read: all, a window or a chunk.
+//! Groups of layers, by the tokens that they read: all, a window, a chunk, or none, because they keep a state.
 //!
 //! A page contains `page_size` tokens of `lanes` layers; `lanes` is the number of layers of group 0, which reads all
 //! tokens. A group of n layers has `ceil(n / lanes)` *tracks*, each with its own page table. Layer i of the group is
 //! lane `i % lanes` of its track `i / lanes`. All groups share one pool of pages.
 //!
 //! A group with another shape or dtype has as many lanes as fit in the bytes of a page. `limits.rs` computes the pages
-//! that a sequence keeps.
+//! that a sequence keeps. Layers that keep a state have no page table (`state.rs`).
 
 use std::fmt;
 
 use super::dtype::KvDtype;
 use super::shape::KvShape;
+use super::state::{STATE_PARTS_MAX, StatePart};
 use crate::error::ConfigError;
 use crate::id::LayerId;
 
@@ -35,6 +36,11 @@ pub enum Reach {
     /// The tokens of its chunk up to itself. Chunks begin at multiples of this size, a power of two.
     #[doc(alias = "attention_chunk_size")]
     Chunk(u32),
+    /// No earlier token: the layers keep a state of fixed size, such as that of Mamba or Gated DeltaNet
+    /// ([`Groups::with_state`]). A cached state stands for all tokens before it.
+    #[doc(alias = "linear_attention")]
+    #[doc(alias = "mamba")]
+    State,
 }
 
 impl Reach {
@@ -51,15 +57,19 @@ impl Reach {
             Self::All => 0,
             Self::Window(size) => position.saturating_sub(size.saturating_sub(1)),
             Self::Chunk(size) => position & !size.wrapping_sub(1),
+            // The state behind the token before, which is cached with that token's page.
+            Self::State => position.saturating_sub(1),
         }
     }
 
-    /// Returns whether a group may have this reach: group 0 reads all tokens, other groups a valid window or chunk.
+    /// Returns whether a group may have this reach: group 0 reads all tokens, other groups a valid window or chunk, or
+    /// keep a state.
     const fn fits(self, group: usize) -> bool {
         match self {
             Self::All => group == 0,
             Self::Window(size) => group > 0 && size > 0,
             Self::Chunk(size) => group > 0 && size.is_power_of_two(),
+            Self::State => group > 0,
         }
     }
 }
@@ -70,6 +80,7 @@ impl fmt::Display for Reach {
             Self::All => write!(f, "everything"),
             Self::Window(size) => write!(f, "a window of {size}"),
             Self::Chunk(size) => write!(f, "a chunk of {size}"),
+            Self::State => write!(f, "a state"),
         }
     }
 }
@@ -91,6 +102,8 @@ pub struct Groups {
     reaches: [Reach; GROUPS_MAX],
     /// Shapes of the groups after group 0; `None` for the pool's.
     pub(super) shapes: [Option<GroupShape>; GROUPS_MAX - 1],
+    /// Parts of a layer's state; empty ones have no heads.
+    pub(super) parts: [StatePart; STATE_PARTS_MAX],
     count: u32,
     /// Number of layers in groups; 0 for [`Groups::ONE`], which fits any number.
     layers: u32,
@@ -103,7 +116,7 @@ pub struct Groups {
 pub struct LayerPlace {
     /// Group of the layer.
     pub group: u32,
-    /// Index of the layer's page table among the tables of all groups.
+    /// Index of the layer's page table among the tables of all groups, or of its page among those of a state.
     pub track: u32,
     /// Lane of the layer in a page.
     pub lane: u32,
@@ -117,6 +130,7 @@ impl Groups {
     pub const ONE: Self = Self {
         reaches: [Reach::All; GROUPS_MAX],
         shapes: [None; GROUPS_MAX - 1],
+        parts: [StatePart::NONE; STATE_PARTS_MAX],
         count: 1,
         layers: 0,
         bits: [[0; 4]; 2],
@@ -134,7 +148,8 @@ impl Groups {
     ///
     /// # Errors
     /// [`ConfigError::Limit`] for more than 4 groups or 256 layers. [`ConfigError::Reach`] if group 0 is not
-    /// [`Reach::All`] or another group is, and for a window of 0 or a chunk that is not a power of two.
+    /// [`Reach::All`] or another group is, for a window of 0, a chunk that is not a power of two, and a second
+    /// [`Reach::State`].
     /// [`ConfigError::LayerGroup`] for a layer of a group that does not exist. [`ConfigError::EmptyGroup`] for a group
     /// without layers.
     pub fn new(reaches: &[Reach], layers: &[u8]) -> Result<Self, ConfigError> {
@@ -144,6 +159,9 @@ impl Groups {
         }
         if let Some(group) = (0..reaches.len()).find(|&group| !reaches[group].fits(group)) {
             return Err(ConfigError::Reach { group: group as u32, reach: reaches[group] });
+        }
+        if let Some((group, _)) = (0..).zip(reaches).filter(|&(_, &reach)| reach == Reach::State).nth(1) {
+            return Err(ConfigError::Reach { group, reach: Reach::State });
         }
         let mut groups = Self { count: reaches.len() as u32, layers: layers.len() as u32, ..Self::ONE };
         groups.reaches[..reaches.len()].copy_from_slice(reaches);
@@ -195,6 +213,54 @@ impl Groups {
         Ok(self)
     }
 
+    /// Sets the parts of a layer's state in the group with [`Reach::State`]: up to 4, part 0 first. The pool must use
+    /// [`Layout::PageFirst`](super::Layout).
+    ///
+    /// ```
+    /// # use kvarena::{KvDtype, KvShape, PoolConfig};
+    /// # use kvarena::layout::{Groups, Reach, StatePart};
+    /// // Qwen3-Next: three of four layers keep 32 heads of 128 x 128 in f32, and 3 inputs of 8,192 channels in bf16.
+    /// let layers: Vec<u8> = (1..=48).map(|layer| u8::from(layer % 4 > 0)).collect();
+    /// let parts = [StatePart { heads: 32, head_bytes: 65_536 }, StatePart { heads: 16, head_bytes: 3 * 512 * 2 }];
+    /// let groups = Groups::new(&[Reach::All, Reach::State], &layers)?.with_state(1, &parts)?;
+    /// let (shape, dtype) = (KvShape::heads(2, 256), KvDtype::Bf16);
+    /// let pool = PoolConfig { layers: 48, groups, shape, dtype, ..PoolConfig::default() };
+    /// let pool = PoolConfig { page_size: pool.state_page_size(16)?, ..pool };
+    /// let state = pool.layout()?.state().expect("a group keeps a state");
+    /// assert_eq!((pool.page_size, state.pages, state.lane_bytes), (96, 36, 2_146_304));
+    /// # Ok::<(), kvarena::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConfigError::StateGroup`] for a group that keeps no state or does not exist. [`ConfigError::Limit`] for more
+    /// than 4 parts. [`ConfigError::Zero`] for no parts, or for a part without heads or bytes.
+    pub fn with_state(mut self, group: u32, parts: &[StatePart]) -> Result<Self, ConfigError> {
+        if self.state_group() != Some(group) {
+            return Err(ConfigError::StateGroup { group });
+        }
+        if parts.len() > STATE_PARTS_MAX {
+            let (value, max) = (parts.len() as u64, STATE_PARTS_MAX as u64);
+            return Err(ConfigError::Limit { name: "parts of a state", value, max });
+        }
+        if parts.is_empty() || parts.iter().any(|part| part.heads == 0 || part.head_bytes == 0) {
+            return Err(ConfigError::Zero { name: "bytes of a state's part" });
+        }
+        self.parts = [StatePart::NONE; STATE_PARTS_MAX];
+        self.parts[..parts.len()].copy_from_slice(parts);
+        Ok(self)
+    }
+
+    /// Returns the parts of a layer's state; empty if no group keeps a state.
+    pub fn state_parts(&self) -> &[StatePart] {
+        let count = self.parts.iter().take_while(|part| part.heads > 0).count();
+        &self.parts[..count]
+    }
+
+    /// Returns the group whose layers keep a state.
+    pub fn state_group(&self) -> Option<u32> {
+        (1..self.count).find(|&group| self.reach(group) == Reach::State)
+    }
+
     /// Returns a group's own shape; `None` if the group has none or does not exist. In a
     /// [`PoolLayout`](crate::layout::PoolLayout), a group with the pool's shape and dtype has none.
     pub fn shape(&self, group: u32) -> Option<GroupShape> {
@@ -214,9 +280,9 @@ impl Groups {
         self.reaches[..self.count as usize][group as usize]
     }
 
-    /// Returns the groups after group 0, each with its reach.
+    /// Returns the groups after group 0 that store K and V, each with its reach.
     pub fn limited(&self) -> impl Iterator<Item = (u32, Reach)> + use<'_> {
-        (1..self.count).map(|group| (group, self.reach(group)))
+        (1..self.count).map(|group| (group, self.reach(group))).filter(|(_, reach)| *reach != Reach::State)
     }
 
     /// Returns the number of layers of a group; 0 for a group that does not exist, and for [`Groups::ONE`], which fits
@@ -252,7 +318,7 @@ impl Groups {
     }
 
     /// Returns the groups as words; [`Groups::ONE`] is 1 and zeros. Word 0: number of groups + 2^32 * layers. A word
-    /// for each further group: its size + 2^32 * (1 for a window, 2 for a chunk). Then bit 0 of the groups of all
+    /// for each further group: its size + 2^32 * (1 for a window, 2 for a chunk, 3 for a state). Then bit 0 of the groups of all
     /// layers, then bit 1.
     pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
         let mut words = [0; Self::WORDS];
@@ -262,6 +328,7 @@ impl Groups {
                 Reach::All => 0,
                 Reach::Window(size) => u64::from(size) | 1 << 32,
                 Reach::Chunk(size) => u64::from(size) | 2 << 32,
+                Reach::State => 3 << 32,
             };
         }
         words[GROUPS_MAX..].copy_from_slice(self.bits.as_flattened());
@@ -281,6 +348,7 @@ impl Groups {
         let limited = words[1..GROUPS_MAX].iter().map(|word| match (word >> 32, *word as u32) {
             (1, size) => Reach::Window(size),
             (2, size) => Reach::Chunk(size),
+            (3, 0) => Reach::State,
             _ => Reach::All,
         });
         let reaches: Vec<_> = std::iter::once(Reach::All).chain(limited).take(count).collect();
@@ -304,11 +372,17 @@ impl Default for Groups {
 impl fmt::Debug for Groups {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let reaches = &self.reaches[..self.count as usize];
-        f.debug_struct("Groups").field("reaches", &reaches).field("layers", &self.of_layers()).finish()
+        let mut fields = f.debug_struct("Groups");
+        fields.field("reaches", &reaches).field("layers", &self.of_layers());
+        if self.state_group().is_some() {
+            fields.field("state", &self.state_parts());
+        }
+        fields.finish()
     }
 }
 
-/// The serialised form of [`Groups`]: the arguments of [`Groups::new`], and the groups' own shapes up to the last one.
+/// The serialised form of [`Groups`]: the arguments of [`Groups::new`], the groups' own shapes up to the last one, and the
+/// parts of a state.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename = "Groups")]
@@ -317,6 +391,8 @@ struct Written {
     layers: Vec<u8>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     shapes: Vec<Option<GroupShape>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    state: Vec<StatePart>,
 }
 
 #[cfg(feature = "serde")]
@@ -325,7 +401,8 @@ impl serde::Serialize for Groups {
         let reaches = self.reaches[..self.count as usize].to_vec();
         let last = self.shapes.iter().rposition(Option::is_some);
         let shapes = self.shapes[..last.map_or(0, |last| last + 1)].to_vec();
-        Written { reaches, layers: self.of_layers(), shapes }.serialize(serializer)
+        let state = self.state_parts().to_vec();
+        Written { reaches, layers: self.of_layers(), shapes, state }.serialize(serializer)
     }
 }
 
@@ -333,11 +410,16 @@ impl serde::Serialize for Groups {
 impl<'de> serde::Deserialize<'de> for Groups {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         use serde::de::Error;
-        let Written { reaches, layers, shapes } = Written::deserialize(deserializer)?;
+        let Written { reaches, layers, shapes, state } = Written::deserialize(deserializer)?;
         let one = reaches == [Reach::All] && layers.is_empty();
         let groups = if one { Ok(Self::ONE) } else { Self::new(&reaches, &layers) };
         let own = (1..).zip(shapes).filter_map(|(group, own)| Some((group, own?)));
         let with = |groups: Self, (group, own): (u32, GroupShape)| groups.with_shape(group, own.shape, own.dtype);
-        groups.and_then(|groups| own.into_iter().try_fold(groups, with)).map_err(D::Error::custom)
+        let groups = groups.and_then(|groups| own.into_iter().try_fold(groups, with)).map_err(D::Error::custom)?;
+        if state.is_empty() {
+            return Ok(groups);
+        }
+        let group = groups.state_group().ok_or_else(|| D::Error::custom("no group keeps a state"))?;
+        groups.with_state(group, &state).map_err(D::Error::custom)
     }
 }

@@ -8,13 +8,26 @@
 use super::groups::{GROUPS_MAX, Reach};
 use super::pool::PoolLayout;
 
-/// A group other than group 0.
+/// A group other than group 0 that has page tables.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     reach: Reach,
+    /// Index of the group, minus 1.
+    group: u32,
     /// Number of page tables of the group.
     pub tracks: u32,
     /// Maximum number of places that a sequence keeps, if its plans stay within the config's `promise_ahead`.
+    most: u32,
+}
+
+/// The group that keeps a state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StateLimit {
+    /// Index of the group, minus 1.
+    pub group: u32,
+    /// Number of pages of a state.
+    pub pages: u32,
+    /// Number of states that a sequence may use at a time: the one that a step reads, and the one that it writes.
     most: u32,
 }
 
@@ -23,9 +36,9 @@ pub(crate) struct Limit {
 pub(crate) struct HeldGroup {
     /// Index of the group, minus 1.
     pub group: u32,
-    /// Index of the group's first page table.
+    /// Index of the group's first page table; without meaning for a state.
     pub track: u32,
-    /// Number of page tables of the group.
+    /// Number of page tables of the group, or of pages of a state.
     pub tracks: u32,
     /// The first kept place.
     pub first: u32,
@@ -42,16 +55,24 @@ impl HeldGroup {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     page_size: u32,
+    /// Number of groups in `list`.
     count: u32,
     list: [Limit; GROUPS_MAX - 1],
+    state: Option<StateLimit>,
 }
 
 impl Limits {
     /// Limits of a pool with one group.
-    pub const NONE: Self = Self { page_size: 1, count: 0, list: [Limit { reach: Reach::All, tracks: 0, most: 0 }; 3] };
+    pub const NONE: Self = Self {
+        page_size: 1,
+        count: 0,
+        list: [Limit { reach: Reach::All, group: 0, tracks: 0, most: 0 }; 3],
+        state: None,
+    };
 
-    /// Creates the limits of a pool whose plans are at most `ahead` tokens ahead of the published ones.
-    pub fn new(layout: &PoolLayout, ahead: u32) -> Self {
+    /// Creates the limits of a pool whose plans are at most `ahead` tokens ahead of the published ones. If states are
+    /// cached (`are_cached`), a step may read a state that is not the sequence's own.
+    pub fn new(layout: &PoolLayout, ahead: u32, are_cached: bool) -> Self {
         let page_size = layout.page_size();
         let mut limits = Self { page_size, ..Self::NONE };
         for (group, reach) in layout.groups().limited() {
@@ -59,14 +80,30 @@ impl Limits {
             let span = u64::from(size - 1) + u64::from(ahead);
             let most = span.div_ceil(page_size.into()) + 1;
             let most = u32::try_from(most).unwrap_or(u32::MAX);
-            limits.list[limits.count as usize] = Limit { reach, tracks: layout.tracks_of(group), most };
+            let tracks = layout.tracks_of(group);
+            limits.list[limits.count as usize] = Limit { reach, group: group - 1, tracks, most };
             limits.count += 1;
         }
+        limits.state = layout.groups().state_group().map(|group| StateLimit {
+            group: group - 1,
+            pages: layout.state_pages(),
+            most: if are_cached { 2 } else { 1 },
+        });
         limits
     }
 
     pub fn is_none(&self) -> bool {
-        self.count == 0
+        self.count == 0 && self.state.is_none()
+    }
+
+    /// Returns the group that keeps a state.
+    pub fn state(&self) -> Option<StateLimit> {
+        self.state
+    }
+
+    /// Returns the number of pages of a state; 0 if no group keeps one.
+    pub fn state_pages(&self) -> u32 {
+        self.state.map_or(0, |state| state.pages)
     }
 
     fn groups(&self) -> &[Limit] {
@@ -78,19 +115,31 @@ impl Limits {
         limit.reach.first(published * self.page_size) / self.page_size
     }
 
-    /// Returns the places that a sequence with `published` published pages keeps in each group other than group 0.
+    /// Returns the places that a sequence with `published` published pages keeps in each group with page tables other
+    /// than group 0.
     pub fn held_groups(&self, published: u32) -> impl Iterator<Item = HeldGroup> + use<'_> {
         let mut track = 1;
-        (0..).zip(self.groups()).map(move |(group, limit)| {
-            let held = HeldGroup { group, track, tracks: limit.tracks, first: self.first_of(limit, published) };
+        self.groups().iter().map(move |limit| {
+            let Limit { group, tracks, .. } = *limit;
+            let held = HeldGroup { group, track, tracks, first: self.first_of(limit, published) };
             track += limit.tracks;
             held
         })
     }
 
+    /// Returns the tails of a prefix of `pages` pages: for each group other than group 0, the places of the cells that the
+    /// next token reads. The state comes last.
+    pub fn tails(&self, pages: u32) -> impl Iterator<Item = HeldGroup> + use<'_> {
+        let state = self.state.map(|StateLimit { group, pages: tracks, .. }| {
+            let first = pages.saturating_sub(1); // The state behind the last page.
+            HeldGroup { group, track: 0, tracks, first }
+        });
+        self.held_groups(pages).chain(state)
+    }
+
     /// Returns the number of groups other than group 0.
     pub fn count(&self) -> u32 {
-        self.count
+        self.count + u32::from(self.state.is_some())
     }
 
     /// Returns each track after the first, with the first place that a sequence with `published` published pages keeps
@@ -123,10 +172,11 @@ impl Limits {
     /// Returns the maximum number of pages in all tracks that a sequence of `places` places keeps.
     pub fn most(&self, places: u32) -> u64 {
         let pages = |limit: &Limit| u64::from(limit.tracks) * u64::from(places.min(limit.most));
-        u64::from(places) + self.groups().iter().map(pages).sum::<u64>()
+        let state = self.state.map_or(0, |state| u64::from(state.most) * u64::from(state.pages));
+        u64::from(places) + self.groups().iter().map(pages).sum::<u64>() + if places > 0 { state } else { 0 }
     }
 
-    /// Returns the number of pages that a sequence lacks for `promised` places, over all groups. Places below `kept`
+    /// Returns the number of pages that a sequence lacks for `promised` places, over all groups with page tables. Places below `kept`
     /// have cells. Their pages count as lacking, because a cell that the sequence gives back may stay in use. At most
     /// `u32::MAX`, which is more than any pool has.
     pub fn outstanding(&self, promised: u32, page_len: u32, published: u32, kept: u32) -> u32 {
@@ -158,7 +208,7 @@ mod tests {
             let config = PoolConfig { layers: 3, groups, page_size, ..PoolConfig::default() };
             let layout = config.layout().expect("a small pool");
             for ahead in [1, 7, 40] {
-                let limits = Limits::new(&layout, ahead);
+                let limits = Limits::new(&layout, ahead, true);
                 for (published, more) in (0..60).flat_map(|m| (0..=ahead).map(move |more| (m, more))) {
                     let page_len = (published * page_size + more).div_ceil(page_size);
                     // All places that the next token reads, and all later ones.

@@ -31,6 +31,7 @@ mod planes;
 mod pool;
 mod scales;
 mod shape;
+mod state;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -47,4 +48,5 @@ pub use planes::PLANES_MAX;
 pub use pool::{Layout, PoolLayout, Strides};
 pub use scales::{KvScales, ScaleError};
 pub use shape::KvShape;
+pub use state::{STATE_PARTS_MAX, StateLayout, StatePart};
 pub use table::TableShape;

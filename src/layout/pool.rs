@@ -8,6 +8,7 @@ use super::format::Format;
 use super::groups::{GROUPS_MAX, Groups, LayerPlace};
 use super::plane::{Plane, PlaneName, PlaneOrder};
 use super::shape::KvShape;
+use super::state::StateLayout;
 use crate::id::{LayerId, PageId, SlotId};
 
 /// Physical order of a pool.
@@ -60,6 +61,8 @@ pub struct PoolLayout {
     pub(super) groups: Groups,
     /// Number of page tables of a sequence.
     pub(super) tracks: u32,
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    pub(super) state: Option<StateLayout>,
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub(super) format: Format,
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "all_equal"))]
@@ -81,6 +84,7 @@ impl fmt::Debug for PoolLayout {
             .field("layers", &layers)
             .field("groups", &self.groups)
             .field("tracks", &tracks)
+            .field("state", &self.state)
             .field("formats", &formats)
             .field("page_size", &page_size)
             .field("page_bytes", &page_bytes)
@@ -105,7 +109,8 @@ impl PoolLayout {
         &self.groups
     }
 
-    /// Returns the layout of the pool for the layers of a group: their shape, dtype, planes, lanes and strides.
+    /// Returns the layout of the pool for the layers of a group: their shape, dtype, planes, lanes and strides. Layers
+    /// that keep a state have none of these; their layout is [`PoolLayout::state`].
     ///
     /// # Panics
     /// If there is no such group.
@@ -135,20 +140,28 @@ impl PoolLayout {
     }
 
     /// Returns the number of lanes of a group. For a group with its own shape it is the bytes of a page divided by
-    /// those of a layer, rounded down, at most 256.
+    /// those of a layer, rounded down, at most 256. For a group that keeps a state it is [`StateLayout::lanes`].
     ///
     /// # Panics
     /// If the group is not below [`GROUPS_MAX`].
-    pub const fn lanes_of(&self, group: u32) -> u32 {
-        self.formats[group as usize].lanes
+    pub fn lanes_of(&self, group: u32) -> u32 {
+        self.state_of(group).map_or(self.formats[group as usize].lanes, |state| state.lanes)
     }
 
     /// Returns the number of bytes of a page that no lane of a group uses.
     ///
     /// # Panics
     /// If the group is not below [`GROUPS_MAX`].
-    pub const fn unused_bytes(&self, group: u32) -> u64 {
-        self.formats[group as usize].unused_bytes
+    pub fn unused_bytes(&self, group: u32) -> u64 {
+        match self.state_of(group) {
+            Some(state) => self.page_bytes - u64::from(state.lanes) * state.lane_bytes,
+            None => self.formats[group as usize].unused_bytes,
+        }
+    }
+
+    /// Returns the layout of the state of a group, if the group keeps a state.
+    fn state_of(&self, group: u32) -> Option<StateLayout> {
+        self.state.filter(|_| self.groups.state_group() == Some(group))
     }
 
     /// Returns the number of page tables of a sequence, over all groups. The first belongs to group 0.
@@ -156,12 +169,16 @@ impl PoolLayout {
         self.tracks
     }
 
-    /// Returns the number of page tables of a group.
+    /// Returns the number of page tables of a group; 0 for a group that keeps a state.
     ///
     /// # Panics
     /// If the group is not below [`GROUPS_MAX`].
     pub fn tracks_of(&self, group: u32) -> u32 {
-        if group == 0 { 1 } else { self.groups.layers_of(group).div_ceil(self.lanes_of(group)) }
+        match group {
+            0 => 1,
+            _ if self.state_of(group).is_some() => 0,
+            _ => self.groups.layers_of(group).div_ceil(self.lanes_of(group)),
+        }
     }
 
     pub(crate) fn track_range(&self, group: u32) -> Range<u32> {
@@ -170,7 +187,7 @@ impl PoolLayout {
     }
 
     /// Returns the number of bytes of the pages that a sequence of `tokens` computed tokens keeps in a group; at most
-    /// `u64::MAX`.
+    /// `u64::MAX`. A state has the same bytes after any number of tokens.
     ///
     /// ```
     /// # use kvarena::{KvDtype, KvShape, PoolConfig};
@@ -187,13 +204,18 @@ impl PoolLayout {
     /// # Panics
     /// If there is no such group.
     pub fn sequence_bytes(&self, group: u32, tokens: u32) -> u64 {
+        if let Some(state) = self.state_of(group) {
+            let pages = if tokens > 0 { state.pages } else { 0 };
+            return self.page_bytes.saturating_mul(pages.into());
+        }
         let (places, published) = (tokens.div_ceil(self.page_size), tokens / self.page_size);
         let first = self.groups.reach(group).first(published * self.page_size) / self.page_size;
         let pages = u64::from(places - first) * u64::from(self.tracks_of(group));
         pages.saturating_mul(self.page_bytes)
     }
 
-    /// Returns the place of a layer's K and V. O(layers / 64).
+    /// Returns the place of a layer's K and V, or of its state: the track is then the index of the page among those of
+    /// the state. O(layers / 64).
     ///
     /// # Panics
     /// If there are several groups and the layer is above [`GROUPED_LAYERS_MAX`](super::GROUPED_LAYERS_MAX).
@@ -203,7 +225,8 @@ impl PoolLayout {
         }
         let group = self.groups.group(layer);
         let index = self.groups.before(group, layer.raw());
-        let (first, lanes) = (self.track_range(group).start, self.lanes_of(group));
+        let is_state = self.state_of(group).is_some();
+        let (first, lanes) = (if is_state { 0 } else { self.track_range(group).start }, self.lanes_of(group));
         LayerPlace { group, track: first + index / lanes, lane: index % lanes }
     }
 

@@ -13,13 +13,14 @@ const LEAF_TOKENS: u32 = 1024;
 /// A lookup of a page takes two steps, so rows of any length need no contiguous memory and never move:
 ///
 /// ```text
-/// words = [ directory: rows x leaves_per_row | leaves: leaf_count x tracks x leaf_pages ]
+/// words = [ directory: rows x leaves_per_row | leaves: leaf_count x tracks x leaf_pages | states: rows x 2 x state_pages ]
 /// block = words[row * leaves_per_row + page_index / leaf_pages]
 /// page  = words[rows * leaves_per_row + (block + track) * leaf_pages + page_index % leaf_pages]
 /// ```
 ///
 /// A leaf has one block of `leaf_pages` words for each track. The directory contains the number of a leaf's first
-/// block, a multiple of `tracks`.
+/// block, a multiple of `tracks`. If layers keep a state, a row has the pages of the state that its items read, then of the
+/// one that they write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TableShape {
@@ -34,6 +35,8 @@ pub struct TableShape {
     /// Number of page tables of a row, over all groups of layers
     /// ([`PoolLayout::tracks`](crate::layout::PoolLayout::tracks)).
     pub tracks: u32,
+    /// Number of pages of a sequence's state ([`PoolLayout::state_pages`](crate::layout::PoolLayout::state_pages)).
+    pub state_pages: u32,
 }
 
 impl TableShape {
@@ -57,7 +60,7 @@ impl TableShape {
         });
         let leaf_tokens = leaves.fold(LEAF_TOKENS, u32::min);
         let shape = Self::in_leaves(leaf_tokens, layout.page_size(), rows, len_max, tokens)?;
-        shape.with_tracks(layout.tracks())
+        shape.with(layout.tracks(), layout.state_pages())
     }
 
     fn in_leaves(leaf_tokens: u32, page_size: u32, rows: u32, len_max: u32, tokens: u64) -> Result<Self, ConfigError> {
@@ -77,17 +80,19 @@ impl TableShape {
             leaf_pages,
             leaf_count: u32::try_from(leaf_count).map_err(|_| overflow)?,
             tracks: 1,
+            state_pages: 0,
         };
-        shape.with_tracks(1)
+        shape.with(1, 0)
     }
 
-    fn with_tracks(self, tracks: u32) -> Result<Self, ConfigError> {
+    fn with(self, tracks: u32, state_pages: u32) -> Result<Self, ConfigError> {
         let leaf_words = u128::from(tracks) * u128::from(self.leaf_pages);
         let words = u128::from(self.rows) * u128::from(self.leaves_per_row) + u128::from(self.leaf_count) * leaf_words;
+        let words = words + 2 * u128::from(self.rows) * u128::from(state_pages);
         if words > u128::from(u32::MAX) {
             return Err(ConfigError::Overflow { name: "page table words" });
         }
-        Ok(Self { tracks, ..self })
+        Ok(Self { tracks, state_pages, ..self })
     }
 
     /// Returns the number of tokens whose pages the tables have room for.
@@ -101,7 +106,17 @@ impl TableShape {
 
     /// Returns the number of words of the array.
     pub const fn words(&self) -> usize {
+        self.first_state_word() + 2 * self.rows as usize * self.state_pages as usize
+    }
+
+    const fn first_state_word(&self) -> usize {
         self.directory_words() as usize + self.leaf_count as usize * self.tracks as usize * self.leaf_pages as usize
+    }
+
+    /// Returns the index of the word with the first page of the state that a row's items read (`part` 0) or write (1). The
+    /// words of the other pages follow.
+    pub const fn state_word(&self, row: RowId, part: u32) -> u32 {
+        self.first_state_word() as u32 + (2 * row.raw() + part) * self.state_pages
     }
 
     /// Returns the exclusive maximum of the block numbers in the directory.

@@ -425,6 +425,7 @@ fn reaches_never_fall() {
                 Reach::All => 0,
                 Reach::Window(size) => (0..=at).find(|seen| at - seen < size).expect("itself"),
                 Reach::Chunk(size) => (0..=at).find(|seen| seen / size == at / size).expect("itself"),
+                Reach::State => at.saturating_sub(1),
             };
             assert_eq!(reach.first(at), want);
             assert!(reach.first(at) <= reach.first(at + 1));

@@ -240,6 +240,18 @@ pub struct PackedPlan<'step> {
     pub kv_last_page_len: &'step [i32],
 }
 
+/// The pages of the states that a batch reads and writes ([`Engine::packed_states`](crate::Engine::packed_states)).
+///
+/// A row with equal pages in both arrays updates its state in place. Other rows read a state that must not change, such as
+/// a cached one: kernels that update in place call [`copy_states`](crate::backend::StateBackend::copy_states) first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PackedStates<'step> {
+    /// `[state_pages, rows]`: page of each track and row to read.
+    pub reads: &'step [i32],
+    /// `[state_pages, rows]`: page of each track and row to write.
+    pub writes: &'step [i32],
+}
+
 /// A batch in the format of FlashInfer's `MultiLevelCascadeAttentionWrapper`. A level lists a page only once for all
 /// rows that share it.
 ///

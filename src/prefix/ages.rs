@@ -11,16 +11,21 @@ use crate::memory::{Memory, OutOfMemory};
 use super::column::RareColumn;
 use super::cursors::{Cursors, Seek};
 
+/// The first age. Cells that are superseded take ages before it.
+const START: u64 = 1 << 63;
+
 /// The clock, the age of each idle node's last entry, and the cursors in the list of idle nodes.
 pub(super) struct Ages {
     clock: u64,
+    /// The last age before all others.
+    oldest: u64,
     of_node: RareColumn<u64>,
     cursors: Cursors<NodeKey>,
 }
 
 impl Ages {
     pub fn new(node_count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
-        Ok(Self { clock: 1, of_node: RareColumn::new(node_count, memory)?, cursors: Cursors::START })
+        Ok(Self { clock: START, oldest: START, of_node: RareColumn::new(node_count, memory)?, cursors: Cursors::START })
     }
 
     /// Returns the first of the next `count` ages.
@@ -28,6 +33,12 @@ impl Ages {
         let first = self.clock;
         self.clock += u64::from(count);
         first
+    }
+
+    /// Returns an age before all others.
+    pub fn before_all(&mut self) -> u64 {
+        self.oldest -= 1;
+        self.oldest
     }
 
     /// Stamps a node of `entries` entries that becomes idle and `has` what some cursors look for.

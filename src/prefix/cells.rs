@@ -1,6 +1,6 @@
-//! Cells: the cached pages of the groups of limited reach, at entries of the tree's lists.
+//! Cells: the cached pages of the groups other than group 0, at entries of the tree's lists.
 //!
-//! A cell is the pages of one such group at one entry, one for each track. Sequences use each cell separately, and
+//! A cell is the pages of one such group at one entry: one for each track, or those of a state behind the entry's tokens. Sequences use each cell separately, and
 //! independently of the locks on nodes: a window moves on while its prefix stays locked.
 //!
 //! * G1. A cell belongs to an entry of a live list, and the entry names it; its device pages are Cached. All other
@@ -12,7 +12,8 @@
 //! * G5. Deferred lists are in the order of their steps. The fence counts the pages of a list as idle after its step.
 //!
 //! Cells and nodes are stamped by one counter as they become idle (`ages.rs`), so that eviction takes the older one
-//! first.
+//! first. A cell with a state is *superseded* if the last sequence that read it keeps a later state: conversations go on
+//! from the later one. It then becomes the oldest one, unless prompts part at it.
 //!
 //! For cells, the invariants of swap memory (`swap.rs`) are:
 //!
@@ -55,7 +56,7 @@ struct Cell {
     waiting: u32,
     entry: u32,
     group: u16,
-    /// Where the pages are: [`DEVICE`], [`SWAP`] or both; and [`SAVING`].
+    /// Where the pages are: [`DEVICE`], [`SWAP`] or both; and [`SAVING`], [`JUNCTION`], [`SUPERSEDED`].
     sides: u16,
     older: CellId,
     younger: CellId,
@@ -67,6 +68,10 @@ const DEVICE: u16 = 1;
 const SWAP: u16 = 2;
 /// The engine has not yet passed the cell's save to the backend.
 const SAVING: u16 = 4;
+/// Prompts part at the end of the cell's entry, so no later state supersedes the cell.
+const JUNCTION: u16 = 16;
+/// The last user that left read the cell's state and keeps a later one.
+const SUPERSEDED: u16 = 32;
 
 impl Cell {
     /// Returns where the pages are, in the form of a node with one entry.
@@ -129,7 +134,7 @@ impl Cells {
         let saving = if swap_pages > 0 { shape.page_count } else { 0 };
         let mut groups = [Group::default(); 3];
         let (mut base, mut page_base) = (1, 0);
-        for held in limits.held_groups(0) {
+        for held in limits.tails(0) {
             let group = &mut groups[held.group as usize];
             *group = Group { tracks: held.tracks, base, page_base, ..Group::default() };
             let most = held.cells_in(page_count.into()) as u32;
@@ -414,7 +419,8 @@ impl Cells {
     pub(super) fn set_loaded(&mut self, cell: CellId, swap: &mut Swap) {
         assert!(swap.saves.is_empty(), "the backend has received the saves");
         self.drop_copy(cell, Some(swap));
-        self.cells[cell.index()].sides = DEVICE;
+        let sides = &mut self.cells[cell.index()].sides;
+        *sides = *sides & (JUNCTION | SUPERSEDED) | DEVICE;
         self.size.protected += self.tracks(cell);
     }
 
@@ -451,8 +457,16 @@ impl Cells {
         }
     }
 
-    /// Removes a user now, or when `last_step` is complete.
-    pub(super) fn release(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence, ages: &mut Ages) {
+    /// Removes a user now, or when `last_step` is complete; `superseded` as in [`Cells::is_superseded`].
+    pub(super) fn release(
+        &mut self,
+        cell: CellId,
+        last_step: StepId,
+        superseded: bool,
+        fence: &mut Fence,
+        ages: &mut Ages,
+    ) {
+        self.set_superseded(cell, superseded);
         self.forget_waiting(cell, fence);
         let now = fence.is_complete(last_step);
         let this = &mut self.cells[cell.index()];
@@ -473,12 +487,18 @@ impl Cells {
     }
 
     fn become_idle(&mut self, cell: CellId, ages: &mut Ages) {
-        self.cells[cell.index()].stamp = ages.next(1);
-        let mut ends = self.idle;
-        self.link(&mut ends, cell);
+        let (mut ends, sides) = (self.idle, self.cells[cell.index()].sides());
+        let finds = |seek: Seek| seek.finds(sides, 1);
+        if self.is_superseded(cell) {
+            self.cells[cell.index()].stamp = ages.before_all();
+            self.link_oldest(&mut ends, cell);
+            self.cursors.push_oldest(cell, finds);
+        } else {
+            self.cells[cell.index()].stamp = ages.next(1);
+            self.link(&mut ends, cell);
+            self.cursors.push(cell, finds);
+        }
         self.idle = ends;
-        let sides = self.cells[cell.index()].sides();
-        self.cursors.push(cell, |seek| seek.finds(sides, 1));
         self.size.evictable += self.device_tracks(cell);
         self.size.protected -= self.device_tracks(cell);
     }
@@ -508,6 +528,34 @@ impl Cells {
                 self.become_idle(cell, ages);
             }
         }
+    }
+
+    /// Makes a cell one that no later state supersedes.
+    pub fn keep_age(&mut self, cell: CellId) {
+        self.cells[cell.index()].sides |= JUNCTION;
+    }
+
+    /// Records whether the user that leaves a cell supersedes it.
+    fn set_superseded(&mut self, cell: CellId, superseded: bool) {
+        let sides = &mut self.cells[cell.index()].sides;
+        *sides = *sides & !SUPERSEDED | if superseded { SUPERSEDED } else { 0 };
+    }
+
+    /// Returns whether a cell without running users is superseded, so that it is evicted first.
+    pub(super) fn is_superseded(&self, cell: CellId) -> bool {
+        let Cell { users, waiting, sides, .. } = self.cells[cell.index()];
+        users == waiting && sides & (SUPERSEDED | JUNCTION) == SUPERSEDED
+    }
+
+    /// Adds a cell to the old end of a list.
+    fn link_oldest(&mut self, ends: &mut Ends, cell: CellId) {
+        let this = &mut self.cells[cell.index()];
+        (this.older, this.younger) = (CellId::NONE, ends.oldest);
+        match ends.oldest {
+            CellId::NONE => ends.youngest = cell,
+            younger => self.cells[younger.index()].older = cell,
+        }
+        ends.oldest = cell;
     }
 
     /// Appends a cell to the young end of a list.

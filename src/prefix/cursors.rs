@@ -78,6 +78,13 @@ impl<K: Copy + PartialEq> Cursors<K> {
         }
     }
 
+    /// Adds the oldest key, which `has` what some cursors look for.
+    pub fn push_oldest(&mut self, key: K, has: impl Fn(Seek) -> bool) {
+        for seek in Seek::ALL.into_iter().filter(|seek| has(*seek)) {
+            self.at[seek as usize] = Some(key);
+        }
+    }
+
     /// Moves cursors from a key that leaves the list to the next younger one.
     pub fn remove(&mut self, key: K, younger: Option<K>) {
         self.at.iter_mut().filter(|at| **at == Some(key)).for_each(|at| *at = younger);

@@ -243,7 +243,7 @@ impl Nodes {
     /// in order; in each group, the last place comes first. O(tails, and runs on the way).
     pub(super) fn tails(&self, limits: &Limits, end: Cursor, pages: u32) -> impl Iterator<Item = TailPlace> {
         let path = self.path_from(end, pages);
-        limits.held_groups(pages).flat_map(move |held| {
+        limits.tails(pages).flat_map(move |held| {
             let mut path = path;
             let places = (held.first..pages).rev();
             places.map(move |place| TailPlace { held, place, entry: self.entry_at(&mut path, place) })

@@ -19,7 +19,7 @@ impl PrefixTree {
         let mut groups = [(path, pages); 3];
         let mut hit = pages;
         'shorter: loop {
-            for held in cells.limits().held_groups(hit) {
+            for held in cells.limits().tails(hit) {
                 let (path, low) = &mut groups[held.group as usize];
                 *low = hit.min(*low);
                 while *low > held.first {
@@ -41,7 +41,9 @@ impl PrefixTree {
             cursor = nodes.end_of(nodes.link[node].parent);
         }
         cursor.pages_in_node -= end - hit;
-        let mut found = PrefixMatch { full_pages: pages, ..self.match_at(scope, cursor, hit) };
+        let goes_on = |node| full.pages_in_node < nodes.entries(node) || self.usage[node].child_count > 0;
+        let branches = full.node.is_some_and(goes_on);
+        let mut found = PrefixMatch { full_pages: pages, branches, ..self.match_at(scope, cursor, hit) };
         if self.has_swap() {
             found.swap_pages = nodes.swap_only_before(cursor);
             let swap_only = self.tails(cursor, hit).filter(|&cell| !cells.is_on_device(cell));
@@ -68,7 +70,21 @@ impl PrefixTree {
     /// Removes a user of a cell now, or when `last_step` is complete.
     pub(crate) fn release_cell(&mut self, cell: CellId, last_step: StepId, fence: &mut Fence) {
         let Self { cells: Some(cells), ages: Some(ages), .. } = self else { return };
-        cells.release(cell, last_step, fence, ages);
+        cells.release(cell, last_step, false, fence, ages);
+    }
+
+    /// Removes a user of a cell with a state, as [`PrefixTree::release_cell`] does. If the user was the last one and
+    /// `superseded`, the cell becomes the oldest one, and the result is true.
+    pub(crate) fn release_state(
+        &mut self,
+        cell: CellId,
+        last_step: StepId,
+        superseded: bool,
+        fence: &mut Fence,
+    ) -> bool {
+        let Self { cells: Some(cells), ages: Some(ages), .. } = self else { return false };
+        cells.release(cell, last_step, superseded, fence, ages);
+        cells.is_superseded(cell)
     }
 
     /// Makes cells idle if all their users waited for `step` or an earlier step.
@@ -98,7 +114,7 @@ impl PrefixTree {
         let Self { nodes, cells: Some(cells), ages: Some(ages), .. } = self else { return };
         let limits = *cells.limits();
         for tail in nodes.lock_tails(&limits, lock, pages) {
-            cells.release(cells.at(tail.held.group, tail.entry), StepId::default(), fence, ages);
+            cells.release(cells.at(tail.held.group, tail.entry), StepId::default(), false, fence, ages);
         }
     }
 }

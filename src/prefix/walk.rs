@@ -16,6 +16,7 @@ pub struct PrefixMatch {
     pub(super) pages_in_node: u32,
     pub(super) pages: u32,
     pub(super) full_pages: u32,
+    pub(super) branches: bool,
     pub(super) swap_pages: u32,
     pub(super) swap_cell_pages: u32,
     pub(super) epoch: u64,
@@ -31,6 +32,12 @@ impl PrefixMatch {
     /// [`PrefixMatch::pages`] if other groups lack pages that the next token reads.
     pub fn full_pages(&self) -> u32 {
         self.full_pages
+    }
+
+    /// Returns whether the tree has pages after the [full match](PrefixMatch::full_pages), so that prompts part there. Only
+    /// with groups of layers.
+    pub(crate) fn branches(&self) -> bool {
+        self.branches
     }
 
     /// Returns how many of [`PrefixMatch::pages`] are in swap memory alone: the last ones, to be loaded before use.
@@ -104,7 +111,8 @@ impl PrefixTree {
     pub(super) fn match_at(&self, scope: Scope, cursor: Cursor, pages: u32) -> PrefixMatch {
         let Cursor { node, pages_in_node } = cursor;
         let (full_pages, epoch) = (pages, self.epoch);
-        PrefixMatch { scope, node, pages_in_node, pages, full_pages, swap_pages: 0, swap_cell_pages: 0, epoch }
+        let (swap_pages, swap_cell_pages, branches) = (0, 0, false);
+        PrefixMatch { scope, node, pages_in_node, pages, full_pages, branches, swap_pages, swap_cell_pages, epoch }
     }
 
     /// Returns the ends of the nodes on the path of a match, deepest first, and finally the start of the scope. An end

@@ -27,7 +27,7 @@
 //!
 //! * S9. The drafts are its last item, in an open step; all their tokens are known, and none has K and V.
 //!
-//! `inflight.rs` finds sequences by the page that they compute next (S8). The tokens and pages of rows are in leaves
+//! `states.rs` has the states of layers that keep one (S10, S11). `inflight.rs` finds sequences by the page that they compute next (S8). The tokens and pages of rows are in leaves
 //! (`token_store.rs`, `page_table.rs`).
 
 mod audit;
@@ -40,6 +40,7 @@ mod promises;
 mod read;
 mod record;
 mod row;
+mod states;
 mod token_store;
 mod truncate;
 
@@ -58,6 +59,8 @@ pub use record::Sequence;
 pub(crate) use record::{AdmissionKind, Cuts};
 pub(crate) use row::RowMut;
 use row::{Marks, Stores, Waits};
+use states::States;
+pub(crate) use states::{Current, StateNeed, StateOwner, StatePlace};
 
 /// Maximum number of waiting marks that the host has added to a sequence.
 pub(crate) const SWAP_MARKS: usize = 4;
@@ -91,7 +94,9 @@ impl SequenceTable {
         let branches = Branches::new(shape.rows, memory)?;
         let (limits, all_outstanding) = (Limits::NONE, 0);
         let (marks, waits) = (Vec::new(), Vec::new());
-        let stores = Stores { page_size, limits, all_outstanding, tokens, pages, marks, waits, inflight, branches };
+        let states = States::default();
+        let stores =
+            Stores { page_size, limits, all_outstanding, tokens, pages, marks, waits, states, inflight, branches };
         let cuts = memory.filled(shape.rows.into(), Cuts::NONE)?;
         Ok(Self { max: shape.rows, rows, free_rows, plans: 0, cuts, stores })
     }
@@ -103,6 +108,9 @@ impl SequenceTable {
     pub(crate) fn set_limits(&mut self, limits: Limits, memory: &mut Memory) -> Result<(), OutOfMemory> {
         self.stores.limits = limits;
         self.stores.marks = memory.filled(self.max.into(), Marks::default())?;
+        if limits.state().is_some() {
+            self.stores.states = States::new(self.max, limits.state_pages(), memory)?;
+        }
         self.stores.pages.keep_cells(limits.count(), memory)
     }
 
@@ -236,6 +244,7 @@ impl SequenceTable {
         if let Some(marks) = self.stores.marks.get_mut(row.index()) {
             *marks = Marks::default();
         }
+        self.stores.states.reset(row.index());
         let seq = self.rows.insert(sequence);
         self.row_mut(seq).expect("the row is new").append_tokens(tokens);
         seq

@@ -238,6 +238,23 @@ impl PageTable {
         }
     }
 
+    /// Writes the pages of a state that a row reads (`part` 0) or writes (1), and passes the words to `write`. `None` is
+    /// the state of zeros, in page 0.
+    pub fn write_state(&mut self, row: RowId, part: u32, pages: Option<&[PageId]>, write: &mut impl FnMut(TableWrite)) {
+        let first = self.shape.state_word(row, part);
+        for at in 0..self.shape.state_pages {
+            let (index, value) = (first + at, pages.map_or(0, |pages| pages[at as usize].raw()));
+            self.words[index as usize] = value;
+            write(TableWrite { index, value });
+        }
+    }
+
+    /// Returns the pages of the state that a row's last plan reads (`part` 0) or writes (1).
+    pub fn state(&self, row: RowId, part: u32) -> &[PageId] {
+        let first = self.shape.state_word(row, part) as usize;
+        PageId::from_raw(&self.words[first..first + self.shape.state_pages as usize])
+    }
+
     /// Returns the leaves of a row of `pages` pages, for audits.
     pub fn leaves_of(&self, row: RowId, pages: u32) -> impl Iterator<Item = u32> + use<'_> {
         let first = self.shape.directory_word(row, 0) as usize;

@@ -33,7 +33,8 @@ impl SequenceTable {
     pub(crate) fn promised_to_load(&self, sequence: &Sequence) -> u32 {
         let loaded = self.prefix_pages(sequence);
         let limits = self.stores.limits;
-        self.outstanding(sequence) - limits.outstanding(sequence.promised, loaded, loaded, loaded)
+        let of_state = if sequence.promised > 0 { self.stores.states.outstanding(sequence.row.index()) } else { 0 };
+        self.outstanding(sequence) - limits.outstanding(sequence.promised, loaded, loaded, loaded) - of_state
     }
 
     /// Returns the outstanding pages of a sequence.

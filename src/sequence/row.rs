@@ -5,6 +5,7 @@ use super::branches::Branches;
 use super::inflight::InflightIndex;
 use super::page_table::PageTable;
 use super::record::Sequence;
+use super::states::{END_MARK, States};
 use super::token_store::TokenStore;
 use crate::error::Error;
 use crate::id::{CellId, PageId, SeqKey, TokenId};
@@ -46,6 +47,8 @@ pub(super) struct Stores {
     pub(super) marks: Vec<Marks>,
     /// Waits by row; empty without swap memory.
     pub(super) waits: Vec<Waits>,
+    /// States by row; empty if no group keeps a state.
+    pub(super) states: States,
     pub(super) inflight: InflightIndex,
     pub(super) branches: Branches,
 }
@@ -64,6 +67,8 @@ impl Stores {
     pub(super) fn outstanding(&self, sequence: &Sequence, promised: u32) -> u32 {
         let Sequence { page_len, published, .. } = *sequence;
         let outstanding = self.limits.outstanding(promised, page_len, published, self.kept(sequence));
+        let of_state = if promised > 0 { self.states.outstanding(sequence.row.index()) } else { 0 };
+        let outstanding = outstanding.saturating_add(of_state);
         match self.waits.get(sequence.row.index()) {
             Some(waits) if promised > 0 && waits.pages > 0 => {
                 (outstanding - waits.on_device.min(promised)).saturating_add(waits.cell_pages)
@@ -344,7 +349,7 @@ impl RowMut<'_> {
     }
 
     /// Returns the outstanding pages of the row.
-    fn outstanding(&self) -> u32 {
+    pub fn outstanding(&self) -> u32 {
         self.stores.outstanding(self.sequence, self.sequence.promised)
     }
 
@@ -398,7 +403,10 @@ impl RowMut<'_> {
     /// [`Error::OutOfMarks`].
     pub fn add_mark(&mut self, mark: u32) -> Result<(), Error> {
         let marks = &mut self.stores.marks[self.sequence.row.index()];
-        if marks.waiting.contains(&mark) {
+        // A mark that the host adds at a prompt's end keeps a state for longer than the prompt's own mark.
+        let has_state = self.stores.states.has_any();
+        let counts = |at: usize| !(has_state && at == END_MARK);
+        if marks.waiting.iter().enumerate().any(|(at, &waiting)| waiting == mark && counts(at)) {
             return Ok(());
         }
         let free = marks.waiting[2..].iter_mut().find(|waiting| **waiting == 0);

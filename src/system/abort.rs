@@ -10,6 +10,7 @@ use crate::stats::Stats;
 use crate::step::StepLog;
 use crate::system::access::access;
 use crate::system::release::release_pages;
+use crate::system::states::undo_state;
 use crate::world::{Buffers, World};
 
 access! {
@@ -25,13 +26,14 @@ access! {
     }
 }
 
-/// Implements [`Engine::abort`](crate::Engine::abort). O(items undone and pages released).
+/// Implements [`Engine::abort`](crate::Engine::abort). O(items undone and pages released). If the steps `may_have_run`,
+/// states that they update in place are lost.
 ///
 /// Appended tokens stay, including drafts. The host rolls them back if the aborted steps sampled them.
 ///
 /// # Errors
 /// [`Error::UnknownStep`] for a step that is not open.
-pub(crate) fn abort(mut world: Abort<'_>, step: StepId) -> Result<(), Error> {
+pub(crate) fn abort(mut world: Abort<'_>, step: StepId, may_have_run: bool) -> Result<(), Error> {
     world.steps.check_abort(step)?;
     for raw in (step.raw()..=world.steps.newest().raw()).rev() {
         let step = StepId::new(raw);
@@ -39,7 +41,7 @@ pub(crate) fn abort(mut world: Abort<'_>, step: StepId) -> Result<(), Error> {
             continue; // Page copies contain committed tokens, so they stay.
         }
         for number in world.steps.items_of(step).rev() {
-            undo(&mut world, number);
+            undo(&mut world, number, may_have_run);
         }
         world.steps.close(step);
         world.counters.aborts += 1;
@@ -47,7 +49,7 @@ pub(crate) fn abort(mut world: Abort<'_>, step: StepId) -> Result<(), Error> {
     Ok(())
 }
 
-fn undo(world: &mut Abort<'_>, number: u64) {
+fn undo(world: &mut Abort<'_>, number: u64, may_have_run: bool) {
     let Abort { shape, pages, sequences, steps, fence, buffers, .. } = world;
     let item = steps.item(number);
     let Ok(sequence) = sequences.get_mut(item.seq) else { return };
@@ -65,5 +67,9 @@ fn undo(world: &mut Abort<'_>, number: u64) {
     let last_step = sequence.last_step;
     buffers.pool_pages.clear();
     sequences.truncate_pages(item.seq, page_len, &mut buffers.pool_pages);
+    if item.state.writes > 0 {
+        let mut row = sequences.row_mut(item.seq).expect("just seen");
+        undo_state(&mut row, &item, may_have_run, &mut buffers.pool_pages);
+    }
     release_pages(pages, fence, last_step, &buffers.pool_pages);
 }

@@ -272,9 +272,11 @@ fn pages_lacking(world: &Estimate<'_>, found: Option<&PrefixMatch>, len: u32, pr
     }
     let [len, promised] = [len, promise].map(|tokens| tokens.div_ceil(page_size));
     let (pages, cells) = found.map_or((0, 0), |found| (found.pages(), found.swap_cell_pages()));
-    let held = limits.held(0, pages, pages) - (pages - matched) - cells;
+    let state = limits.state_pages();
+    let used = if pages > 0 { state } else { 0 };
+    let held = limits.held(0, pages, pages) + used - (pages - matched) - cells;
     let outstanding = u64::from(limits.outstanding(promised, matched, matched, matched));
-    let promised = outstanding + u64::from(if promised > 0 { cells } else { 0 });
+    let promised = outstanding + u64::from(if promised > 0 { state + cells } else { 0 });
     saturated((limits.most(len) - u64::from(held)).max(promised))
 }
 
@@ -419,7 +421,7 @@ fn attach(world: &mut Admitting<'_>, seq: SeqKey, found: Option<&PrefixMatch>, p
         row.begin_pending(pages - published, on_device - published, cells);
     }
     match found.filter(|_| world.prefixes.has_cells()) {
-        Some(found) => attach_tails(world.prefixes, world.fence, world.counters, &mut row, found),
+        Some(found) => attach_tails(world.shape, world.prefixes, world.fence, world.counters, &mut row, found),
         None => row.begin_marks(0, 0),
     }
     row.begin_front(seq);
@@ -429,6 +431,7 @@ fn attach(world: &mut Admitting<'_>, seq: SeqKey, found: Option<&PrefixMatch>, p
 /// Makes a sequence a user of the cells in its prefix's tails, and sets its marks. A sequence that waits for a load
 /// names no cell until the load. O(tails).
 fn attach_tails(
+    shape: &EngineShape,
     prefixes: &mut PrefixTree,
     fence: &mut Fence,
     counters: &mut Stats,
@@ -436,11 +439,29 @@ fn attach_tails(
     found: &PrefixMatch,
 ) {
     let page_size = prefixes.page_size();
-    row.begin_marks(found.full_pages(), (row.sequence.token_len - 1) / page_size);
+    let (full, last) = if row.has_state() {
+        state_marks(shape, found, row)
+    } else {
+        (found.full_pages(), (row.sequence.token_len - 1) / page_size)
+    };
+    row.begin_marks(full, last);
     counters.lost_hit_tokens += u64::from(found.full_pages() - found.pages()) * u64::from(page_size);
     let lock = row.sequence.lock.as_ref().expect("it is admitted");
     prefixes.acquire_tails(lock, found.pages(), fence);
     if row.pending() == 0 {
         name_tails(row, prefixes);
     }
+}
+
+/// Returns the marks of a sequence whose layers keep a state, in pages, or 0: the end of its full match if prompts part
+/// there, and the last whole page before the margin at its end. In the second case, the sequence supersedes the state of its
+/// hit.
+fn state_marks(shape: &EngineShape, found: &PrefixMatch, row: &mut RowMut<'_>) -> (u32, u32) {
+    let EngineShape { state_margin, state_gap, keep_used_states, .. } = *shape;
+    let (page_size, hit) = (shape.layout.page_size(), found.pages());
+    let end = (row.sequence.token_len - 1).saturating_sub(state_margin) / page_size;
+    let ends = end > hit && (hit == 0 || (end - hit) * page_size >= state_gap);
+    row.states_mut().supersedes = ends && hit > 0 && !keep_used_states;
+    let branch = if found.branches() { found.full_pages() } else { 0 };
+    (branch, if ends { end } else { 0 })
 }

@@ -11,6 +11,7 @@ use crate::stats::Stats;
 use crate::step::StepLog;
 use crate::system::access::access;
 use crate::system::publish::Publisher;
+use crate::system::states::commit_states;
 use crate::world::{Buffers, World};
 
 access! {
@@ -44,6 +45,9 @@ pub(crate) fn commit(world: Commit<'_>, step: StepId) -> Result<(), Error> {
     let publisher = shape.publishes().then_some(&mut publisher);
     commit_items(sequences, steps, counters, publisher, step);
     pages.publish(&buffers.pages);
+    if sequences.has_states() {
+        commit_states((pages, prefixes, fence), sequences, steps, (counters, buffers), step);
+    }
     steps.close(step);
     Ok(())
 }

@@ -13,6 +13,7 @@ use crate::stats::Stats;
 use crate::system::access::access;
 use crate::system::publish::{keep as keep_at_end, publish};
 use crate::system::release::{release_lock, release_pages};
+use crate::system::states::leave_states;
 use crate::system::tails::give_back;
 use crate::world::{Buffers, World};
 
@@ -63,7 +64,9 @@ fn release(world: &mut Finish<'_>, seq: SeqKey, keep: Keep) {
     sequences.promise(seq, 0);
     if keep == Keep::Publish && shape.shares_prefixes() {
         publish(pages, prefixes, sequences, fence, buffers, seq);
-        keep_at_end(pages, prefixes, sequences, fence, buffers, seq);
+        if !sequences.has_states() {
+            keep_at_end(pages, prefixes, sequences, fence, buffers, seq);
+        }
     }
     let pending = sequences.pending(sequences.get(seq).expect("the caller looked it up"));
     let sequence = sequences.get_mut(seq).expect("the caller looked it up");
@@ -78,6 +81,9 @@ fn release(world: &mut Finish<'_>, seq: SeqKey, keep: Keep) {
     } else if prefixes.has_cells() {
         let mut row = sequences.row_mut(seq).expect("just seen");
         give_back(&mut row, prefixes, fence, published, None, &mut buffers.pool_pages);
+        if row.has_state() {
+            leave_states(&mut row, prefixes, fence, &mut buffers.pool_pages);
+        }
     }
     release_pages(pages, fence, last_step, &buffers.pool_pages);
     release_lock(pages, prefixes, fence, last_step, lock, &mut buffers.pool_pages);

@@ -8,7 +8,7 @@ use crate::id::{PageId, SeqKey, StepId};
 use crate::page::PagePool;
 use crate::plan::PageCopy;
 use crate::prefix::PrefixTree;
-use crate::sequence::{Sequence, SequenceTable};
+use crate::sequence::{Current, Sequence, SequenceTable, StateOwner, StatePlace};
 use crate::stats::Stats;
 use crate::step::StepLog;
 use crate::system::access::access;
@@ -42,20 +42,22 @@ pub(crate) struct Parts {
     shared: u32,
     /// Number of computed pages, including a partly filled one.
     page_len: u32,
-    /// Number of pages that each child copies: the partly filled page of each track.
+    /// Number of pages that each child copies: the partly filled page of each track, and the pages of a state.
     copied: u32,
+    /// Number of these pages that are of a state.
+    of_state: u32,
     /// Number of promised places.
     promised: u32,
 }
 
 impl Parts {
-    fn new(parent: &Sequence, shape: &EngineShape, promise: u32, count: u32) -> Self {
+    fn new(parent: &Sequence, shape: &EngineShape, of_state: u32, promise: u32, count: u32) -> Self {
         let (token_len, cached_len) = (parent.token_len, parent.cached_len.min(parent.token_len));
         let page_size = shape.layout.page_size();
         let (shared, page_len) = (cached_len / page_size, cached_len.div_ceil(page_size));
-        let copied = (page_len - shared) * shape.table.tracks;
+        let copied = (page_len - shared) * shape.table.tracks + of_state;
         let promised = promise.div_ceil(page_size);
-        Self { count, token_len, cached_len, shared, page_len, copied, promised }
+        Self { count, token_len, cached_len, shared, page_len, copied, of_state, promised }
     }
 }
 
@@ -65,13 +67,14 @@ impl Parts {
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
-/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`], [`Error::OutOfPages`]. Nothing changes
-/// then.
+/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`], [`Error::OutOfPages`]; if layers keep a state
+/// also [`Error::StateLost`] and [`Error::StateAhead`]. Nothing changes then.
 pub(crate) fn begin_fork(mut world: Fork<'_>, seq: SeqKey, count: u32, promise: u32) -> Result<Option<Parts>, Error> {
     let parent = world.sequences.running(seq)?;
     world.sequences.check_accepted(seq)?;
     check_promise(world.shape, promise)?;
-    let parts = Parts::new(parent, world.shape, promise, count);
+    let of_state = copied_state(world.sequences, seq, parent)?;
+    let parts = Parts::new(parent, world.shape, of_state, promise, count);
     world.sequences.check_room(count, parts.token_len)?;
     world.buffers.children.clear();
     world.buffers.copies.clear();
@@ -85,6 +88,28 @@ pub(crate) fn begin_fork(mut world: Fork<'_>, seq: SeqKey, count: u32, promise: 
     // Publishing may turn evictable pages into protected ones, so eviction comes first. Nothing fails after this.
     take_targets(&mut world, u64::from(count) * u64::from(parts.copied));
     Ok(Some(parts))
+}
+
+/// Returns the number of pages of the parent's state that each child copies: none if the state is a cell, which they share.
+///
+/// # Errors
+/// [`Error::StateLost`], [`Error::StateAhead`].
+fn copied_state(sequences: &SequenceTable, seq: SeqKey, parent: &Sequence) -> Result<u32, Error> {
+    if !sequences.has_states() {
+        return Ok(0);
+    }
+    if parent.planned_len > parent.cached_len.min(parent.token_len) {
+        return Err(Error::StateAhead { seq });
+    }
+    let states = sequences.states(parent);
+    match states.current {
+        Current::Fresh => Ok(0),
+        Current::Lost => Err(Error::StateLost { seq }),
+        Current::At(at) if states.places[usize::from(at)].owner == StateOwner::Row => {
+            Ok(sequences.state_pages(parent, at).len() as u32)
+        }
+        Current::At(_) => Ok(0),
+    }
 }
 
 /// Ends a fork: writes the children and their copies into the buffers, and returns the step of the copies. O(tokens)
@@ -115,6 +140,8 @@ fn check_pages(world: &mut Fork<'_>, seq: SeqKey, parts: &Parts) -> Result<(), E
     let Fork { pages, prefixes, sequences, fence, .. } = world;
     let &Parts { count, shared, page_len, copied, promised, .. } = parts;
     let outstanding = sequences.limits().outstanding(promised, page_len, shared, shared);
+    let lacks_state = promised > 0 && parts.of_state == 0;
+    let outstanding = outstanding + if lacks_state { sequences.limits().state_pages() } else { 0 };
     let of_children = u64::from(count) * (u64::from(copied) + u64::from(outstanding));
     let of_parent = u64::from(sequences.row_mut(seq)?.keep_cost(shared, shared));
     PageBudget::new(pages, prefixes, sequences, fence).check(of_children + of_parent, 0)
@@ -139,7 +166,17 @@ fn name_sources(world: &mut Fork<'_>, seq: SeqKey, parts: &Parts) {
     for copies in buffers.copies.chunks_exact_mut(parts.copied as usize) {
         let tails = (0..shape.table.tracks)
             .flat_map(|track| sequences.page_pieces(parent, track, parts.shared, parts.page_len).flatten());
+        let state = (parts.of_state > 0).then(|| current_state(sequences, parent));
+        let tails = tails.chain(state.into_iter().flatten());
         copies.iter_mut().zip(tails).for_each(|(copy, source)| copy.source = *source);
+    }
+}
+
+/// Returns the pages of a sequence's current state.
+fn current_state<'a>(sequences: &'a SequenceTable, sequence: &Sequence) -> &'a [PageId] {
+    match sequences.states(sequence).current {
+        Current::At(at) => sequences.state_pages(sequence, at),
+        _ => &[],
     }
 }
 
@@ -158,9 +195,18 @@ fn make_child(world: &mut Fork<'_>, seq: SeqKey, parts: &Parts, sent: u32) -> Se
     buffers.pages.clear();
     buffers.pages.extend(copies.take(parts.copied as usize).map(|copy| copy.target));
     let mut row = sequences.row_mut(child).expect("just made");
-    row.append_pages(parts.page_len - parts.shared, &buffers.pages);
+    let (pages, state) = buffers.pages.split_at((parts.copied - parts.of_state) as usize);
+    row.append_pages(parts.page_len - parts.shared, pages);
     (row.sequence.cached_len, row.sequence.planned_len) = (parts.cached_len, parts.cached_len);
+    if !state.is_empty() {
+        let place = StatePlace { owner: StateOwner::Row, len: parts.cached_len, ..StatePlace::default() };
+        row.put_current(place, state);
+    }
     row.begin_front(child);
+    if parts.of_state == 0 && sequences.has_states() {
+        share_state(world, seq, child);
+    }
+    let Fork { sequences, .. } = world;
     sequences.promise(child, parts.promised);
     child
 }
@@ -190,6 +236,19 @@ fn share_pages(world: &mut Fork<'_>, seq: SeqKey, child: SeqKey, shared: u32, se
             }
         }
     }
+}
+
+/// Makes a child a user of the cell with its parent's state, if the parent has a state.
+fn share_state(world: &mut Fork<'_>, seq: SeqKey, child: SeqKey) {
+    let Fork { prefixes, sequences, fence, .. } = world;
+    let parent = sequences.running(seq).expect("the caller checked it");
+    let states = sequences.states(parent);
+    let Current::At(at) = states.current else { return };
+    let place = states.places[usize::from(at)];
+    let StateOwner::Cell(cell) = place.owner else { return };
+    prefixes.acquire_cell(cell, fence);
+    let mut row = sequences.row_mut(child).expect("just made");
+    row.put_current(place, prefixes.cells().pages(cell));
 }
 
 /// Begins the step of the copies, which read the parent's last page of each track and write those of the children.

@@ -22,6 +22,7 @@
 //! | [`commit`]: advance `cached_len`, make whole pages matchable | writes | writes | writes | writes | writes |
 //! | [`publish`]: insert whole pages into the tree, release duplicates | writes | writes | writes | | writes |
 //! | [`tails`]: make cells of a row's pages, give held places back | | writes | | | writes |
+//! | [`states`]: make cells of a row's states at marks, leave places | writes | writes | writes | reads | writes |
 //! | [`mark`]: keep tails where prompts can match | writes | writes | writes | | writes |
 //! | [`complete`]: return pages and locks from the fence | writes | writes | | writes | writes |
 //! | [`abort`]: undo plans | writes | | writes | writes | writes |
@@ -58,4 +59,5 @@ pub mod reclaim;
 pub mod release;
 pub mod reset;
 pub mod rollback;
+pub mod states;
 pub mod tails;

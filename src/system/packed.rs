@@ -5,7 +5,7 @@ use bumpalo::Bump;
 use crate::config::EngineShape;
 use crate::error::Error;
 use crate::id::PageId;
-use crate::plan::{Extend, PackedPlan};
+use crate::plan::{Extend, PackedPlan, PackedStates};
 use crate::sequence::{Sequence, SequenceTable};
 use crate::step::StepLog;
 use crate::system::access::access;
@@ -43,6 +43,34 @@ pub(crate) fn packed<'step>(
         packer.push(item.len, pages, last_page_len(sequence, shape.layout.page_size()));
     }
     Ok(packer.finish())
+}
+
+/// Implements [`Engine::packed_states`](crate::Engine::packed_states). O(rows, times the pages of a state).
+///
+/// # Errors
+/// As [`packed`], and [`Error::PackedRows`].
+pub(crate) fn packed_states<'step>(
+    world: &Packed<'_>,
+    items: &[Extend],
+    rows: usize,
+    bump: &'step Bump,
+) -> Result<PackedStates<'step>, Error> {
+    check_items(world, items)?;
+    if rows < items.len() {
+        return Err(Error::PackedRows { items: items.len(), rows });
+    }
+    let Packed { shape, sequences, .. } = *world;
+    let [reads, writes] = [0, 1].map(|part| {
+        let all = bump.alloc_slice_fill_copy(shape.table.state_pages as usize * rows, -1);
+        for (row, item) in items.iter().enumerate() {
+            let sequence = sequences.running(item.seq).expect("checked");
+            for (track, page) in sequences.planned_state(sequence, part).iter().enumerate() {
+                all[track * rows + row] = page.raw() as i32;
+            }
+        }
+        &*all
+    });
+    Ok(PackedStates { reads, writes })
 }
 
 /// Rejects items that are not the last plans of their sequences, or cannot be packed. Returns the number of their

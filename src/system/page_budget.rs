@@ -45,6 +45,12 @@ impl<'a> PageBudget<'a> {
         self.available(0, 0)
     }
 
+    /// Returns the number of pages that a call can take in addition to `wanted` pages, `own` of which are promised to its
+    /// sequences.
+    pub fn spare(&self, wanted: u64, own: u64) -> u64 {
+        self.available(own, 0).saturating_sub(wanted)
+    }
+
     /// Returns the first step whose completion lets a call take its pages, if no other call comes first. `fits` returns
     /// whether the call can take them, given the step and the pages that are available after it. O(unfinished steps).
     pub fn after(&self, own: u64, mut fits: impl FnMut(StepId, u64) -> bool) -> Option<StepId> {

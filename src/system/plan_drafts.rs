@@ -13,6 +13,9 @@ pub(crate) fn check_drafts(sequences: &SequenceTable, items: &[Extend], drafts: 
     let mut items = items.iter();
     for draft in drafts {
         let seq = draft.seq;
+        if sequences.has_states() {
+            return Err(Error::StateDraft { seq });
+        }
         let item = items.find(|item| item.seq == seq).ok_or(Error::DraftOrder { seq })?;
         let sequence = sequences.get(seq)?;
         let (start, len) = (sequence.planned_len, item.len);

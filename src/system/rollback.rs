@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::fence::Fence;
 use crate::id::SeqKey;
 use crate::page::PagePool;
-use crate::sequence::SequenceTable;
+use crate::sequence::{Current, SequenceTable};
 use crate::stats::Stats;
 use crate::step::StepLog;
 use crate::system::access::access;
@@ -39,6 +39,7 @@ pub(crate) fn rollback(world: Rollback<'_>, seq: SeqKey, len: u32) -> Result<(),
     if len < min || len > max {
         return Err(Error::RollbackLen { len, min, max });
     }
+    let is_lost = len < sequence.planned_len;
     sequence.cached_len = sequence.cached_len.min(len);
     sequence.planned_len = sequence.planned_len.min(len);
     steps.cap(sequence.last_item, len);
@@ -48,7 +49,11 @@ pub(crate) fn rollback(world: Rollback<'_>, seq: SeqKey, len: u32) -> Result<(),
     sequences.truncate_pages(seq, page_len, &mut buffers.pool_pages);
     sequences.cut(seq, len);
     sequences.truncate_tokens(seq, len);
-    sequences.row_mut(seq)?.drop_front();
+    let mut row = sequences.row_mut(seq)?;
+    if is_lost && row.has_state() {
+        row.states_mut().current = Current::Lost;
+    }
+    row.drop_front();
     release_pages(pages, fence, last_step, &buffers.pool_pages);
     counters.rollbacks += 1;
     Ok(())

@@ -59,7 +59,11 @@ pub(crate) fn name_tails(row: &mut RowMut<'_>, prefixes: &PrefixTree) {
     let lock = row.sequence.lock.as_ref().expect("a running sequence holds its prefix");
     for tail in prefixes.nodes().lock_tails(&limits, lock, pages) {
         let cell = prefixes.cells().at(tail.held.group, tail.entry);
-        row.name_cell(&tail.held, tail.place, cell, prefixes.cells().pages(cell));
+        if limits.state().is_some_and(|state| state.group == tail.held.group) {
+            row.name_state(cell, prefixes.cells().pages(cell));
+        } else {
+            row.name_cell(&tail.held, tail.place, cell, prefixes.cells().pages(cell));
+        }
     }
 }
 

@@ -176,6 +176,14 @@ impl<B: Inspect> Inspect for Failing<B> {
         self.inner.words()
     }
 
+    fn read_state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize) -> Option<Vec<u8>> {
+        self.inner.read_state(plan, layer, row)
+    }
+
+    fn write_state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize, bytes: &[u8]) {
+        self.inner.write_state(plan, layer, row, bytes);
+    }
+
     fn last_moved(&mut self) -> Moved {
         self.inner.last_moved()
     }

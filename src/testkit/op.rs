@@ -6,7 +6,7 @@
 
 use crate::config::{EngineConfig, PrefixMode};
 use crate::hash::Hashing;
-use crate::layout::{Capacity, Groups, KvDtype, KvShape, Layout, PoolConfig, Reach, Scaling};
+use crate::layout::{Capacity, Groups, KvDtype, KvShape, Layout, PoolConfig, Reach, Scaling, StatePart};
 
 /// Recipe of a prompt: a head shared with an earlier prompt, and new tokens of a tiny vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -286,12 +286,14 @@ impl SmallConfig {
 
     /// Returns the engine's config.
     pub fn engine(&self) -> EngineConfig {
+        // A page holds the state of a layer, which takes at least 256 bytes.
+        let head_dim = if self.groups >= FIRST_STATE { 128 } else { 2 };
         let pool = PoolConfig {
             layers: if self.groups > 0 { groups(self.groups).layers() } else { self.layers },
             groups: groups(self.groups),
             shape: match self.kv_heads {
-                0 => KvShape::Latent { rank: 3, rope: 2 },
-                kv_heads => KvShape::heads(kv_heads, 2),
+                0 => KvShape::Latent { rank: head_dim * 2 - 1, rope: 2 },
+                kv_heads => KvShape::heads(kv_heads, head_dim),
             },
             dtype: match self.dtype {
                 0 => KvDtype::F32,
@@ -311,6 +313,7 @@ impl SmallConfig {
             layout: if self.page_first || self.groups >= FIRST_SHAPED { Layout::PageFirst } else { Layout::LayerFirst },
             ..PoolConfig::default()
         };
+        let pool = if self.groups.is_multiple_of(2) { pool } else { with_long_states(pool) };
         EngineConfig {
             hashing: self.hashing(),
             event_pages: self.hashing().map_or(0, |_| self.event_pages.into()),
@@ -324,6 +327,9 @@ impl SmallConfig {
             max_step_tokens: 2 * self.sequence_len,
             // So low that some plans exceed it, and therefore take pages that are not promised.
             promise_ahead: 3 * self.page_size,
+            state_margin: self.steps * self.page_size / 2,
+            state_gap: (u32::from(self.vocabulary) % 3) * self.page_size,
+            keep_used_states: !self.page_first,
             reserved_pages: self.reserved % self.pages,
             wide_slots: self.wide,
             prefault: true,
@@ -334,7 +340,7 @@ impl SmallConfig {
 /// Returns the groups of layers of a setting: one group for 0, else several groups with windows or chunks. Some groups
 /// of the settings from [`FIRST_SHAPED`] on have a shape or a type of their own.
 pub(super) fn groups(setting: u8) -> Groups {
-    let (all, window, chunk) = (Reach::All, Reach::Window, Reach::Chunk);
+    let (all, window, chunk, state) = (Reach::All, Reach::Window, Reach::Chunk, Reach::State);
     let several: [(&[Reach], &[u8]); SETTINGS as usize] = [
         (&[all, window(1)], &[0, 1]),
         (&[all, window(3)], &[1, 0]),
@@ -346,6 +352,11 @@ pub(super) fn groups(setting: u8) -> Groups {
         (&[all, window(3)], &[1, 0, 1, 1]),
         (&[all, window(5), chunk(4)], &[0, 1, 2, 1, 2, 0]),
         (&[all, chunk(2)], &[1, 0, 1, 1, 1]),
+        (&[all, state], &[0, 1]),
+        (&[all, state], &[1, 0, 1]),
+        (&[all, window(3), state], &[2, 0, 2, 1]),
+        (&[all, state, chunk(4)], &[0, 1, 1, 1, 2, 1]),
+        (&[all, state], &[1, 0, 1, 1, 1]),
     ];
     let Some(index) = usize::from(setting).checked_sub(1) else { return Groups::ONE };
     let (reaches, layers) = several[index];
@@ -359,13 +370,28 @@ pub(super) fn groups(setting: u8) -> Groups {
             .with_shape(1, KvShape::heads(3, 2), None)
             .and_then(|groups| groups.with_shape(2, KvShape::heads(1, 3), KvDtype::F16)),
         10 => groups.with_shape(1, latent, KvDtype::Bf16),
-        _ => Ok(groups),
+        _ => groups.state_group().map_or(Ok(groups), |group| groups.with_state(group, &STATE)),
     };
     shaped.expect("the groups exist")
 }
 
+/// Makes the state of a layer as long as a page, if a group keeps a state.
+fn with_long_states(pool: PoolConfig) -> PoolConfig {
+    let Some(group) = pool.groups.state_group() else { return pool };
+    let Ok(layout) = pool.layout() else { return pool };
+    let head_bytes = (layout.page_bytes() / 256 * 256) as u32;
+    let groups = pool.groups.with_state(group, &[StatePart { heads: 1, head_bytes }]).expect("the group keeps a state");
+    PoolConfig { groups, ..pool }
+}
+
+/// The parts of a layer's state in most settings, 256 bytes together.
+const STATE: [StatePart; 2] = [StatePart { heads: 2, head_bytes: 60 }, StatePart { heads: 1, head_bytes: 7 }];
+
 /// The last setting of [`groups`]. Settings 1 to this number have several groups.
-pub(super) const SETTINGS: u8 = 10;
+pub(super) const SETTINGS: u8 = 15;
 
 /// The first setting of [`groups`] whose groups have shapes of their own.
 const FIRST_SHAPED: u8 = 8;
+
+/// The first setting of [`groups`] with a group that keeps a state.
+pub(super) const FIRST_STATE: u8 = 11;

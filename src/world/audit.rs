@@ -6,7 +6,8 @@ use std::fmt;
 use crate::id::{CellId, NodeKey, PageId, PrefixLock, SeqKey, StepId};
 use crate::layout::HeldGroup;
 use crate::page::PageState;
-use crate::sequence::Sequence;
+use crate::sequence::{Current, Sequence, StateOwner, StatePlace};
+use crate::step::StepItem;
 
 use super::World;
 
@@ -29,6 +30,7 @@ impl World {
         self.check_sequences().map_err(broken)?;
         self.prefixes.check_cells(&self.count_cells(), &self.fence).map_err(broken)?;
         self.check_tails().map_err(|invariant| broken((invariant, None)))?;
+        self.check_states().map_err(|invariant| broken((invariant, None)))?;
         let fetches = self.fetch_locks().map(|lock| lock.scope().namespace);
         let namespaces = self.sequences.iter().map(|(_, s)| s.namespace).chain(fetches);
         if !self.prefixes.names_are_counted(namespaces) {
@@ -120,7 +122,15 @@ impl World {
         self.prefixes.tails(end, self.sequences.prefix_pages(s)).collect()
     }
 
-    /// Counts, for each cell, the held places that name it and the waiting sequences whose tails contain it.
+    /// Returns the cells in the places of a sequence's states.
+    fn state_cells<'a>(&'a self, s: &'a Sequence) -> impl Iterator<Item = (StatePlace, CellId)> + 'a {
+        self.sequences.state_places(s).filter_map(|(_, place)| match place.owner {
+            StateOwner::Cell(cell) => Some((place, cell)),
+            _ => None,
+        })
+    }
+
+    /// Counts, for each cell, the places that name it and the waiting sequences whose tails contain it.
     fn count_cells(&self) -> HashMap<CellId, u32> {
         let mut counts = HashMap::new();
         for (_, s) in self.sequences.iter() {
@@ -130,11 +140,51 @@ impl World {
                     *counts.entry(cell).or_default() += 1;
                 }
             }
-            for cell in self.awaited_cells(s) {
+            for cell in self.awaited_cells(s).into_iter().chain(self.state_cells(s).map(|(_, cell)| cell)) {
                 *counts.entry(cell).or_default() += 1;
             }
         }
         counts
+    }
+
+    /// Checks S10, S11 and G7.
+    fn check_states(&self) -> Result<(), &'static str> {
+        let running = self.sequences.iter().filter(|(_, s)| self.sequences.has_states() && s.lock.is_some());
+        for (_, s) in running {
+            let states = self.sequences.states(s);
+            let is_current = match states.current {
+                Current::Fresh => s.planned_len == 0 || self.sequences.pending(s) > 0,
+                Current::At(at) => {
+                    let place = states.places[usize::from(at)];
+                    place.owner != StateOwner::Nobody && place.len == s.planned_len
+                }
+                Current::Lost => true,
+            };
+            if !is_current {
+                return Err("S10: the current state is behind the last planned token");
+            }
+            let open: Vec<_> = self.steps.open_items(s.last_item).collect();
+            let owned = self.sequences.state_places(s).filter(|(_, place)| place.owner == StateOwner::Row).count();
+            let reads_another = open.iter().any(|item| item.state.reads != item.state.writes);
+            if owned > if reads_another { 2 } else { 1 } {
+                return Err("S11: a row owns one state, or two while an open item reads another");
+            }
+            let writes = |item: &StepItem| states.places[usize::from(item.state.writes) - 1].owner;
+            if open.iter().any(|item| writes(item) != StateOwner::Row) {
+                return Err("G7: an open item writes a state of its row");
+            }
+            let limits = self.sequences.limits();
+            let (group, lock) = (limits.state().expect("there are states").group, s.lock.as_ref().expect("it runs"));
+            for (place, cell) in self.state_cells(s) {
+                let (pages, nodes) = (place.len / self.prefixes.page_size(), self.prefixes.nodes());
+                let is_at_page = place.len.is_multiple_of(self.prefixes.page_size()) && pages <= s.published;
+                let entry = |pages| nodes.entry_at(&mut nodes.path_of(lock, s.published), pages - 1);
+                if !is_at_page || self.prefixes.cells().at(group, entry(pages)) != cell {
+                    return Err("G7: a row's cell is the state behind its entry's last token");
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Checks G4 and G6.
@@ -228,7 +278,9 @@ impl World {
                 (held.track..held.track + held.tracks)
                     .flat_map(move |track| self.sequences.track_pages(s, track, place).flatten().copied().next())
             });
-            first.chain(others).map(move |page| (page, Owner::Sequence(seq)))
+            let own = self.sequences.state_places(s).filter(|(_, place)| place.owner == StateOwner::Row);
+            let states = own.flat_map(move |(at, _)| self.sequences.state_pages(s, at).iter().copied());
+            first.chain(others).chain(states).map(move |page| (page, Owner::Sequence(seq)))
         });
         let cached = self.prefixes.pages().map(|(node, page)| (page, Owner::Node(node)));
         let fenced = self.fence.pages().map(|(page, step)| (page, Owner::Fence(step)));

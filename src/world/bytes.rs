@@ -3,7 +3,6 @@
 use crate::config::{EngineConfig, EngineShape};
 use crate::error::ConfigError;
 use crate::id::{PageId, TokenId};
-use crate::layout::Limits;
 use crate::memory::Memory;
 use crate::plan::{BatchRow, STEP_TOKENS_MAX, SharedSpan, TableWrite};
 use crate::prefix::TreeShape;
@@ -94,7 +93,9 @@ impl EngineShape {
         let words = u64::from(self.table.leaf_count) * leaf_words;
         let writes = words.min(rows * row_words);
         let places = tokens.min(tokens / page_size + rows);
-        let new_pages = (places * tracks).min(self.layout.page_count().into());
+        let state = u64::from(self.table.state_pages);
+        let writes = writes + rows * 2 * state;
+        let new_pages = (places * tracks + rows * state).min(self.layout.page_count().into());
         let slot = if self.layout.slots_fit_i32() { size_of::<i32>() } else { size_of::<i64>() };
         let slots = slot * self.table.tracks as usize;
         let token = size_of::<TokenId>() + size_of::<u32>() + slots + size_of::<u64>();
@@ -117,10 +118,10 @@ pub(super) fn lock_count(shape: &EngineShape) -> u64 {
     u64::from(shape.max_steps) * (u64::from(shape.table.rows) + 1)
 }
 
-/// Returns the maximum number of pages of a sequence in all tracks, with one spare place in each track.
+/// Returns the maximum number of pages of a sequence in all tracks, with one spare place in each track, and of its state.
 pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
     let row_pages = shape.max_sequence_len.div_ceil(shape.layout.page_size());
-    (u64::from(row_pages) + 1) * u64::from(shape.table.tracks)
+    (u64::from(row_pages) + 1) * u64::from(shape.table.tracks) + u64::from(shape.table.state_pages)
 }
 
 /// Returns the shape of an engine's tree, without swap memory if sequences do not share prefixes.
@@ -131,15 +132,15 @@ pub(super) fn tree_shape(shape: &EngineShape, hash_bits: u32) -> TreeShape {
         stage_pages: layout.stage_pages(),
         hashing: shape.hashing,
         event_pages: shape.event_pages,
-        limits: Limits::new(layout, shape.promise_ahead),
+        limits: shape.limits(),
         max_steps: shape.max_steps,
         ..TreeShape::new(layout.page_count(), layout.page_size(), hash_bits)
     }
 }
 
-/// Returns the maximum number of copies of a fork: one page for each child, or with several tracks all pages of the
-/// pool.
+/// Returns the maximum number of copies of a fork: one page for each child, or with several tracks or states all pages of
+/// the pool.
 pub(super) fn copy_count(shape: &EngineShape) -> u64 {
-    let pages = if shape.table.tracks > 1 { shape.layout.page_count() } else { 0 };
+    let pages = if shape.table.tracks > 1 || shape.table.state_pages > 0 { shape.layout.page_count() } else { 0 };
     pages.max(shape.table.rows).into()
 }

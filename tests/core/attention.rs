@@ -309,7 +309,7 @@ fn the_last_of_2_32_positions_are_seen() {
         let config = PoolConfig { shape: KvShape::heads(1, 8), page_size, capacity, ..Default::default() };
         let layout = config.layout().expect("a valid pool");
         let leaves_per_row = u32::MAX / page_size + 1;
-        let table = TableShape { rows: 1, leaves_per_row, leaf_pages: 1, leaf_count: 1, tracks: 1 };
+        let table = TableShape { rows: 1, leaves_per_row, leaf_pages: 1, leaf_count: 1, tracks: 1, state_pages: 0 };
         let mut cpu = CpuOptions::with_threads(1).open(&layout, &table, 1).expect("a small pool");
         let (kv_len, row) = (u32::MAX, RowId::new(0));
         let last = kv_len - 1;

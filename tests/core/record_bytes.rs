@@ -4,7 +4,7 @@ use kvarena::backend::{Backend, OpenBackend};
 use kvarena::config::{EngineShape, PrefixMode, ShapeBytesError};
 use kvarena::hash::{HashSeed, Hashing};
 use kvarena::id::RowId;
-use kvarena::layout::{Groups, Layout, Reach, Scaling, TableShape};
+use kvarena::layout::{Groups, Layout, Reach, Scaling, StatePart, TableShape};
 use kvarena::plan::{Compaction, PageCopy, PlanBytesError};
 use kvarena::testkit::rng::Rng;
 use kvarena::*;
@@ -54,6 +54,9 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         max_steps: rng.within(1, 10) as u32,
         max_step_tokens: rng.within(1, u32::MAX.into()) as u32,
         promise_ahead: rng.bits() as u32,
+        state_margin: rng.bits() as u32,
+        state_gap: rng.bits() as u32,
+        keep_used_states: rng.one_in(2),
         reserved_pages: if rng.one_in(2) { 0 } else { rng.below(pages.into()) as u32 },
         wide_slots: rng.one_in(2),
         prefault: rng.one_in(2),
@@ -63,10 +66,17 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
 /// Returns random groups of `layers` layers, or one group if the drawn groups are invalid.
 fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
     let size = rng.within(1, 5000) as u32;
-    let reaches = [Reach::All, Reach::Window(size), Reach::Chunk(1 << rng.below(14)), Reach::Window(1)];
+    let last = if rng.one_in(2) { Reach::State } else { Reach::Window(1) };
+    let mut reaches = [Reach::All, Reach::Window(size), last, Reach::Chunk(1 << rng.below(14))];
+    reaches[2..].rotate_left(rng.below(2) as usize);
     let count = rng.within(2, 4);
     let of_layers: Vec<u8> = (0..layers).map(|_| rng.below(count) as u8).collect();
     let mut groups = Groups::new(&reaches[..count as usize], &of_layers).unwrap_or_default();
+    if let Some(group) = groups.state_group() {
+        let part = |_| StatePart { heads: rng.within(1, 9) as u32, head_bytes: rng.within(1, 3000) as u32 };
+        let parts: Vec<_> = (0..1 + size as usize % 4).map(part).collect();
+        groups = groups.with_state(group, &parts).expect("valid parts");
+    }
     for group in 1..groups.count() {
         let shape = match rng.below(4) {
             0 => KvShape::heads(rng.within(1, 9) as u32, rng.within(1, 600) as u32),

@@ -20,6 +20,7 @@ mod rope;
 mod rows;
 mod scales;
 mod simd;
+mod states;
 mod swap;
 mod threads;
 mod unit;
@@ -32,6 +33,7 @@ pub use error::CpuError;
 pub use options::CpuOptions;
 pub use path::{CpuPath, PATH_VARIABLE};
 pub use rows::{CpuRows, CpuRowsMut, Elements, ElementsMut};
+pub use states::CpuState;
 pub use swap::{CpuRead, CpuWrite};
 
 use super::by_shape::ByShape;

@@ -25,7 +25,7 @@ impl Sound {
     fn new(swap_pages: u32) -> Self {
         let groups = Groups::new(&[Reach::All, Reach::Window(2)], &[0, 1, 1]).expect("two groups");
         let pool = PoolConfig { layers: 3, groups, page_size: 1, ..PoolConfig::default() };
-        let limits = Limits::new(&pool.layout().expect("a pool"), 1);
+        let limits = Limits::new(&pool.layout().expect("a pool"), 1, true);
         let shape = TreeShape { swap_pages, limits, max_steps: 4, ..TreeShape::new(30, 1, 31) };
         let mut tree = PrefixTree::of_shape(&shape, &mut Memory::new(false)).expect("memory").0;
         tree.swap_mut().set_ready(swap_pages);

@@ -27,7 +27,7 @@ impl Sound {
     fn new() -> Self {
         let groups = Groups::new(&[Reach::All, Reach::Window(2)], &[0, 1]).expect("two groups");
         let pool = PoolConfig { layers: 2, groups, page_size: 1, ..PoolConfig::default() };
-        let limits = Limits::new(&pool.layout().expect("a pool"), 1);
+        let limits = Limits::new(&pool.layout().expect("a pool"), 1, true);
         let shape = TreeShape { limits, max_steps: 4, ..TreeShape::new(30, 1, 31) };
         let mut tree = PrefixTree::of_shape(&shape, &mut Memory::new(false)).expect("memory").0;
         let mut fence = Fence::new(0, 4, 1).expect("memory");

@@ -1,5 +1,6 @@
 //! Plans a step: checks the batch, takes exactly the pages that the new tokens need, and writes the plan (`writer`).
 
+mod states;
 mod writer;
 
 use crate::config::EngineShape;
@@ -53,7 +54,8 @@ struct Needs {
 /// # Errors
 /// [`Error::EmptyBatch`], [`Error::OutOfSteps`], [`Error::StepTokens`], [`Error::PlanSize`], [`Error::OutOfTokens`],
 /// [`Error::OutOfPages`]. For an item [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::RepeatedSequence`],
-/// [`Error::NotAccepted`], [`Error::ExtendLen`]. For a draft [`Error::DraftOrder`], [`Error::ExtendLen`],
+/// [`Error::NotAccepted`], [`Error::ExtendLen`], and if layers keep a state [`Error::CrossesMark`] or
+/// [`Error::StateLost`]. For a draft [`Error::DraftOrder`], [`Error::ExtendLen`],
 /// [`Error::DraftLen`], [`Error::DraftArrays`], [`Error::DraftMask`], [`Error::DraftPosition`]. Nothing changes then.
 pub(crate) fn plan_batch<'step>(
     world: PlanBatch<'_>,
@@ -64,10 +66,11 @@ pub(crate) fn plan_batch<'step>(
 ) -> Result<BatchPlan<'step>, Error> {
     let PlanBatch { shape, pages, prefixes, sequences, steps, fence, finder, .. } = world;
     let plan = sequences.next_plan();
-    let needs = match shape.table.tracks {
+    let mut needs = match shape.table.tracks {
         1 => check::<true>(shape, sequences, steps, items, plan),
         _ => check::<false>(shape, sequences, steps, items, plan),
     }?;
+    let optional = if sequences.has_states() { states::check(sequences, items, &mut needs)? } else { 0 };
     check_drafts(sequences, items, drafts)?;
     let own = PlanSize { rows: items.len(), tokens: needs.tokens };
     let size = size.unwrap_or(own);
@@ -77,7 +80,13 @@ pub(crate) fn plan_batch<'step>(
         return Err(Error::PlanSize { rows, tokens, batch_rows, batch_tokens });
     }
     check_step_tokens(shape, size.tokens)?;
-    PageBudget::new(pages, prefixes, sequences, fence).check(needs.pages, needs.promised)?;
+    let budget = PageBudget::new(pages, prefixes, sequences, fence);
+    budget.check(needs.pages, needs.promised)?;
+    if sequences.has_states() {
+        let spare = budget.spare(needs.pages, needs.promised) / u64::from(shape.table.state_pages);
+        let granted = spare.min(optional.into()) as u32;
+        world.counters.given_up_marks += u64::from(states::grant(sequences, items, granted, &mut needs));
+    }
     let evicted = reclaim(pages, prefixes, needs.pages, &mut world.buffers.pool_pages);
     sequences.consume_promised(needs.promised as u32);
     world.counters.evicted_pages += u64::from(evicted);

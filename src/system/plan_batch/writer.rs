@@ -10,7 +10,7 @@ use crate::sequence::{RowMut, Sequence, SequenceTable};
 use crate::step::{StepItem, StepLog};
 use crate::system::plan_drafts::begin_drafts;
 
-use super::Needs;
+use super::{Needs, states};
 
 /// A checked batch, and the pages that it takes.
 pub(super) struct Batch<'a> {
@@ -67,6 +67,11 @@ pub(super) fn fill<'step, T: SlotNumber>(
         let Some(item) = rest.split_off_first() else { break };
         out.extend(sequences, steps, item);
     }
+    if sequences.has_states() {
+        let PlanWriter { new_pages, writes, .. } = &mut out;
+        let mut write = |word| *writes.next().expect("counted") = word;
+        states::write(sequences, steps, (step, items), new_pages, &mut write);
+    }
     assert!(out.writes.len() == 0, "the rows write all counted table words");
     assert!(out.new_pages.is_empty(), "the rows take all counted pages");
     size.pad_rows(PlanSize { rows: items.len(), tokens: needs.tokens }, rows);
@@ -93,8 +98,15 @@ fn record(sequence: &mut Sequence, item: Extend, step: StepId, steps: &mut StepL
     let end = start + item.len;
     sequence.last_step = step;
     sequence.planned_len = end;
-    sequence.last_item =
-        steps.push(StepItem { seq: item.seq, preemption_epoch, start, end, dirty_from, previous, cut: false });
+    sequence.last_item = steps.push(StepItem {
+        seq: item.seq,
+        preemption_epoch,
+        start,
+        end,
+        dirty_from,
+        previous,
+        ..StepItem::default()
+    });
 }
 
 /// The unwritten rest of a plan's arrays, and the new pages that no row has taken.

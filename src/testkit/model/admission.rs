@@ -152,6 +152,7 @@ impl Model {
             marks: BTreeSet::new(),
             swap_marks: BTreeSet::new(),
             kept: 0,
+            states: Default::default(),
             promised: 0,
             preempted: false,
             front: None,
@@ -212,7 +213,7 @@ impl Model {
 
     /// Returns whether there are several groups and all pages are available to any call.
     fn is_idle(&self) -> bool {
-        self.tracks() > 1 && self.available() == self.shape.layout.page_count() - self.shape.reserved_pages
+        self.has_groups() && self.available() == self.shape.layout.page_count() - self.shape.reserved_pages
     }
 
     /// Returns the cost of a sequence of these tokens.
@@ -229,7 +230,7 @@ impl Model {
         let pages = (self.shape.layout.page_count() - self.shape.reserved_pages) as usize;
         let fits = |len: usize, promise: usize| {
             let [places, promised] = [len, promise].map(|tokens| tokens.div_ceil(self.page_size()));
-            self.most_pages(places).max(self.outstanding_of_promise(promised, 0, 0, 0)) <= pages
+            self.most_pages(places).max(self.outstanding_alone(promised)) <= pages
         };
         if fits(len, promise as usize) {
             return Ok(());
@@ -237,6 +238,12 @@ impl Model {
         let len = len.max(promise as usize);
         let max = (0..len).rfind(|&len| fits(len, len)).expect("a sequence without tokens fits");
         Err(Error::TooLong { len: len as u64, max: max as u64 })
+    }
+
+    /// Returns the number of outstanding pages of a promise for a sequence without pages.
+    fn outstanding_alone(&self, promised: usize) -> usize {
+        let state = if promised > 0 { self.state_size() } else { 0 };
+        self.outstanding_of_promise(promised, 0, 0, 0) + state
     }
 
     /// Returns the cost of a sequence of these tokens that uses `pages` pages of its hit.
@@ -247,7 +254,7 @@ impl Model {
         let device = self.on_device(scope, tokens, pages);
         let cells = self.tree.swap_tail_pages(scope, tokens, pages);
         let promised = self.outstanding_of_promise(promised_places, device, device, device)
-            + if promised_places > 0 { cells } else { 0 };
+            + if promised_places > 0 { cells + self.state_size() } else { 0 };
         // The sequence locks these pages, so they are not available to it and back no promise.
         let room = |model: &Self| {
             let idle = model.tree.idle_on_path(scope, tokens, pages) + model.tree.idle_in_tails(scope, tokens, pages);
@@ -256,7 +263,7 @@ impl Model {
         let held: usize = self.tail_pages(scope, tokens, pages);
         let lacking_pages = (all - device - held).max(promised) as u32;
         // The prompt is admitted without its hit if all pages are available.
-        let without = all.max(self.outstanding_of_promise(promised_places, 0, 0, 0)) as u32;
+        let without = all.max(self.outstanding_alone(promised_places)) as u32;
         let is_admitted =
             |model: &Self| lacking_pages <= room(model).1 || model.is_idle() && without <= model.available();
         let (idle_pages, available_pages) = room(self);
@@ -279,7 +286,7 @@ impl Model {
         let tokens = self.findable(&self.sequences[&key].tokens, at_most);
         let full = self.tree.matched_len(scope, tokens);
         let (len, promised) = (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
-        let has_groups = self.tracks() > 1;
+        let has_groups = self.has_groups();
         let sequence = self.sequences.get_mut(&key).expect("it was just made or seen");
         self.tree.lock(scope, &sequence.tokens, pages);
         sequence.table = self.tree.matched(scope, &sequence.tokens[..len]);
@@ -303,6 +310,11 @@ impl Model {
         sequence.preempted = false;
         sequence.promised = promised;
         self.counters.lost_hit_tokens += ((full - pages) * self.shape.layout.page_size() as usize) as u64;
+        let marks = (self.state_size() > 0).then(|| self.begin_states(key, pages, full));
+        let sequence = self.sequences.get_mut(&key).expect("it was just made or seen");
+        if let Some(marks) = marks {
+            sequence.marks = marks.into_iter().collect();
+        }
         if self.shape.prefix == PrefixMode::None {
             sequence.marks.clear();
         }

@@ -20,6 +20,7 @@ impl Tree {
             (reach, tracks)
         };
         self.limited = layout.groups().limited().map(limited).collect();
+        self.has_state = layout.state().is_some();
     }
 
     /// Returns the first place that a sequence holds in a track of this reach when `published` of its pages are
@@ -44,14 +45,23 @@ impl Tree {
         let has = |group, place| self.cells.contains_key(&self.key(group, scope, tokens, place));
         let complete = |pages: &usize| {
             let mut groups = self.limited.iter().enumerate();
-            groups.all(|(group, (reach, _))| self.tail(*reach, *pages).all(|at| has(group, at)))
+            let has_state = !self.has_state || *pages == 0 || has(self.limited.len(), pages - 1);
+            has_state && groups.all(|(group, (reach, _))| self.tail(*reach, *pages).all(|at| has(group, at)))
         };
         let full = self.matched_len(scope, tokens);
         (0..=full).rev().find(complete).expect("the empty prefix always matches")
     }
 
-    /// Returns the keys of all cells in the tails of a prefix.
+    /// Returns the keys of all cells in the tails of a prefix; the state comes last.
     pub(super) fn tail_cells(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Vec<CellKey> {
+        let state = (self.has_state && pages > 0).then(|| self.state_key(scope, tokens, pages));
+        let mut keys = self.tail_cells_of_tracks(scope, tokens, pages);
+        keys.extend(state);
+        keys
+    }
+
+    /// Returns the keys of the cells in the tails of a prefix, without that of its state.
+    pub(super) fn tail_cells_of_tracks(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Vec<CellKey> {
         let keys = self.limited.iter().enumerate().flat_map(|(group, (reach, _))| {
             let places = self.tail(*reach, pages);
             places.map(move |at| self.key(group, scope, tokens, at))
@@ -71,14 +81,18 @@ impl Tree {
         (group, self.path(scope, tokens, place + 1))
     }
 
-    pub(super) fn release_cell(&mut self, key: &CellKey, last_step: u64, completed: u64) {
+    pub(super) fn release_cell(&mut self, key: &CellKey, last_step: u64, completed: u64, superseded: bool) {
         self.clock += 1;
         let cell = self.cells.get_mut(key).expect("a used cell is cached");
+        cell.superseded = superseded;
         cell.users -= 1;
         if last_step > completed {
             cell.waits.push(last_step);
         }
         cell.since = self.clock;
+        if cell.is_idle() {
+            self.date_idle(key);
+        }
     }
 
     /// Completes the steps up to this one. Cells that waited for them become idle, in the order of their steps. Cells
@@ -94,8 +108,18 @@ impl Tree {
         }
         idle.sort();
         for (_, _, key) in idle {
-            self.clock += 1;
-            self.cells.get_mut(&key).expect("just seen").since = self.clock;
+            self.date_idle(&key);
+        }
+    }
+
+    /// Sets the time when a cell becomes idle: now, or before all others if it is superseded.
+    fn date_idle(&mut self, key: &CellKey) {
+        self.clock += 1;
+        let cell = self.cells.get_mut(key).expect("it is cached");
+        cell.since = self.clock;
+        if cell.superseded && !cell.junction {
+            self.oldest -= 1;
+            cell.since = self.oldest;
         }
     }
 
@@ -152,7 +176,7 @@ impl Model {
         let sequence = &self.sequences[&seq];
         let mut keys = self.tree.tail_cells(sequence.scope, &sequence.tokens, pages);
         keys.sort_by_key(|(group, path)| (*group, Reverse(path.2.len())));
-        keys.iter().for_each(|key| self.tree.release_cell(key, 0, self.completed));
+        keys.iter().for_each(|key| self.tree.release_cell(key, 0, self.completed, false));
     }
 
     /// Writes the pages of the cells in the tails of a sequence's first `pages` pages into its empty tables. The
@@ -174,6 +198,7 @@ impl Model {
                 sequence.cells[group].insert(place);
             }
         }
+        self.take_state(seq, pages);
     }
 
     /// Makes cells of the private pages in a sequence's tails at a mark. If the tree already has a cell with device
@@ -206,7 +231,7 @@ impl Model {
                     duplicates.extend(pages);
                 } else {
                     self.pages.turn(&pages, super::PageIs::Private, super::PageIs::Cached);
-                    let cell = CellHeld { pages, swap_pages: Vec::new(), users: 1, waits: Vec::new(), since: 0 };
+                    let cell = CellHeld { pages, users: 1, ..CellHeld::default() };
                     self.tree.cells.insert(key, cell);
                 }
             }
@@ -225,7 +250,7 @@ impl Model {
             for place in sequence.held[tracks.start]..end {
                 if sequence.cells[group].remove(&place) {
                     let key = self.tree.key(group, scope, &sequence.tokens, place);
-                    self.tree.release_cell(&key, last_step, self.completed);
+                    self.tree.release_cell(&key, last_step, self.completed, false);
                 } else {
                     pages.extend(sequence.others[tracks.clone()].iter().map(|own| own[place]));
                 }

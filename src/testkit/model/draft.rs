@@ -38,6 +38,9 @@ impl Model {
         let mut next = 0;
         for draft in drafts {
             let seq = draft.seq;
+            if self.state_size() > 0 {
+                return Err(Error::StateDraft { seq });
+            }
             let found = items[next..].iter().position(|item| item.seq == seq);
             next += found.ok_or(Error::DraftOrder { seq })? + 1;
             let (sequence, len) = (&self.sequences[&seq], items[next - 1].len);

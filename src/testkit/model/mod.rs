@@ -10,6 +10,7 @@ mod leader;
 mod open_moves;
 mod pages;
 mod sequence;
+mod states;
 mod step;
 mod stores;
 mod swap;
@@ -69,6 +70,7 @@ struct Sequence {
     swap_marks: BTreeSet<usize>,
     /// The last mark whose tails it has kept.
     kept: usize,
+    states: states::States,
     /// Number of places for which pages are promised, including the places of `table`.
     promised: usize,
     preempted: bool,
@@ -151,7 +153,7 @@ impl Model {
         if shape.prefix == PrefixMode::Radix {
             let (swap_pages, pages) = (shape.layout.swap_pages(), page_count);
             let entries = (pages + swap_pages) + (pages + swap_pages) / 8;
-            let has_puts = shape.hashing.is_some() && shape.table.tracks == 1;
+            let has_puts = shape.hashing.is_some() && shape.layout.groups().count() == 1;
             let puts = if has_puts { entries as usize } else { 0 };
             tree.keep_swap(swap_pages, shape.layout.stage_pages(), puts);
         }
@@ -203,7 +205,9 @@ impl Model {
 
     /// Returns the maximum number of pages that a sequence of `places` places holds.
     fn most_pages(&self, places: usize) -> usize {
-        places + self.reaches().iter().map(|&(_, most)| places.min(most)).sum::<usize>()
+        let states = if self.shares() { 2 } else { 1 } * self.state_size();
+        let tails = self.reaches().iter().map(|&(_, most)| places.min(most)).sum::<usize>();
+        places + tails + if places > 0 { states } else { 0 }
     }
 
     /// Returns the number of outstanding pages of a promise of `promised` places, for a sequence whose page tables have
@@ -217,6 +221,11 @@ impl Model {
             promised.min(most).saturating_sub(held)
         });
         promised.saturating_sub(len) + others.sum::<usize>()
+    }
+
+    /// Returns whether there are groups besides group 0.
+    fn has_groups(&self) -> bool {
+        self.shape.layout.groups().count() > 1
     }
 
     /// Returns whether commits publish pages.
@@ -307,7 +316,8 @@ impl Model {
     /// `Engine::outstanding`
     pub fn outstanding(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.sequence(seq)?;
-        let outstanding = self.outstanding_of(sequence, sequence.promised, sequence.published, sequence.kept);
+        let outstanding = self.outstanding_of(sequence, sequence.promised, sequence.published, sequence.kept)
+            + self.outstanding_state(sequence, sequence.promised);
         // Locked pages on the device are not outstanding. Pages of cells to load are outstanding.
         let waits = match sequence.promised {
             0 => 0,

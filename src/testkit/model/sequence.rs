@@ -84,6 +84,7 @@ impl Model {
             let sequence = self.sequences.get_mut(&seq).expect("it is live");
             sequence.marks.remove(&mark);
             sequence.swap_marks.remove(&mark);
+            sequence.states.junctions.remove(&mark);
         }
         self.sequences.get_mut(&seq).expect("it is live").published = end;
         duplicates.extend(self.take_held(seq, |model, reach| model.tree.first_held(reach, end)));
@@ -110,6 +111,7 @@ impl Model {
             self.leave_tails(seq, prefix);
         }
         pages.extend(self.take_held(seq, |_, _| end));
+        pages.extend(self.leave_states(seq));
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         sequence.others.iter_mut().for_each(Vec::clear);
         sequence.held.fill(0);
@@ -145,6 +147,13 @@ impl Model {
         self.release_pages_after(last_step, duplicates);
     }
 
+    /// Keeps the tails of a sequence that ends, unless its layers keep a state: prompts match only where states are cached.
+    fn keep_at_end(&mut self, seq: SeqKey) {
+        if self.state_size() == 0 {
+            self.keep_now(seq);
+        }
+    }
+
     /// Returns the number of device pages of the cells in the tails of a prefix.
     pub(super) fn tail_pages(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
         let keys = self.tree.tail_cells(scope, tokens, pages);
@@ -157,7 +166,7 @@ impl Model {
             self.sequences.get_mut(&seq).expect("seen above").promised = 0;
             if keep == Keep::Publish && self.shares() {
                 self.publish(seq);
-                self.keep_now(seq);
+                self.keep_at_end(seq);
             }
             self.let_go(seq);
         }
@@ -172,7 +181,7 @@ impl Model {
         self.sequences.get_mut(&seq).expect("seen above").promised = 0;
         if keep == Keep::Publish && self.shares() {
             self.publish(seq);
-            self.keep_now(seq);
+            self.keep_at_end(seq);
         }
         self.let_go(seq);
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
@@ -211,10 +220,14 @@ impl Model {
     pub fn mark(&mut self, seq: SeqKey, len: u32) -> Result<(), Error> {
         let sequence = self.running(seq)?;
         let published = sequence.published + sequence.pending;
-        if !self.shares() || self.tracks() == 1 {
+        if !self.shares() || !self.has_groups() {
             return Ok(());
         }
         let mark = len as usize / self.page_size();
+        let planned_len = sequence.planned_len;
+        if self.state_size() > 0 && mark * self.page_size() < planned_len {
+            return Err(Error::MarkLen { len, min: planned_len.next_multiple_of(self.page_size()) as u32 });
+        }
         if mark < published {
             return Err(Error::MarkLen { len, min: (published * self.page_size()) as u32 });
         }
@@ -222,10 +235,21 @@ impl Model {
             if !self.is_pending(seq) && self.keeps_promises(seq, mark) {
                 self.keep_now(seq);
             }
-            return Ok(());
+        } else {
+            self.add_mark(seq, mark)?;
         }
+        if self.state_size() > 0 {
+            self.mark_state(seq, mark);
+        }
+        Ok(())
+    }
+
+    /// Adds a mark above the published pages.
+    fn add_mark(&mut self, seq: SeqKey, mark: usize) -> Result<(), Error> {
+        let has_state = self.state_size() > 0;
         let sequence = self.sequences.get_mut(&seq).expect("it runs");
-        if sequence.marks.contains(&mark) {
+        let known = if has_state { &sequence.states.junctions } else { &sequence.marks };
+        if known.contains(&mark) {
             return Ok(());
         }
         if sequence.swap_marks.len() == SWAP_MARKS {
@@ -233,6 +257,7 @@ impl Model {
         }
         sequence.marks.insert(mark);
         sequence.swap_marks.insert(mark);
+        sequence.states.junctions.insert(mark);
         Ok(())
     }
 
@@ -261,6 +286,7 @@ impl Model {
         }
         let sequence = self.sequences.get_mut(&seq).expect("seen above");
         let (preemption_epoch, len) = (sequence.preemption_epoch, len as usize);
+        let is_lost = len < sequence.planned_len;
         sequence.cut(len);
         sequence.tokens.truncate(len);
         sequence.cached_len = sequence.cached_len.min(len);
@@ -271,6 +297,9 @@ impl Model {
             step.cap(seq, preemption_epoch, len);
         }
         self.trim(seq, keep);
+        if is_lost {
+            self.lose_state(seq);
+        }
         self.counters.rollbacks += 1;
         self.update_front(seq, false);
         Ok(())
@@ -283,6 +312,7 @@ impl Model {
         self.check_accepted(seq)?;
         let parent = self.running(seq)?;
         self.check_promise(promise)?;
+        let state = self.state_to_copy(seq)?;
         let page_size = self.page_size();
         let len = parent.cached_len.min(parent.tokens.len());
         let (pages, tail) = (len / page_size, usize::from(len % page_size > 0));
@@ -290,12 +320,13 @@ impl Model {
         if keys.is_empty() {
             return Ok(ForkWant { copies: Vec::new(), step: None });
         }
-        let copied = tail * self.tracks();
+        let copied = tail * self.tracks() + state.len();
         if copied > 0 {
             self.check_steps()?;
         }
         let promised = (promise as usize).div_ceil(page_size);
-        let outstanding = self.outstanding_of_promise(promised, pages + tail, pages, pages);
+        let of_state = if promised > 0 && state.is_empty() { self.state_size() } else { 0 };
+        let outstanding = self.outstanding_of_promise(promised, pages + tail, pages, pages) + of_state;
         let of_parent = |kept| self.outstanding_of(parent, parent.promised, pages, kept);
         let more = of_parent(pages) - of_parent(parent.kept);
         self.check_pages(keys.len() * (copied + outstanding) + more, 0)?;
@@ -319,7 +350,7 @@ impl Model {
                 track.truncate(pages);
                 track.extend(own.by_ref().take(tail));
             }
-            for key in self.tree.tail_cells(child.scope, &child.tokens, pages) {
+            for key in self.tree.tail_cells_of_tracks(child.scope, &child.tokens, pages) {
                 self.tree.acquire_cell(&key);
             }
             child.marks.clear();
@@ -332,11 +363,12 @@ impl Model {
             child.last_step = step.unwrap_or(0);
             self.tree.lock(child.scope, &child.tokens, pages);
             self.sequences.insert(key, child);
+            self.inherit_state(&parent.states, key, own.collect());
             self.update_front(key, true);
         }
         self.counters.forks += keys.len() as u64;
         let others = parent.others.iter().flat_map(|own| &own[pages..pages + tail]);
-        let sources: Vec<_> = parent.table[pages..pages + tail].iter().chain(others).copied().collect();
+        let sources: Vec<_> = parent.table[pages..pages + tail].iter().chain(others).chain(&state).copied().collect();
         Ok(ForkWant { copies: sources.into_iter().cycle().zip(targets).collect(), step: step.map(StepId::new) })
     }
 

@@ -1,6 +1,7 @@
 //! Steps: planned, then committed or aborted, and removed when they are complete.
 
 use super::draft::{DraftToken, tokens_of};
+use super::states::Used;
 use super::{AdmissionKind, Model, PageIs};
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
@@ -17,6 +18,8 @@ pub(super) struct Item {
     pub cut: bool,
     /// The item's tokens, if they are drafts that wait for `accept`.
     pub draft: Option<Vec<DraftToken>>,
+    /// The states that it uses, if layers keep one.
+    pub(super) state: Option<Used>,
 }
 
 impl Item {
@@ -95,6 +98,8 @@ pub struct PlanWant {
     pub track_slots: Vec<Vec<i64>>,
     /// The masks of the new tokens; empty if no token has a mask.
     pub masks: Vec<u64>,
+    /// The pages of the states that each row reads and writes; empty if no layer keeps a state.
+    pub states: Vec<[Vec<PageId>; 2]>,
 }
 
 impl Model {
@@ -186,7 +191,8 @@ impl Model {
     /// Returns whether a valid batch takes only promised pages.
     pub fn is_promised(&self, items: &[Extend]) -> bool {
         let needed: usize = items.iter().map(|item| self.places_for(item)).sum();
-        needed * self.tracks() == self.drawn_by(items)
+        let Ok((of_states, drawn, _)) = self.check_states(items) else { return false };
+        needed * self.tracks() + of_states == self.drawn_by(items) + drawn
     }
 
     /// `Engine::plan_batch`
@@ -208,11 +214,16 @@ impl Model {
             return Err(Error::StepTokens { tokens, max });
         }
         self.check_room(items)?;
+        let (of_states, drawn, optional) = self.check_states(items)?;
         self.check_drafts(items, drafts)?;
         let places: usize = items.iter().map(|item| self.places_for(item)).sum();
-        let needed = places * self.tracks();
-        self.check_pages(needed, self.drawn_by(items))?;
-        let mut pages = self.take_pages(needed).into_iter();
+        let (needed, drawn) = (places * self.tracks() + of_states, self.drawn_by(items) + drawn);
+        self.check_pages(needed, drawn)?;
+        let spare = self.takes_at_most(drawn as u32) as usize - needed;
+        let takes = self.grant_states(items, spare);
+        let granted = takes.iter().filter(|&&takes| takes).count() * self.state_size() - of_states;
+        debug_assert!(granted <= optional * self.state_size());
+        let mut pages = self.take_pages(needed + granted).into_iter();
         self.flush_saves();
         let step = self.new_step(Step { items: Vec::new(), open: true });
         let track_slots = vec![Vec::new(); self.tracks() - 1];
@@ -222,6 +233,7 @@ impl Model {
             let draft = drafts.iter().find(|draft| draft.seq == item.seq);
             self.plan_item(step, item, draft, pages.by_ref().take(count), &mut plan);
         }
+        plan.states = self.plan_states(step, items, &takes, pages);
         if plan.masks.iter().all(|&mask| mask == 0) {
             plan.masks.clear();
         }
@@ -268,7 +280,7 @@ impl Model {
         }
         let (seq, preemption_epoch) = (item.seq, sequence.preemption_epoch);
         let draft = draft.map(|draft| tokens_of(draft, start, end - start));
-        let item = Item { seq, preemption_epoch, start, end, cut: false, draft };
+        let item = Item { seq, preemption_epoch, start, end, cut: false, draft, state: None };
         self.steps.get_mut(&step).expect("just made").items.push(item);
     }
 
@@ -278,7 +290,7 @@ impl Model {
     }
 
     /// Returns whether the item's sequence exists and was not preempted since the item was planned.
-    fn alive(&self, item: &Item) -> bool {
+    pub(super) fn alive(&self, item: &Item) -> bool {
         let sequence = self.sequences.get(&item.seq);
         sequence.is_some_and(|sequence| !sequence.preempted && sequence.preemption_epoch == item.preemption_epoch)
     }
@@ -299,9 +311,9 @@ impl Model {
         }
         let state = self.steps.get_mut(&step.raw()).expect("it is open");
         state.open = false;
-        for item in state.items.clone() {
-            self.commit_item(&item);
-        }
+        let items = state.items.clone();
+        items.iter().for_each(|item| self.commit_item(item));
+        self.commit_states(&items);
         Ok(())
     }
 
@@ -347,6 +359,15 @@ impl Model {
 
     /// `Engine::abort`
     pub fn abort(&mut self, step: StepId) -> Result<(), Error> {
+        self.abort_from(step, true)
+    }
+
+    /// Undoes a plan that the backend has rejected.
+    pub fn undo_plan(&mut self, step: StepId) -> Result<(), Error> {
+        self.abort_from(step, false)
+    }
+
+    fn abort_from(&mut self, step: StepId, may_have_run: bool) -> Result<(), Error> {
         let open = self.open_steps();
         if !open.contains(&step) {
             return Err(Error::UnknownStep { step });
@@ -356,21 +377,22 @@ impl Model {
             state.open = false;
             self.counters.aborts += 1;
             for item in std::mem::take(&mut state.items).iter().rev() {
-                self.abort_item(item);
+                self.abort_item(item, may_have_run);
             }
         }
         Ok(())
     }
 
-    fn abort_item(&mut self, item: &Item) {
+    fn abort_item(&mut self, item: &Item, may_have_run: bool) {
         if !self.alive(item) {
             return;
         }
         let page_size = self.page_size();
         let sequence = self.sequences.get_mut(&item.seq).expect("it is alive");
         sequence.planned_len = item.start;
-        let pages = sequence.split_off(item.start.div_ceil(page_size));
+        let mut pages = sequence.split_off(item.start.div_ceil(page_size));
         let last_step = sequence.last_step;
+        pages.extend(self.undo_state(item, may_have_run));
         self.release_pages_after(last_step, pages);
     }
 }

@@ -331,7 +331,8 @@ impl Model {
         }
         let pages = sequence.published + sequence.pending;
         let after = self.outstanding_of_promise(sequence.promised, pages, pages, pages);
-        self.outstanding(seq).map_or(0, |pages| pages as usize) - after
+        let state = self.outstanding_state(sequence, sequence.promised);
+        self.outstanding(seq).map_or(0, |pages| pages as usize) - after - state
     }
 
     /// Begins a plan or a fork: loads the pages that its sequences wait for. If the load fails, sets `load_failed` and

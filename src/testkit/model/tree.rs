@@ -30,7 +30,7 @@ pub(super) struct Held {
 /// The index of a limited group, and the path of the page that has the cell.
 pub(super) type CellKey = (usize, Path);
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct CellHeld {
     /// Its pages on the device: one for each track of the group, or none.
     pub pages: Vec<PageId>,
@@ -41,6 +41,10 @@ pub(super) struct CellHeld {
     pub waits: Vec<u64>,
     /// The time when it became idle. Until then, the time when it last lost a user.
     pub since: u64,
+    /// Whether no later state supersedes it.
+    pub junction: bool,
+    /// Whether the last user that left it has a later state.
+    pub superseded: bool,
 }
 
 impl CellHeld {
@@ -65,6 +69,9 @@ pub struct Published {
     pub duplicates: Vec<PageId>,
 }
 
+/// The first time. Superseded cells become idle at times before it.
+const START: u64 = 1 << 63;
+
 /// All cached pages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tree {
@@ -84,6 +91,10 @@ pub struct Tree {
     /// The generation whose idle pages are kept. Pages of other generations are removed with their last user.
     kept_generation: Option<u64>,
     pub(super) clock: u64,
+    /// The last time before all others.
+    pub(super) oldest: u64,
+    /// Whether a group keeps a state.
+    pub(super) has_state: bool,
 }
 
 impl Tree {
@@ -103,7 +114,9 @@ impl Tree {
             cells,
             evicted: (0, 0),
             kept_generation,
-            clock: 0,
+            clock: START,
+            oldest: START,
+            has_state: false,
         }
     }
 
@@ -118,7 +131,7 @@ impl Tree {
     }
 
     /// Returns the paths of the pages directly below a path.
-    fn children(&self, path: &Path) -> Vec<Path> {
+    pub(super) fn children(&self, path: &Path) -> Vec<Path> {
         let len = path.2.len() + self.page_size;
         let below = self.pages.range(path.clone()..).map(|(below, _)| below);
         let below = below.take_while(|below| (below.0, below.1) == (path.0, path.1) && below.2.starts_with(&path.2));

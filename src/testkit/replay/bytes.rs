@@ -1,7 +1,7 @@
 //! K and V whose origin can be checked: each number depends on all tokens up to its own, and on its layer, head and
 //! element.
 
-use crate::backend::{Backend, Cpu, Moved, Null, SwapMemory};
+use crate::backend::{Backend, Cpu, CpuState, Moved, Null, SwapMemory};
 use crate::id::{LayerId, Scope, SlotId, SwapPageId, TokenId};
 use crate::layout::{PlaneName, PoolLayout, Scaling};
 use crate::plan::BatchPlan;
@@ -19,6 +19,14 @@ pub trait Inspect: Backend {
 
     /// Returns the values of a slot in a plane, `[heads, elements]`; `None` if the backend has no bytes.
     fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>>;
+
+    /// Returns the bytes of the state that a row of a plan reads in a layer; `None` if the backend has no bytes.
+    fn read_state(&mut self, _: &BatchPlan<'_>, _: LayerId, _: usize) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// Writes the state that a row of a plan writes in a layer.
+    fn write_state(&mut self, _: &BatchPlan<'_>, _: LayerId, _: usize, _: &[u8]) {}
 
     /// Returns the words of the page tables; `None` if the backend has no tables.
     fn words(&self) -> Option<&[u32]>;
@@ -78,6 +86,19 @@ impl Inspect for Cpu {
         self.read_slot(plane, layer, slot).ok()
     }
 
+    fn read_state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize) -> Option<Vec<u8>> {
+        match self.state(plan, layer, row).expect("the row has a state") {
+            CpuState::InPlace(bytes) => Some(bytes.to_vec()),
+            CpuState::From(bytes, _) => Some(bytes.to_vec()),
+        }
+    }
+
+    fn write_state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize, bytes: &[u8]) {
+        match self.state(plan, layer, row).expect("the row has a state") {
+            CpuState::InPlace(state) | CpuState::From(_, state) => state.copy_from_slice(bytes),
+        }
+    }
+
     fn words(&self) -> Option<&[u32]> {
         Some(self.table_words())
     }
@@ -93,6 +114,14 @@ impl Inspect for Cpu {
     fn write_swap(&mut self, page: SwapPageId, bytes: &[u8]) {
         self.lease_mut(page).as_mut().copy_from_slice(bytes);
     }
+}
+
+/// Returns the bytes of a layer's state behind tokens whose last one has this seed; zeros behind no token.
+pub(super) fn state(layout: &PoolLayout, seed: Option<u64>, layer: LayerId) -> Vec<u8> {
+    let len = layout.state().map_or(0, |state| state.lane_bytes);
+    let byte =
+        |seed: u64, at: u64| mix(seed ^ mix(u64::from(layer.raw()) << 32 | at / 8)).to_le_bytes()[at as usize % 8];
+    (0..len).map(|at| seed.map_or(0, |seed| byte(seed, at))).collect()
 }
 
 /// Returns the seed of each token's K and V: seed `i` depends on the scope and on tokens `0..=i`.

@@ -187,6 +187,9 @@ impl<B: Inspect> Host<B> {
                 odd if odd % 2 == 1 => 1 + some % max.max(1),
                 _ => max.max(1),
             };
+            // Most items end at marks.
+            let to_mark = if lens[i % 4] % 16 == 14 { 0 } else { self.model.next_len(seq, len) };
+            let len = if to_mark > 0 && self.engine.shape().table.state_pages > 0 { to_mark } else { len };
             Extend { seq, len }
         };
         seqs.into_iter().enumerate().map(item).collect()

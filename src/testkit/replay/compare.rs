@@ -46,6 +46,10 @@ impl<B: Inspect> Host<B> {
         let stands = model.is_preempted(seq) || model.waiting(seq).is_some();
         let extend_max = if stands { Ok(0) } else { model.extend_max(seq) };
         agree("extend_max", &engine.extend_max(seq), &extend_max)?;
+        let most = self.ops as u32 % 7 + 1;
+        let next_len = if stands { 0 } else { model.next_len(seq, most) };
+        agree("next_len", &engine.next_len(seq, most), &Ok(next_len))?;
+        agree("is_state_lost", &engine.is_state_lost(seq), &Ok(model.is_state_lost(seq)))?;
         let tokens = model.tokens(seq).map(<[TokenId]>::to_vec);
         let count = tokens.as_ref().map(|tokens| tokens.len() as u32).map_err(|error| *error);
         agree("token_count", &engine.token_count(seq), &count)?;
@@ -84,7 +88,8 @@ impl<B: Inspect> Host<B> {
         let seeds = bytes::seeds(scope, &self.texts[&seq][..cached_len]);
         for (position, &seed) in seeds.iter().enumerate() {
             let (page, offset) = (position as u32 / layout.page_size(), position as u32 % layout.page_size());
-            for layer in (0..layout.layers()).map(LayerId::new) {
+            let stores = |layer: &LayerId| Some(layout.place(*layer).group) != layout.groups().state_group();
+            for layer in (0..layout.layers()).map(LayerId::new).filter(stores) {
                 let Some(page) = page_at(layer, page as usize)? else { continue };
                 let slot = layout.slot(page, offset);
                 let layout = layout.of_group(layout.place(layer).group);

@@ -138,6 +138,9 @@ impl<B: Inspect> Host<B> {
             ("pages fetched", stats.fetched_pages),
             ("pages evicted from swap memory", stats.swap_evicted_pages),
             ("pages lost", stats.lost_pages),
+            ("states kept", stats.kept_states),
+            ("states superseded", stats.superseded_states),
+            ("marks given up", stats.given_up_marks),
         ] {
             self.summary.answers.insert(what.to_owned(), count);
         }

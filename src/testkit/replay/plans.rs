@@ -8,7 +8,7 @@ use super::agree;
 use super::bytes::{self, Inspect};
 use super::host::Host;
 use crate::error::Error;
-use crate::id::LayerId;
+use crate::id::{LayerId, PageId};
 use crate::layout::PlaneName;
 use crate::plan::{BatchPlan, Extend, OwnedPlan, PlanSize, StepScratch};
 use crate::testkit::model::PlanWant;
@@ -31,7 +31,7 @@ impl<B: Inspect> Host<B> {
             }
             (Err(None), Ok(want)) if self.engine.backend().failures() > failures => {
                 self.summary.count("plan_batch Backend".to_owned());
-                agree("abort", &Ok(()), &self.model.abort(want.step))
+                agree("abort", &Ok(()), &self.model.undo_plan(want.step))
             }
             (Err(Some(got)), want) => {
                 if let Error::OutOfPages { after, .. } = got
@@ -64,6 +64,7 @@ impl<B: Inspect> Host<B> {
             self.words[write.index as usize] = write.value;
         }
         self.compare_rows(plan, want)?;
+        self.compare_states(plan, items, want)?;
         self.compare_spans(plan, want)?;
         self.compare_packed(&whole, plan, items, want)?;
         for row in &want.rows {
@@ -73,7 +74,8 @@ impl<B: Inspect> Host<B> {
             }
         }
         let tables = want.rows.iter().flat_map(|row| row.tables());
-        let pages = tables.flat_map(|(_, pages)| pages).copied().collect();
+        let states = want.states.iter().flatten().flatten().filter(|page| page.raw() > 0);
+        let pages = tables.flat_map(|(_, pages)| pages).chain(states).copied().collect();
         self.touched.insert(want.step, pages);
         self.sample(want);
         self.store(&whole, want)
@@ -102,6 +104,32 @@ impl<B: Inspect> Host<B> {
                     let got: Vec<_> = held.map(page).collect();
                     agree("the page table words", &(track, &got[..]), &(track, pages))?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the pages of the states that rows read and write, in the page tables and packed.
+    fn compare_states(&self, plan: &BatchPlan<'_>, items: &[Extend], want: &PlanWant) -> Result<(), String> {
+        let table = self.engine.shape().table;
+        for (row, want) in plan.rows.iter().zip(&want.states) {
+            for words in [Some(&self.words[..]), self.engine.backend().words()].iter().flatten() {
+                for (part, pages) in (0..).zip(want) {
+                    let first = table.state_word(row.row, part) as usize;
+                    let got = PageId::from_raw(&words[first..first + table.state_pages as usize]);
+                    agree("the words of a state", &(part, got), &(part, &pages[..]))?;
+                }
+            }
+            let [reads, writes] = want;
+            self.compare_untouched(if reads == writes { &[] } else { writes })?;
+        }
+        let (mut scratch, rows) = (StepScratch::new(), items.len() + 1);
+        if want.masks.is_empty() {
+            let packed = self.engine.packed_states(&mut scratch, items, rows).map_err(|error| error.to_string())?;
+            for (part, got) in [packed.reads, packed.writes].into_iter().enumerate() {
+                let page = |track: usize| want.states.iter().map(move |row| row[part][track].raw() as i32).chain([-1]);
+                let want: Vec<_> = (0..table.state_pages as usize).flat_map(page).collect();
+                agree("packed states", &(part, got), &(part, &want[..]))?;
             }
         }
         Ok(())
@@ -136,7 +164,8 @@ impl<B: Inspect> Host<B> {
                 seeds.extend(bytes::seeds(scope, &text).last());
             }
         }
-        for layer in (0..layout.layers()).map(LayerId::new) {
+        let stores = |layer: &LayerId| Some(layout.place(*layer).group) != layout.groups().state_group();
+        for layer in (0..layout.layers()).map(LayerId::new).filter(stores) {
             let layout = layout.of_group(layout.place(layer).group);
             // A store takes K and V of one plane each, or latent rows of one or two planes.
             let rows = [&[PlaneName::K, PlaneName::Latent, PlaneName::Rope][..], &[PlaneName::V]];
@@ -153,6 +182,30 @@ impl<B: Inspect> Host<B> {
             });
             let stored = self.engine.backend_mut().store(plan, layer, &k, &v);
             stored.map_err(|error| error.to_string())?;
+        }
+        self.compute_states(plan, want)
+    }
+
+    /// Checks the bytes of the states that rows read, and writes those behind the rows' last tokens.
+    fn compute_states(&mut self, plan: &BatchPlan<'_>, want: &PlanWant) -> Result<(), String> {
+        let layout = self.engine.shape().layout;
+        let keeps = |layer: &LayerId| Some(layout.place(*layer).group) == layout.groups().state_group();
+        for (index, row) in want.rows.iter().enumerate() {
+            let scope = self.model.scope(row.seq).map_err(|error| error.to_string())?;
+            let seeds = bytes::seeds(scope, &self.texts[&row.seq][..row.kv_len as usize]);
+            let start = (row.kv_len - row.extend_len) as usize;
+            let before = start.checked_sub(1).map(|last| seeds[last]);
+            for layer in (0..layout.layers()).map(LayerId::new).filter(keeps) {
+                let backend = self.engine.backend_mut();
+                let Some(got) = backend.read_state(plan, layer, index) else { return Ok(()) };
+                if got != bytes::state(&layout, before, layer) {
+                    return Err(format!(
+                        "the state of {layer:?} behind {start} tokens of {:?} is another one",
+                        row.seq
+                    ));
+                }
+                backend.write_state(plan, layer, index, &bytes::state(&layout, seeds.last().copied(), layer));
+            }
         }
         Ok(())
     }

@@ -1,0 +1,74 @@
+//! The states of a plan's rows: which pages their layers read and write.
+
+use crate::error::Error;
+use crate::id::{PageId, StepId};
+use crate::plan::{Extend, TableWrite};
+use crate::sequence::{SequenceTable, StateNeed};
+use crate::step::StepLog;
+
+use super::Needs;
+
+/// Decides the states that items read and write, and adds the pages of those that rows cannot do without to the needs.
+/// Returns the number of rows that could take another state, to keep the one at a mark.
+///
+/// # Errors
+/// [`Error::StateLost`], [`Error::CrossesMark`].
+#[cold]
+pub(super) fn check(sequences: &mut SequenceTable, items: &[Extend], needs: &mut Needs) -> Result<u32, Error> {
+    let mut optional = 0;
+    for &Extend { seq, len } in items {
+        let mut row = sequences.row_mut(seq)?;
+        let pages = u64::from(row.limits().state_pages());
+        let end = row.sequence.planned_len + len;
+        match row.next_mark() {
+            Some(mark) if end > mark => return Err(Error::CrossesMark { seq, mark }),
+            _ => {}
+        }
+        match row.begin_state() {
+            None => return Err(Error::StateLost { seq }),
+            Some(StateNeed::InPlace) => {}
+            Some(StateNeed::Optional) => optional += 1,
+            Some(StateNeed::Pages) => {
+                needs.pages += pages;
+                let is_promised = row.sequence.promised > 0 && row.owns_no_state();
+                needs.promised += if is_promised { pages } else { 0 };
+            }
+        }
+    }
+    Ok(optional)
+}
+
+/// Lets the first `granted` rows that could take another state take it; the others give up their marks. Adds the pages and
+/// the page table words of all states to the needs. Returns the number of marks given up.
+pub(super) fn grant(sequences: &mut SequenceTable, items: &[Extend], mut granted: u32, needs: &mut Needs) -> u32 {
+    let mut given_up = 0;
+    for item in items {
+        let mut row = sequences.row_mut(item.seq).expect("checked");
+        if row.begin_state() == Some(StateNeed::Optional) {
+            if granted > 0 {
+                granted -= 1;
+                needs.pages += u64::from(row.limits().state_pages());
+            } else {
+                row.give_up_mark();
+            }
+        }
+        given_up += u32::from(row.gives_up_mark());
+        needs.table_writes += row.state_writes() as usize;
+    }
+    given_up
+}
+
+/// Takes the pages of the states of a step's items, whose other tables are written, and passes the changed words to `write`.
+pub(super) fn write(
+    sequences: &mut SequenceTable,
+    steps: &mut StepLog,
+    (step, items): (StepId, &[Extend]),
+    new_pages: &mut &[PageId],
+    mut write: impl FnMut(TableWrite),
+) {
+    for (number, item) in steps.items_of(step).zip(items) {
+        let mut row = sequences.row_mut(item.seq).expect("checked");
+        let used = row.plan_state(new_pages, &mut write);
+        steps.set_state(number, used);
+    }
+}

@@ -62,7 +62,7 @@ id_type!(
     /// A page of swap memory. It has as many bytes as a page of the pool.
     SwapPageId,
     u32,
-    "h"
+    "swap"
 );
 id_type!(
     /// A batch of saves or a batch of loads. Batches of both kinds are numbered together, from 1, in the order of the

@@ -60,7 +60,7 @@ pub(crate) use row::RowMut;
 use row::{Marks, Stores, Waits};
 
 /// Maximum number of waiting marks that the host has added to a sequence.
-pub(crate) const SWAP_MARKS: usize = 4;
+pub(crate) const HOST_MARKS: usize = 4;
 
 /// All sequences.
 pub struct SequenceTable {

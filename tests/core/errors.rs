@@ -1,14 +1,16 @@
 //! Messages of `EngineError` name what failed and contain the cause. Messages of causes contain the reason and values.
 
+use std::collections::BTreeSet;
 use std::error::Error as _;
 
 use kvarena::backend::{CpuError, PlanError};
+use kvarena::id::{MoveId, RowId, SwapPageId};
 use kvarena::layout::{Groups, Reach};
 use kvarena::plan::PlanSize;
 use kvarena::stats::Stats;
 use kvarena::{
     Attend, Backend, Capacity, ConfigError, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Keep,
-    LayerId, Namespace, Null, PoolConfig, Prompt, SeqKey, StepId, StepScratch, TokenId,
+    LayerId, Namespace, Null, PageId, PoolConfig, Prompt, SeqKey, SlotId, StepId, StepScratch, TokenId,
 };
 
 fn engine() -> Engine<Cpu> {
@@ -213,4 +215,16 @@ fn counts_at_their_limits_are_refused_by_name() {
         assert_eq!(saved > 0, swap_pages > 0);
         engine.verify().expect("all invariants hold");
     }
+}
+
+/// Messages and logs contain ids without their types.
+#[test]
+fn ids_of_each_type_print_differently() {
+    let pages = [format!("{:?}", PageId::new(1)), format!("{:?}", SwapPageId::new(1)), format!("{:?}", SlotId::new(1))];
+    assert_eq!(pages, ["p1", "swap1", "s1"]);
+    let others = [format!("{:?}", TokenId::new(1)), format!("{:?}", LayerId::new(1)), format!("{:?}", RowId::new(1))];
+    let (step, moved) = (format!("{:?}", StepId::new(1)), format!("{:?}", MoveId::new(1)));
+    let namespace = format!("{:?}", Namespace::new(1));
+    let all: BTreeSet<_> = pages.iter().chain(&others).chain([&step, &moved, &namespace]).collect();
+    assert_eq!(all.len(), 9, "{all:?}");
 }

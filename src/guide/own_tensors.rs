@@ -45,7 +45,7 @@
 //!     slots.iter().zip(plan.tokens).for_each(|(&slot, token)| tensor[slot as usize] = token.raw());
 //!     let width = longest.map_or(0, |len| len.div_ceil(4) as usize);
 //!     let mut tables = vec![0; items.len() * width];
-//!     engine.write_tables(&items, 0, width, 0, &mut tables)?;
+//!     engine.write_tables(&running, 0, width, 0, &mut tables)?;
 //!     for (&seq, table) in running.iter().zip(tables.chunks_exact(width)) {
 //!         for (position, token) in engine.tokens(seq)?.enumerate() {
 //!             assert_eq!(tensor[4 * table[position / 4] as usize + position % 4], token.raw());

@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | allocator, page tables, tensors, kernels | [`tree::Tree`] | cached prefixes, locks, exact LRU eviction, hashes, events | [`guide::tree`] |
 //! | scheduler, tensors, kernels | [`Engine<Outbox>`](Outbox) | also pages, page tables, plans, forks, drafts, swap memory | [`guide::own_tensors`] |
-//! | scheduler, model | [`Engine<Cuda>`](backend), [`Engine<Cpu>`](Cpu) | also memory, stores of K and V, attention | [`guide::the_loop`] |
+//! | scheduler, model | [`Engine<Cuda>`, `Engine<Cpu>`](backend) | also memory, stores of K and V, attention | [`guide::the_loop`] |
 //!
 //! The first two need no default features: `default-features = false` leaves 20 small dependencies. The crate has no
 //! tensor framework, no async runtime and no server. This is the third way, whole:

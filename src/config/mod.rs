@@ -1,6 +1,6 @@
 //! The configuration of an engine: [`EngineConfig`], and its checked limits, [`EngineShape`].
-//!
-//! `bytes` is the byte form of a shape. `world/bytes.rs` computes the memory of an engine.
+
+// `bytes` is the byte form of a shape. `world/bytes.rs` computes the memory of an engine.
 
 mod bytes;
 

@@ -88,4 +88,4 @@
 //! A panic means that the crate broke an invariant, or that the host broke a condition in the method's section
 //! `# Panics`.
 //!
-//! [`CpuError`](crate::backend::CpuError) and `CudaError` document the errors of each backend.
+//! `CpuError`, `CudaError` and [`OutboxError`](crate::backend::OutboxError) document the errors of each backend.

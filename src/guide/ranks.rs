@@ -134,7 +134,7 @@
 //! [`EngineShape::to_bytes`](crate::config::EngineShape::to_bytes),
 //! [`PageCopy::list_to_bytes`](crate::plan::PageCopy::list_to_bytes),
 //! [`Compaction::list_to_bytes`](crate::plan::Compaction::list_to_bytes) and [`TableShape`](crate::layout::TableShape).
-//! This script reads plans; `tests/core/read_plan.rs` compares its output with the plans:
+//! This script reads plans; a test compares its output with the plans:
 //!
 //! ```python
 #![doc = include_str!("read_plan.py")]

@@ -132,6 +132,7 @@ impl CellId {
 
 impl TokenId {
     /// Placeholder in a plan for a token that is not known yet. The engine rejects it in prompts and appended tokens.
+    /// Its raw value is `u32::MAX`, which is -1 as i32.
     pub const PENDING: TokenId = TokenId(u32::MAX);
 }
 

@@ -11,8 +11,9 @@
 //!
 //! Each message has a byte form whose first 8 bytes identify it.
 //!
-//! If the pool has swap pages, each rank also needs the engine's saves and loads, which have no byte form.
-//! `crates/host` implements one [`Backend`](crate::Backend) over all ranks, which forwards them. Its leases of
+//! If the pool has swap pages, each rank also needs the engine's saves and loads. They have a byte form only as
+//! [`Work`](crate::Work::to_bytes), from an [`Outbox`](crate::Outbox). `crates/host` implements one
+//! [`Backend`](crate::Backend) over all ranks, which forwards them. Its leases of
 //! [`SwapMemory`](crate::backend::SwapMemory) are lists: a swap page has a part on each rank.
 //!
 //! ```

@@ -1,7 +1,9 @@
 //! Events: cached pages that were stored and removed, as plain records without page ids.
 //!
-//! Replaying all events reproduces the set of cached prefixes of the present generation. `prefix/events.rs` contains
-//! the event buffer. The host transports events; `crates/events` has the wire format of vLLM and SGLang.
+//! Replaying all events reproduces the set of cached prefixes of the present generation. The
+//! host transports events; `crates/events` has the wire format of vLLM and SGLang.
+
+// `prefix/events.rs` contains the event buffer.
 
 use crate::hash::{NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, StepId, TokenId};

@@ -62,7 +62,7 @@ id_type!(
     /// A page of swap memory. It has as many bytes as a page of the pool.
     SwapPageId,
     u32,
-    "h"
+    "swap"
 );
 id_type!(
     /// A batch of saves or a batch of loads. Batches of both kinds are numbered together, from 1, in the order of the
@@ -132,6 +132,7 @@ impl CellId {
 
 impl TokenId {
     /// Placeholder in a plan for a token that is not known yet. The engine rejects it in prompts and appended tokens.
+    /// Its raw value is `u32::MAX`, which is -1 as i32.
     pub const PENDING: TokenId = TokenId(u32::MAX);
 }
 

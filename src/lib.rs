@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | allocator, page tables, tensors, kernels | [`tree::Tree`] | cached prefixes, locks, exact LRU eviction, hashes, events | [`guide::tree`] |
 //! | scheduler, tensors, kernels | [`Engine<Outbox>`](Outbox) | also pages, page tables, plans, forks, drafts, swap memory | [`guide::own_tensors`] |
-//! | scheduler, model | [`Engine<Cuda>`](backend), [`Engine<Cpu>`](Cpu) | also memory, stores of K and V, attention | [`guide::the_loop`] |
+//! | scheduler, model | [`Engine<Cuda>`, `Engine<Cpu>`](backend) | also memory, stores of K and V, attention | [`guide::the_loop`] |
 //!
 //! The first two need no default features: `default-features = false` leaves 20 small dependencies. The crate has no
 //! tensor framework, no async runtime and no server. This is the third way, whole:
@@ -57,8 +57,11 @@
 //! ```
 //!
 //! Two things to know first. Pass `admit` a [promise](Admit::promise) of at least the prompt, as above: without one, a
-//! loop that admits prompts while they fit admits too many. And an error leaves the state unchanged; `is_shortage` of
-//! an [`enum@Error`] says whether a later call may succeed.
+//! loop that admits prompts while they fit admits too many. And an error leaves the state unchanged;
+//! [`is_shortage()`](EngineError::is_shortage) returns whether a later call may succeed.
+//!
+//! In the repository, `examples/adopt` has block managers and prefix caches in the forms of vLLM and SGLang:
+//! `cargo run --release --example adopt`.
 //!
 //! [`guide`] continues in chapters. [`engine`] has all calls, [`config`] and [`layout`] the sizes, [`plan`] the arrays
 //! of a step, and [`backend`] the devices. ARCHITECTURE.md follows one step from start to end.

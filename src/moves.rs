@@ -1,5 +1,7 @@
-//! Pages that stores read and write: [`Put`] and [`Fetch`], as plain records. `prefix/puts.rs` and `prefix/fetches.rs`
-//! select the pages; `backend/swap_memory.rs` defines the leases of their bytes.
+//! Pages that stores read and write: [`Put`] and [`Fetch`], as plain records.
+
+// `prefix/puts.rs` and `prefix/fetches.rs` select the pages; `backend/swap_memory.rs` defines the leases of their
+// bytes.
 
 use crate::hash::PageHash;
 use crate::id::{SwapPageId, TokenId};

@@ -1,5 +1,6 @@
-//! The counters and levels of an engine: [`Stats`]. `system/` and `engine/` update some counters; `Engine::stats` reads
-//! the others and the levels from the tables.
+//! The counters and levels of an engine: [`Stats`].
+
+// `system/` and `engine/` update some counters; `Engine::stats` reads the others and the levels from the tables.
 
 use std::fmt;
 use std::ops::Sub;

@@ -23,8 +23,9 @@ pub struct EngineBlocks {
     engine: Engine<Outbox>,
     scratch: StepScratch,
     requests: HashMap<RequestId, Request>,
-    /// The scheduled batch and its step.
+    /// The scheduled batch, its sequences and its step.
     items: Vec<Extend>,
+    seqs: Vec<SeqKey>,
     step: StepId,
 }
 
@@ -52,7 +53,8 @@ impl EngineBlocks {
         };
         let engine = Engine::new(config, OutboxOptions).expect("the config is valid");
         let (scratch, block_size, step) = (StepScratch::new(), block_size as usize, StepId::default());
-        Self { block_size, engine, scratch, requests: HashMap::new(), items: Vec::new(), step }
+        let (items, seqs) = (Vec::new(), Vec::new());
+        Self { block_size, engine, scratch, requests: HashMap::new(), items, seqs, step }
     }
 
     /// For audits and counters.
@@ -104,11 +106,13 @@ impl BlockManager for EngineBlocks {
 
     fn schedule(&mut self, batch: &[Scheduled<'_>], inputs: &mut StepInputs) {
         self.items.clear();
+        self.seqs.clear();
         for &Scheduled { id, tokens, start, end } in batch {
             let seq = self.requests[&id].seq;
             let known = self.engine.token_count(seq).expect(LIVE) as usize;
             self.engine.append(seq, TokenId::from_raw(&tokens[known..])).expect("at most max_len tokens");
             self.items.push(Extend { seq, len: (end - start) as u32 });
+            self.seqs.push(seq);
         }
         let plan = self.engine.plan_batch(&mut self.scratch, &self.items).expect("the blocks are allocated");
         let SlotMapping::I64(slots) = plan.slot_mapping else { unreachable!("slots are wide") };
@@ -125,7 +129,7 @@ impl BlockManager for EngineBlocks {
     }
 
     fn write_block_tables(&self, width: usize, tables: &mut [u32]) {
-        self.engine.write_tables(&self.items, 0, width, NULL_BLOCK, tables).expect("the tables fit");
+        self.engine.write_tables(&self.seqs, 0, width, NULL_BLOCK, tables).expect("the tables fit");
     }
 
     fn get_block_ids(&self, id: RequestId, ids: &mut Vec<u32>) {

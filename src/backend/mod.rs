@@ -1,7 +1,7 @@
 //! The interface between bookkeeping and bytes: K and V move only behind [`Backend`].
 //!
-//! [`Cpu`] is the reference and specifies the kernels. [`Null`] stores no bytes. `Cuda` (feature `cuda`) uses device
-//! memory, and is the only module that uses `cust`.
+//! `Cpu` (feature `cpu`) is the reference and specifies the kernels. `Cuda` (feature `cuda`) uses device memory, and is
+//! the only module that uses `cust`. [`Outbox`] and [`Null`] store no bytes.
 
 /// Implements `From` for a backend's error, whose variants contain other errors.
 macro_rules! wraps_errors {
@@ -107,7 +107,7 @@ pub struct Queries<R, S> {
     /// Attention sinks: one logit for each query head of this rank, f32 `[q_heads]`.
     ///
     /// The exponential of a head's sink, neither scaled nor capped, is added to the denominator of the head's softmax.
-    /// A sink contributes no value. Minus infinity means no sink. [`Cpu`] rejects NaN and plus infinity.
+    /// A sink contributes no value. Minus infinity means no sink. `Cpu` rejects NaN and plus infinity.
     #[doc(alias = "attention_sink")]
     pub sinks: Option<S>,
 }

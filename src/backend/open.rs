@@ -6,9 +6,9 @@ use crate::layout::{PoolLayout, TableShape};
 
 /// Options of a backend that is not open yet.
 ///
-/// [`CpuOptions`](crate::CpuOptions) opens a [`Cpu`](crate::Cpu), `CudaOptions` opens a `Cuda`, and
-/// [`Null`](crate::Null) opens itself. [`Engine::new`](crate::Engine::new) takes the options. A host that drives a
-/// backend without an engine calls [`open`](OpenBackend::open).
+/// `CpuOptions` opens a `Cpu`, `CudaOptions` opens a `Cuda`, [`OutboxOptions`](crate::OutboxOptions) opens an
+/// [`Outbox`](crate::Outbox), and [`Null`](crate::Null) opens itself. [`Engine::new`](crate::Engine::new) takes the
+/// options. A host that drives a backend without an engine calls [`open`](OpenBackend::open).
 pub trait OpenBackend: Sized {
     /// The backend that these options open.
     type Backend: Backend;

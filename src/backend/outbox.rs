@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{Attend, Backend, Moved, OpenBackend, PlanError, Queries, Rope, check};
 use crate::config::StepBounds;
-use crate::error::displayed;
+use crate::error::{Count, displayed};
 use crate::id::{LayerId, MoveId, SlotId};
 use crate::layout::{PoolLayout, TableShape};
 use crate::plan::{BatchPlan, Compaction, PageCopy, PageMove, PlanBytesError, StepEnd};
@@ -22,16 +22,17 @@ pub struct SlotMove {
     pub target: SlotId,
 }
 
-/// Work on pages that the host does for an [`Outbox`].
+/// Work on pages that the host does for an [`Outbox`]. The numbers name the rules of a [`Backend`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work<'a> {
-    /// Copies pages within the pool, all planes of all lanes. Sources and targets are disjoint (B5).
+    /// Copies pages within the pool, all planes of all lanes. Sources and targets are disjoint ([B5](Backend)).
     Copy(&'a [PageCopy]),
-    /// Moves slots in all layers of a track, in this order: no move reads a slot that an earlier one wrote (B11).
+    /// Moves slots in all layers of a track, in this order: no move reads a slot that an earlier one wrote
+    /// ([B11](Backend)).
     Slots(u32, &'a [SlotMove]),
-    /// Copies pages of the pool to swap pages (B12). The host reports it by [`Outbox::saved`].
+    /// Copies pages of the pool to swap pages ([B12](Backend)). The host reports it by [`Outbox::saved`].
     Save(MoveId, &'a [PageMove]),
-    /// Copies swap pages to pages of the pool (B12, B13). The host reports it by [`Outbox::loaded`].
+    /// Copies swap pages to pages of the pool ([B12, B13](Backend)). The host reports it by [`Outbox::loaded`].
     Load(MoveId, &'a [PageMove]),
 }
 
@@ -111,7 +112,8 @@ displayed! {
     pub enum OutboxError {
         /// Work for an earlier plan still waits: the host has not called [`Outbox::drain`] since. The step is aborted.
         Undrained { pieces: usize } =>
-            "{pieces} pieces of work of an earlier plan wait: drain the outbox before the next plan";
+            "the outbox has {} of work that an earlier plan waits for: drain it before the next plan",
+            Count(pieces, "piece");
         /// The plan or the list does not fit the pool.
         Plan(error: PlanError) => "{error}";
     }
@@ -185,12 +187,18 @@ impl Outbox {
         self.due = 0;
     }
 
-    /// Reports that all saves up to `id` are complete (B14). O(1).
+    /// Reports that all saves up to `id` are complete ([B14](Backend)): the device has done the copies. O(1).
+    ///
+    /// Plans do not wait for the report. [`Engine::puts`](crate::Engine::puts) and
+    /// [`Engine::fetch`](crate::Engine::fetch) use only swap pages whose saves are reported.
     pub fn saved(&mut self, id: MoveId) {
         self.done.saved = self.done.saved.max(id);
     }
 
-    /// Reports that all loads up to `id` are complete (B14). O(1).
+    /// Reports that all loads up to `id` are complete ([B14](Backend)): the device has done the copies. O(1).
+    ///
+    /// Plans do not wait for the report. [`Engine::is_loading`](crate::Engine::is_loading) returns true until then, and
+    /// [`Engine::fetch`](crate::Engine::fetch) uses only swap pages whose loads are reported.
     pub fn loaded(&mut self, id: MoveId) {
         self.done.loaded = self.done.loaded.max(id);
     }

@@ -29,7 +29,7 @@ pub struct Select {
 /// Lists of positions, `[rows, kv_heads, top]`, contiguous, in the backend's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Selection<P> {
-    /// The lists: a slice for [`Cpu`](super::Cpu), a device address for `Cuda`.
+    /// The lists: a slice for `Cpu`, a device address for `Cuda`.
     pub positions: P,
     /// Length of a list, at least 1.
     pub top: u32,

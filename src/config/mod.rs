@@ -1,6 +1,6 @@
 //! The configuration of an engine: [`EngineConfig`], and its checked limits, [`EngineShape`].
-//!
-//! `bytes` is the byte form of a shape. `world/bytes.rs` computes the memory of an engine.
+
+// `bytes` is the byte form of a shape. `world/bytes.rs` computes the memory of an engine.
 
 mod bytes;
 
@@ -65,7 +65,7 @@ pub struct EngineConfig {
     /// are not reserved, and at the tokens that [`max_tokens`](Self::max_tokens) has memory for. Default: 131,072.
     pub max_sequence_len: u32,
     /// Number of tokens of all sequences together that always fit. It may exceed the pool's tokens, because sequences
-    /// share pages. The engine reserves swap memory for this many tokens and their page tables. Default: 4,194,304.
+    /// share pages. The engine reserves memory for this many tokens and their page tables. Default: 4,194,304.
     pub max_tokens: u64,
     /// Maximum number of steps that are planned and not complete. Default: 8.
     pub max_steps: u32,
@@ -92,8 +92,8 @@ pub struct EngineConfig {
     /// Whether plans have [slots of 64 bits](crate::plan::SlotMapping) even if the pool's slots fit in 32 bits, for
     /// kernels that only read these. Default: false.
     pub wide_slots: bool,
-    /// Whether [`Engine::new`](crate::Engine::new) touches the reserved swap memory of the tables that grow with pages
-    /// and tokens, so that steps cause no page faults in these tables. Tables of sequences and of steps are small;
+    /// Whether [`Engine::new`](crate::Engine::new) touches the reserved memory of the tables that grow with pages and
+    /// tokens, so that steps cause no page faults in these tables. Tables of sequences and of steps are small;
     /// their first use touches them. If the machine cannot back the memory, the process ends in this call instead of
     /// in a step. Default: true.
     pub prefault: bool,

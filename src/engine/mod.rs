@@ -1,7 +1,7 @@
 //! The host's API: [`Engine`] contains the tables and a backend, and calls the systems.
-//!
-//! The calls are in `requests`, `steps`, `cache`, `tiers` and `query`, the systems in `system/`, and the bytes of K and
-//! V in `backend/`.
+
+// The calls are in `requests`, `steps`, `cache`, `tiers` and `query`, the systems in `system/`, and the bytes of K and
+// V in `backend/`.
 
 mod cache;
 mod query;
@@ -32,11 +32,10 @@ pub struct Engine<B> {
 impl<B: Backend> Engine<B> {
     /// Creates an engine and allocates all its memory, on the host and in the backend. `config` may be a `PoolConfig`.
     ///
-    /// With [`prefault`](crate::EngineConfig::prefault) the call also touches the swap memory of the large tables, so
-    /// that steps cause hardly any page faults. If the operating system over-commits memory, touching memory that the
+    /// With [`prefault`](crate::EngineConfig::prefault) the call also touches the memory of the large tables, so that
+    /// steps cause hardly any page faults. If the operating system over-commits memory, touching memory that the
     /// machine cannot back ends the process. The call therefore first allocates and frees the total in one piece: most
-    /// systems reject a piece larger than all their memory. [`Cpu`](crate::Cpu) touches its pool as pages are first
-    /// written.
+    /// systems reject a piece larger than all their memory. `Cpu` touches its pool as pages are first written.
     ///
     /// # Errors
     /// [`EngineError::Config`] for an invalid config, with
@@ -71,7 +70,7 @@ impl<B: Backend> Engine<B> {
         &self.config
     }
 
-    /// Returns the checked limits. Swap open the backends of other ranks with them.
+    /// Returns the checked limits. A host opens the backends of other ranks with them.
     pub fn shape(&self) -> &EngineShape {
         &self.world.shape
     }

@@ -3,7 +3,6 @@
 use crate::backend::Backend;
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
-use crate::plan::Extend;
 use crate::sequence::{Current, Sequence};
 use crate::system::plan_batch::extend_max;
 
@@ -129,8 +128,8 @@ impl<B: Backend> Engine<B> {
         Ok(self.world.sequences.track_pages(self.sequence(seq)?, track, 0))
     }
 
-    /// Writes a dense page table of one track, `[items, width]`: the pages of each item's sequence by place, then
-    /// `fill`. O(items * width).
+    /// Writes a dense page table of one track, `[seqs, width]`: the pages of each sequence by place, then `fill`.
+    /// O(seqs * width).
     ///
     /// In the track of a window or a chunk, the places before the first kept one are also `fill`. A kernel with signed
     /// tables reads the same words as i32.
@@ -143,25 +142,25 @@ impl<B: Backend> Engine<B> {
     /// If `track` is not below the number of tracks.
     pub fn write_tables(
         &self,
-        items: &[Extend],
+        seqs: &[SeqKey],
         track: u32,
         width: usize,
         fill: u32,
         out: &mut [u32],
     ) -> Result<(), Error> {
-        let wanted = items.len().saturating_mul(width);
+        let wanted = seqs.len().saturating_mul(width);
         if out.len() != wanted {
             return Err(Error::TableLen { actual: out.len(), wanted });
         }
-        for &Extend { seq, .. } in items {
+        for &seq in seqs {
             let pages = self.sequence(seq)?.page_len;
             if pages as usize > width {
                 return Err(Error::TableWidth { seq, pages, width });
             }
         }
         let sequences = &self.world.sequences;
-        for (item, row) in items.iter().zip(out.chunks_exact_mut(width.max(1))) {
-            let sequence = self.sequence(item.seq)?;
+        for (&seq, row) in seqs.iter().zip(out.chunks_exact_mut(width.max(1))) {
+            let sequence = self.sequence(seq)?;
             let first = sequences.first_place(sequence, track);
             let mut at = first as usize;
             row[..at].fill(fill);

@@ -45,7 +45,8 @@ impl<B: Backend> Engine<B> {
     ///
     /// The first [`cached_len`](Engine::cached_len) tokens need no computing.
     ///
-    /// [`promise`](Admit::promise) is a number of tokens, prompt and output together. It need not include the last
+    /// [`promise`](Admit::promise) is a number of tokens, prompt and output together, for example
+    /// `prompt.len() as u32`. It need not include the last
     /// sampled token, which needs no K and V. The engine reserves pages for the promised tokens that are not cached.
     /// Promise at least the prompt: without a promise, admissions count only pages that plans have taken, so a loop
     /// that admits prompts while they fit admits too many and must preempt them.
@@ -115,7 +116,7 @@ impl<B: Backend> Engine<B> {
     /// Appends tokens to a sequence: sampled tokens, drafts, or the next turn of a conversation. O(tokens).
     ///
     /// The host may call it before or after the plan that reads the tokens, and before or after the commit of the step
-    /// that sampled them.
+    /// that sampled them. The sequence may be preempted: a token that an unfinished step sampled arrives late.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::TooLong`], [`Error::PendingToken`], [`Error::OutOfTokens`].
@@ -125,10 +126,12 @@ impl<B: Backend> Engine<B> {
 
     /// Forks a sequence into `count` more sequences with the same tokens, all or none. O(tokens) for each child.
     ///
-    /// Parent and children share the computed whole pages. The backend copies a partly filled last page for each child,
-    /// all in one step. Each child has all known tokens of its parent, and the `promise` as in
-    /// [`admit`](Engine::admit). Its first plan sends about one word for each 1,024 shared tokens, and the words of its
-    /// other pages.
+    /// Parent and children share the computed whole pages. Tokens count as computed once their step is committed. Each
+    /// child computes the tokens of the parent's open steps again, so commit these steps first. The backend copies a
+    /// partly filled last page for each child, all in one step.
+    ///
+    /// Each child has all known tokens of its parent, and the `promise` as in [`admit`](Engine::admit). Its first plan
+    /// sends about one word for each 1,024 shared tokens, and the words of its other pages.
     ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`],

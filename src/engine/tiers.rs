@@ -53,6 +53,10 @@ impl<B: Backend> Engine<B> {
     /// device, a plan of the sequence waits for the load, so the host may plan other sequences first. O(pages of the
     /// sequence), or O(1) if an earlier call has found all loads done.
     ///
+    /// Returns false before the load begins, although the sequence waits for it:
+    /// [`Admission::swap_pages`](crate::plan::Admission::swap_pages) counts the pages to load. The call reads the
+    /// backend's progress and stores it, so it takes `&mut self`.
+    ///
     /// # Errors
     /// [`EngineError::Core`] with [`Error::UnknownSequence`]; [`EngineError::Backend`].
     pub fn is_loading(&mut self, seq: SeqKey) -> Result<bool, EngineError<B::Error>> {

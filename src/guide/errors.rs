@@ -6,8 +6,8 @@
 //!
 //! * `Config`: the config is invalid, or the host lacks the memory. Change the value that the error names, or reduce
 //!   the limits.
-//! * `Core` with `is_shortage()`: pages, rows, tokens or steps are in use. Wait for a step, preempt a sequence, or
-//!   requeue the request.
+//! * `Core`, if [`is_shortage()`](crate::EngineError::is_shortage) returns true: pages, rows, tokens or steps are in
+//!   use. Wait for a step, preempt a sequence, or requeue the request.
 //! * Any other `Core`: the request is invalid or never fits, so reject it; or the host made a mistake (table below).
 //! * `Backend`, from `Engine::new`: the backend does not support the pool, or the device lacks memory for it. Use a
 //!   smaller `Capacity` or another backend.
@@ -20,7 +20,7 @@
 //! * `synchronize`, or an event: an accepted launch failed later, and usually the device with it. End the running
 //!   sequences with `finish_with(seq, Keep::Drop)`, so no prompt matches their pages. Then open a new backend.
 //!
-//! The action for each [`Error`](enum@crate::Error):
+//! The action for each [`Error`](enum@crate::Error), and for a forgotten drain of an [`Outbox`](crate::Outbox):
 //!
 //! | error | action |
 //! |---|---|
@@ -28,7 +28,8 @@
 //! | `OutOfPages { after: None, .. }` | preempt or finish a sequence; if no other runs, the pool is too small |
 //! | `OutOfSequences`, `OutOfTokens` | wait until a sequence ends; preempted sequences keep rows and tokens |
 //! | `OutOfSteps` | commit and complete the steps in flight |
-//! | `EmptyPrompt`, `PendingToken`, `TooLong` | reject the request: it is invalid or never fits |
+//! | `EmptyPrompt`, `PendingToken` | reject the request: it is invalid |
+//! | `TooLong` | reject the request: it never fits; from `append`, finish it at its present length |
 //! | `UnnamedNamespace` | call `name_namespace` first: hashes include the names of a namespace |
 //! | `NamespaceNamed`, `NamesTaken` | names belong to one namespace: forget it, and wait until its pages are evicted |
 //! | `ExtendLen { max: 0, .. }` | the sequence has nothing to compute: append first |
@@ -47,6 +48,10 @@
 //! | `UnknownSequence`, `Preempted`, `NotPreempted` | fix the scheduler: it has lost track of a request |
 //! | `EmptyBatch`, `RepeatedSequence`, `NotPlanned` | fix the scheduler: its batch is wrong or out of order |
 //! | `PlanSize` | choose a size that holds the batch and a token for each row of padding |
+//! | `Undrained` | `drain`, do the work, plan again; the aborted step counts until a `complete` |
+//!
+//! To avoid `TooLong` in the middle of an output, check a request when it arrives: its prompt and its maximum output
+//! together have at most `engine.shape().max_sequence_len` tokens.
 //!
 //! ```
 //! use kvarena::*;
@@ -63,7 +68,7 @@
 //! // Both together need 6 pages of 4. The rejected call changed nothing, so the first may continue alone.
 //! let both = [Extend { seq: first, len: 12 }, Extend { seq: second, len: 12 }];
 //! let error = engine.plan_batch(&mut scratch, &both).expect_err("they do not fit");
-//! assert!(matches!(&error, EngineError::Core(error) if error.is_shortage()));
+//! assert!(error.is_shortage());
 //! let text = "the engine rejected the call: 6 pages needed, 4 available";
 //! assert_eq!(error.to_string(), text);
 //! let step = engine.plan_batch(&mut scratch, &both[..1])?.step();
@@ -88,4 +93,4 @@
 //! A panic means that the crate broke an invariant, or that the host broke a condition in the method's section
 //! `# Panics`.
 //!
-//! [`CpuError`](crate::backend::CpuError) and `CudaError` document the errors of each backend.
+//! `CpuError`, `CudaError` and [`OutboxError`](crate::backend::OutboxError) document the errors of each backend.

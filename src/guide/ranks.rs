@@ -11,8 +11,9 @@
 //!
 //! Each message has a byte form whose first 8 bytes identify it.
 //!
-//! If the pool has swap pages, each rank also needs the engine's saves and loads, which have no byte form.
-//! `crates/host` implements one [`Backend`](crate::Backend) over all ranks, which forwards them. Its leases of
+//! If the pool has swap pages, each rank also needs the engine's saves and loads. They have a byte form only as
+//! [`Work`](crate::Work::to_bytes), from an [`Outbox`](crate::Outbox). `crates/host` implements one
+//! [`Backend`](crate::Backend) over all ranks, which forwards them. Its leases of
 //! [`SwapMemory`](crate::backend::SwapMemory) are lists: a swap page has a part on each rank.
 //!
 //! ```
@@ -134,7 +135,7 @@
 //! [`EngineShape::to_bytes`](crate::config::EngineShape::to_bytes),
 //! [`PageCopy::list_to_bytes`](crate::plan::PageCopy::list_to_bytes),
 //! [`Compaction::list_to_bytes`](crate::plan::Compaction::list_to_bytes) and [`TableShape`](crate::layout::TableShape).
-//! This script reads plans; `tests/core/read_plan.rs` compares its output with the plans:
+//! This script reads plans; a test compares its output with the plans:
 //!
 //! ```python
 #![doc = include_str!("read_plan.py")]

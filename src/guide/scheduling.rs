@@ -4,6 +4,13 @@
 //! of a prompt before the host admits it. [`available`](crate::Engine::available) returns the number of pages that any
 //! call can take, and [`available_after`](crate::Engine::available_after) that number after a step is complete.
 //!
+//! Check each request when it arrives: its prompt and its maximum output together have at most
+//! [`engine.shape()`](crate::Engine::shape)`.max_sequence_len` tokens. Otherwise [`append`](crate::Engine::append) may
+//! return `TooLong` in the middle of the output.
+//!
+//! In the repository, `examples/adopt` has a scheduler with preemption and chunked prefill, for a block manager in
+//! vLLM's form: `cargo run --release --example adopt`.
+//!
 //! # With promises: each admitted sequence runs to its end
 //!
 //! The host passes `admit` the maximum number of tokens of the sequence. `admit` reserves the pages for them, so no
@@ -21,6 +28,7 @@
 //! // Six prompts of 12 tokens with at most 8 output tokens: 5 pages each. The pool has 10 pages.
 //! let prompt = |i: u32| (0..12).map(|t| TokenId::new(100 * i + t)).collect::<Vec<_>>();
 //! let mut waiting: VecDeque<Vec<TokenId>> = (0..6).map(prompt).collect();
+//! waiting.retain(|prompt| prompt.len() as u32 + 8 <= engine.shape().max_sequence_len); // reject the others
 //! let mut running = Vec::new();
 //! let mut most = 0;
 //! while !(waiting.is_empty() && running.is_empty()) {
@@ -118,6 +126,49 @@
 //! rejects a plan that takes only promised pages if too many of these pages still wait in the fence. `after` of
 //! [`Error::OutOfPages`](crate::Error::OutOfPages) names a step; the host completes this step and retries the plan.
 //! Beyond its promise, a sequence takes pages that no other sequence has reserved.
+//!
+//! # A budget of tokens for each step
+//!
+//! A long prompt in one step delays the sequences that decode. So a scheduler limits the tokens of a step, and computes
+//! a prompt in chunks. A chunk that does not end its prompt has no sample.
+//! [`max_step_tokens`](crate::EngineConfig::max_step_tokens) is the engine's own limit.
+//!
+//! ```
+//! use kvarena::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut engine = Engine::new(PoolConfig { page_size: 4, ..Default::default() }, Null)?;
+//! let mut scratch = StepScratch::new();
+//! let mut running = Vec::new();
+//! for i in 0..2 {
+//!     let prompt: Vec<_> = (0..12).map(|t| TokenId::new(100 * i + t)).collect();
+//!     running.push(engine.admit(Namespace::default(), &prompt, 12)?);
+//! }
+//! let mut steps = Vec::new();
+//! for _ in 0..4 {
+//!     let (mut items, mut budget) = (Vec::new(), 8);
+//!     // The oldest first: these decode already.
+//!     for &seq in &running {
+//!         let len = engine.extend_max(seq)?.min(budget);
+//!         if len > 0 {
+//!             items.push(Extend { seq, len });
+//!             budget -= len;
+//!         }
+//!     }
+//!     let step = engine.plan_batch(&mut scratch, &items)?.step();
+//!     for &Extend { seq, .. } in &items {
+//!         if engine.has_sample(seq)? {
+//!             engine.append(seq, &[TokenId::new(9)])?;
+//!         }
+//!     }
+//!     engine.commit(step)?;
+//!     engine.complete(step)?;
+//!     steps.push(items.iter().map(|item| item.len).collect::<Vec<_>>());
+//! }
+//! assert_eq!(steps, [vec![8], vec![4, 4], vec![1, 7], vec![1, 1]]);
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # Leaders: one computation for equal prompts
 //!

@@ -76,6 +76,9 @@
 //! step fails, [`abort`](crate::Engine::abort) it and roll the drafts back, because after the abort they are ordinary
 //! tokens of the sequence.
 //!
+//! If the engine rejects the plan, for example with `OutOfPages`, the drafts also stay appended as ordinary tokens.
+//! Roll them back before you plan the sequence without drafts or preempt it. Otherwise they become part of its text.
+//!
 //! [`Stats`](crate::stats::Stats) counts drafts, their guessed tokens and the accepted guesses. A lone root is the last
 //! sampled token, not a guess. If there are several roots, each is a guess of that token.
 //!

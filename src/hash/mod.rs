@@ -5,12 +5,14 @@
 //!                                h0          h1           h2          and all tokens before them
 //! ```
 //!
-//! Each serving engine has its own recipe; `xxhash.rs` and `sha256.rs` contain the recipes. The host selects one of the
-//! compiled-in recipes (features `xxhash` and `sha256`) by [`Hashing`]. `tests.rs` names the source of each recipe's
-//! test vectors. vLLM's recipe has a parameter (`seed`).
+//! Each serving engine has its own recipe. The host selects one of the compiled-in recipes (features `xxhash` and
+//! `sha256`) by [`Hashing`]. vLLM's recipe has a parameter (`seed`).
 //!
 //! Only [`Engine::match_hashes`](crate::Engine::match_hashes) and `match_hashed_pages` treat equal hashes as equal
-//! tokens. `prefix/chain.rs` stores the hashes.
+//! tokens.
+
+// `xxhash.rs` and `sha256.rs` contain the recipes, and `prefix/chain.rs` stores the hashes. `tests.rs` names the source
+// of each recipe's test vectors.
 
 mod names;
 #[cfg(feature = "sha256")]

@@ -246,7 +246,7 @@ fn equal_formats_have_equal_fingerprints() {
     let pool = PoolConfig { layers: 2, shape: KvShape::heads(3, 2), dtype: KvDtype::Fp8E4M3, ..PoolConfig::default() };
     let layout = |pool: PoolConfig| pool.layout().expect("a valid pool");
     let plain = layout(pool).page_fingerprint(None, None);
-    // Swap may keep this number with stored pages, so it must never change.
+    // Hosts may keep this number with stored pages, so it must never change.
     assert_eq!(plain, 0x51a4_c355_2b17_72e6);
     let ones = KvScales::new(2, 3, vec![1.0; 12]).expect("they are above 0");
     let like = PoolConfig { layout: Layout::LayerFirst, capacity: Capacity::Pages(3), ..pool };

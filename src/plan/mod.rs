@@ -1,5 +1,7 @@
-//! The records of a step: its plan, in the forms that backends and other ranks read. `system/plan_batch/` makes plans.
-//! Also the records of calls about requests (`requests.rs`).
+//! The records of a step: its plan, in the forms that backends and other ranks read. Also the records of calls about
+//! requests.
+
+// `system/plan_batch/` makes plans. The records of requests are in `requests.rs`.
 //!
 //! A [`BatchPlan`] borrows only the caller's [`StepScratch`], so several steps can be in flight. An [`OwnedPlan`]
 //! contains the same data in one buffer: it is `Send`, and a byte string for other processes.

@@ -27,7 +27,8 @@ impl<'a> Prompt<'a> {
 ///
 /// ```
 /// # use kvarena::plan::Admit;
-/// let prompt_len = 700;
+/// # let prompt = [0; 700];
+/// let prompt_len = prompt.len() as u32; // the engine rejects prompts that this cast would cut
 /// // Memory for the whole prompt; of a hit, at most the whole pages of the first 512 tokens.
 /// let admit = Admit { promise: prompt_len, at_most: 512 };
 /// assert_eq!(Admit::from(700), Admit { promise: 700, ..Admit::default() });

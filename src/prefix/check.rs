@@ -1,4 +1,4 @@
-//! The audit of the tree: T1 to T9 over every node. `cells` and `hosts` check the invariants of cells and swap memory.
+//! The audit of the tree: T1 to T9 over every node. `cells` and `swap` check the invariants of cells and swap memory.
 //! Each audit is O(capacity of the tree), so no step calls it.
 
 use std::collections::{HashMap, HashSet};

@@ -63,7 +63,7 @@ use states::States;
 pub(crate) use states::{Current, StateNeed, StateOwner, StatePlace};
 
 /// Maximum number of waiting marks that the host has added to a sequence.
-pub(crate) const SWAP_MARKS: usize = 4;
+pub(crate) const HOST_MARKS: usize = 4;
 
 /// All sequences.
 pub struct SequenceTable {

@@ -1,6 +1,6 @@
 //! [`RowMut`]: one sequence to change, with its tokens and its page tables.
 
-use super::SWAP_MARKS;
+use super::HOST_MARKS;
 use super::branches::Branches;
 use super::inflight::InflightIndex;
 use super::page_table::PageTable;
@@ -16,7 +16,7 @@ use crate::plan::TableWrite;
 #[derive(Clone, Copy, Default)]
 pub(super) struct Marks {
     /// Waiting marks: the end of the full match, the last place where an equal prompt can match, and the host's marks.
-    pub(super) waiting: [u32; 2 + SWAP_MARKS],
+    pub(super) waiting: [u32; 2 + HOST_MARKS],
     /// The last kept mark. Cells own the pages of the row's held places below the mark. The pages of later places are
     /// private.
     pub(super) kept: u32,
@@ -410,7 +410,7 @@ impl RowMut<'_> {
             return Ok(());
         }
         let free = marks.waiting[2..].iter_mut().find(|waiting| **waiting == 0);
-        *free.ok_or(Error::OutOfMarks { max: SWAP_MARKS as u32 })? = mark;
+        *free.ok_or(Error::OutOfMarks { max: HOST_MARKS as u32 })? = mark;
         Ok(())
     }
 

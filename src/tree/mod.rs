@@ -61,7 +61,9 @@
 //! # }
 //! ```
 //!
-//! `prefix/` has the tree itself; an [`Engine`](crate::Engine) uses the same code. Not here: pages, steps and memory.
+//! An [`Engine`](crate::Engine) uses the same code.
+
+// `prefix/` has the tree itself. Not here: pages, steps and memory.
 
 mod config;
 mod error;

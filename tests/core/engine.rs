@@ -110,6 +110,20 @@ fn words_of_the_page_tables_are_sent_once() {
     host.check();
 }
 
+/// A step in flight may sample a token of a sequence that the host preempts meanwhile.
+#[test]
+fn a_sample_may_arrive_after_the_preemption() {
+    let mut host = small();
+    let seq = host.begin(&text(0..6));
+    let step = host.plan(seq, 6);
+    host.preempt(seq, Keep::Publish).expect("it runs");
+    host.append(seq, &text(6..7)).expect("it is live");
+    host.close(step);
+    host.resume(seq, 0).expect("there is room");
+    assert_eq!(host.tokens(seq).map(Iterator::collect::<Vec<_>>), Ok(text(0..7)));
+    assert_eq!(host.extend_max(seq), Ok(7));
+}
+
 #[test]
 fn a_sequence_is_no_longer_than_the_pool() {
     let mut host = Host::null(EngineConfig { max_tokens: 4096, ..pool(4, 3, Groups::ONE).into() });

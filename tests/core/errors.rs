@@ -1,14 +1,17 @@
 //! Messages of `EngineError` name what failed and contain the cause. Messages of causes contain the reason and values.
 
+use std::collections::BTreeSet;
 use std::error::Error as _;
 
-use kvarena::backend::{CpuError, PlanError};
+use kvarena::backend::{CpuError, OutboxError, PlanError};
+use kvarena::id::{MoveId, RowId, SwapPageId};
 use kvarena::layout::{Groups, Reach};
 use kvarena::plan::PlanSize;
 use kvarena::stats::Stats;
 use kvarena::{
     Attend, Backend, Capacity, ConfigError, Cpu, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Keep,
-    LayerId, Namespace, Null, PoolConfig, Prompt, SeqKey, StepId, StepScratch, TokenId,
+    LayerId, Namespace, Null, OutboxOptions, PageId, PoolConfig, Prompt, SeqKey, SlotId, StepId, StepScratch, TokenId,
+    Work,
 };
 
 fn engine() -> Engine<Cpu> {
@@ -213,4 +216,54 @@ fn counts_at_their_limits_are_refused_by_name() {
         assert_eq!(saved > 0, swap_pages > 0);
         engine.verify().expect("all invariants hold");
     }
+}
+
+/// Messages and logs contain ids without their types.
+#[test]
+fn ids_of_each_type_print_differently() {
+    let pages = [format!("{:?}", PageId::new(1)), format!("{:?}", SwapPageId::new(1)), format!("{:?}", SlotId::new(1))];
+    assert_eq!(pages, ["p1", "swap1", "s1"]);
+    let others = [format!("{:?}", TokenId::new(1)), format!("{:?}", LayerId::new(1)), format!("{:?}", RowId::new(1))];
+    let (step, moved) = (format!("{:?}", StepId::new(1)), format!("{:?}", MoveId::new(1)));
+    let namespace = format!("{:?}", Namespace::new(1));
+    let all: BTreeSet<_> = pages.iter().chain(&others).chain([&step, &moved, &namespace]).collect();
+    assert_eq!(all.len(), 9, "{all:?}");
+}
+
+/// Work for a plan must be drained before the next plan. The rejected plan's step counts until a `complete`.
+#[test]
+fn a_forgotten_drain_is_an_error() {
+    let pool = PoolConfig { page_size: 4, capacity: Capacity::Pages(8), ..Default::default() };
+    let config = EngineConfig { max_steps: 3, ..pool.into() };
+    let mut engine = Engine::new(config, OutboxOptions).expect("a valid config");
+    let mut scratch = StepScratch::new();
+    let seq = engine.admit(Namespace::default(), &[TokenId::new(1); 6], 0).expect("there is room");
+    let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 6 }]).expect("there is room").step();
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
+    // The outbox has the copy of the partly filled page. Its step may be complete before the drain.
+    let forked = engine.fork(seq, 1, 0).expect("there is room");
+    let copied = forked.step.expect("a page is copied");
+    engine.complete(copied).expect("it is committed");
+    engine.append(seq, &[TokenId::new(2); 2]).expect("there is room");
+    let items = [Extend { seq, len: 1 }];
+    engine.plan_batch(&mut scratch, &items).expect("nothing was due at the last plan");
+
+    let error = engine.plan_batch(&mut scratch, &items).expect_err("the copy waits");
+    assert_eq!(error, EngineError::Backend(OutboxError::Undrained { pieces: 1 }));
+    let text = "the outbox has 1 piece of work that an earlier plan waits for: drain it before the next plan";
+    assert!(error.to_string().ends_with(text), "{error}");
+    assert!(OutboxError::Undrained { pieces: 2 }.to_string().contains("2 pieces"));
+    assert_eq!((engine.stats().steps, engine.stats().aborts), (2, 1));
+    let mut copies = 0;
+    engine.backend_mut().drain(|work| copies += usize::from(matches!(work, Work::Copy([_]))));
+    assert_eq!(copies, 1);
+    let last = engine.plan_batch(&mut scratch, &items).expect("the outbox is empty").step();
+    let full = EngineError::Core(Error::OutOfSteps { max: 3 });
+    assert_eq!(engine.plan_batch(&mut scratch, &items).err(), Some(full));
+    engine.commit(StepId::new(last.raw() - 2)).expect("it is open");
+    engine.commit(last).expect("the step between them is aborted");
+    engine.complete(last).expect("it is committed");
+    assert_eq!(engine.stats().steps, 0);
+    engine.verify().expect("all invariants hold");
 }

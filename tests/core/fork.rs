@@ -39,6 +39,20 @@ fn grandchildren_share_what_their_parents_inherited() {
     host.check();
 }
 
+/// Children share the computed pages, and a token of an open step is not computed.
+#[test]
+fn children_compute_the_tokens_of_open_steps_again() {
+    let mut host = Host::null(config(4, 20));
+    let parent = host.begin(&text(0..9));
+    let step = host.plan(parent, 9);
+    let early = host.fork(parent, 1, 0).expect("room").children[0];
+    assert_eq!((host.cached_len(early), host.extend_max(early)), (Ok(0), Ok(9)));
+    host.engine.commit(step).expect("it is open");
+    let late = host.fork(parent, 1, 0).expect("room").children[0];
+    assert_eq!((host.cached_len(late), host.planned_len(late)), (Ok(9), Ok(9)));
+    host.check();
+}
+
 /// The words of a shared leaf were in a plan that is aborted after the fork, so the child sends them itself.
 #[test]
 fn words_of_an_aborted_plan_are_sent_again() {

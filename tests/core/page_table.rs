@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use kvarena::PageId;
 use kvarena::id::RowId;
 use kvarena::layout::TableShape;
+use kvarena::{Capacity, Error, PageId, PoolConfig, SeqKey, TokenId};
+
+use super::host::Host;
 
 #[test]
 fn page_tables_have_a_word_for_every_page_of_every_row() {
@@ -63,5 +65,30 @@ fn page_tables_have_a_word_for_every_page_of_every_row() {
                 assert_eq!(found, PageId::new(page(row as u32, index)));
             }
         }
+    }
+}
+
+#[test]
+fn dense_tables_have_a_row_for_each_sequence_in_the_callers_order() {
+    let mut host = Host::null(PoolConfig { page_size: 4, capacity: Capacity::Pages(8), ..Default::default() });
+    let [long, short] = [9, 2].map(|len| host.begin(&vec![TokenId::new(len); len as usize]));
+    host.plan(long, 9);
+    let pages = |host: &Host, seq| host.page_table(seq).expect("it is live").map(PageId::raw).collect::<Vec<_>>();
+    // The plan need not have all sequences, and a sequence may occur twice.
+    let mut out = [7; 12];
+    assert_eq!(host.write_tables(&[short, long, long], 0, 4, 99, &mut out), Ok(()));
+    let row = [pages(&host, long), vec![99]].concat();
+    assert_eq!(out.to_vec(), [vec![99; 4], row.clone(), row].concat());
+
+    let mut out = [7; 4];
+    let gone = SeqKey::default();
+    for (seqs, width, error) in [
+        (&[short, long][..], 2, Error::TableWidth { seq: long, pages: 3, width: 2 }),
+        (&[long][..], 3, Error::TableLen { actual: 4, wanted: 3 }),
+        (&[long, gone][..], 2, Error::TableWidth { seq: long, pages: 3, width: 2 }),
+        (&[short, gone][..], 2, Error::UnknownSequence { seq: gone }),
+    ] {
+        assert_eq!(host.write_tables(seqs, 0, width, 99, &mut out), Err(error));
+        assert_eq!(out, [7; 4]);
     }
 }

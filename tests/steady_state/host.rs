@@ -46,6 +46,8 @@ pub struct Host<B> {
     waiting: Vec<SeqKey>,
     prompt: Vec<TokenId>,
     items: Vec<Extend>,
+    /// The sequences of the last batch.
+    planned: Vec<SeqKey>,
     open: Vec<StepId>,
     puts: Vec<PutId>,
     fetches: Vec<(FetchId, u32)>,
@@ -84,6 +86,7 @@ impl<B: Backend> Host<B> {
             waiting: Vec::with_capacity(SEQUENCES),
             prompt: Vec::with_capacity(tokens),
             items: Vec::with_capacity(SEQUENCES),
+            planned: Vec::with_capacity(SEQUENCES),
             open: Vec::with_capacity(3),
             puts: Vec::with_capacity(2 * PUTS),
             fetches: Vec::with_capacity(FETCHES),
@@ -240,7 +243,9 @@ impl<B: Backend> Host<B> {
                     let width =
                         plan.rows.iter().map(|row| row.kv_len.div_ceil(page_size)).max().expect("a row") as usize;
                     self.table.resize(self.items.len() * width, 0);
-                    self.engine.write_tables(&self.items, 0, width, 0, &mut self.table).expect("rows fit");
+                    self.planned.clear();
+                    self.planned.extend(self.items.iter().map(|item| item.seq));
+                    self.engine.write_tables(&self.planned, 0, width, 0, &mut self.table).expect("rows fit");
                     return;
                 }
                 Err(EngineError::Core(Error::OutOfPages { .. })) => {

@@ -1,4 +1,4 @@
-//! Steps on the CPU: activations in f32, K and V in swap memory.
+//! Steps on the CPU: activations in f32, K and V in host memory.
 
 use kvarena::backend::{CpuError, Queries};
 use kvarena::{Attend, Backend, BatchPlan, Cpu, LayerId};

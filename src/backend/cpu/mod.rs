@@ -54,7 +54,7 @@ use simd::Isa;
 use swap::SwapPages;
 use unit::Job;
 
-/// K and V in swap memory.
+/// The reference backend: K and V in host memory.
 #[derive(Debug)]
 pub struct Cpu {
     threads: NonZeroUsize,

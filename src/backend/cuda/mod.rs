@@ -22,19 +22,21 @@
 //! exists ([`CudaGraph::launch`]), two streams are ordered ([`Cuda::set_stream`]), and the host's own kernel fits its
 //! launch ([`Function::launch`]).
 //!
-//! A program with this backend starts on any machine, because the first call opens the driver (`driver/forward.rs`).
+//! A program with this backend starts on any machine, because the first call opens the driver.
 //! The README describes a build without a CUDA toolkit.
 //!
-//! * C1. The host rewrites a pinned upload slot only after the device has read it (`plan/ring.rs`).
-//! * C2. The staged plan matches the launch: the same step, numbers of tokens and rows, and slot width
-//!   (`plan/stage.rs`).
+//! * C1. The host rewrites a pinned upload slot only after the device has read it.
+//! * C2. The staged plan matches the launch: the same step, numbers of tokens and rows, and slot width.
 //! * C3. No kernel parameter points outside checked memory. Slots and pages are in the pool; in a pool that the host
-//!   allocated, planes are in their regions (`store/given.rs`). Rows, lengths and table words are in the tables; the
-//!   host's rows are long enough (`backend/check.rs`, `check.rs`). Kernels read a plan only from the staged image.
-//!   Memory is freed after the work that may use it (`driver/work.rs`).
-//! * C4. Counters of split attention are zero between launches (`attention/variant.rs`, `attention/shared.rs`).
+//!   allocated, planes are in their regions. Rows, lengths and table words are in the tables; the host's rows are long
+//!   enough. Kernels read a plan only from the staged image. Memory is freed after the work that may use it.
+//! * C4. Counters of split attention are zero between launches.
 //!
-//! Only this module uses `cust`, for the types of the driver's calls (`driver/sys.rs`).
+//! Only this module uses `cust`, for the types of the driver's calls.
+
+// C1 is in `plan/ring.rs`, C2 in `plan/stage.rs`, C4 in `attention/variant.rs` and `attention/shared.rs`. C3 is in
+// `store/given.rs`, `backend/check.rs`, `check.rs` and `driver/work.rs`. `driver/forward.rs` opens the driver, and
+// `driver/sys.rs` uses `cust`.
 #![allow(unsafe_code)]
 
 mod attention;

@@ -150,7 +150,7 @@ impl Model {
             held: vec![0; self.tracks() - 1],
             cells: Vec::new(),
             marks: BTreeSet::new(),
-            swap_marks: BTreeSet::new(),
+            host_marks: BTreeSet::new(),
             kept: 0,
             states: Default::default(),
             promised: 0,

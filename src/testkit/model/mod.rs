@@ -67,7 +67,7 @@ struct Sequence {
     /// Numbers of published pages at which the sequence will keep its tails.
     marks: BTreeSet<usize>,
     /// The marks that the host has added.
-    swap_marks: BTreeSet<usize>,
+    host_marks: BTreeSet<usize>,
     /// The last mark whose tails it has kept.
     kept: usize,
     states: states::States,

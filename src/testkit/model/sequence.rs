@@ -4,7 +4,7 @@ use super::{AdmissionKind, ForkWant, Lock, Model, PageIs, Released, Sequence, St
 use crate::error::Error;
 use crate::id::{Scope, SeqKey, StepId, TokenId};
 use crate::plan::{Admit, Keep};
-use crate::sequence::SWAP_MARKS;
+use crate::sequence::HOST_MARKS;
 
 impl Sequence {
     /// Records that the tokens from `len` on are about to be removed, if there are any.
@@ -83,7 +83,7 @@ impl Model {
             }
             let sequence = self.sequences.get_mut(&seq).expect("it is live");
             sequence.marks.remove(&mark);
-            sequence.swap_marks.remove(&mark);
+            sequence.host_marks.remove(&mark);
             sequence.states.junctions.remove(&mark);
         }
         self.sequences.get_mut(&seq).expect("it is live").published = end;
@@ -116,7 +116,7 @@ impl Model {
         sequence.others.iter_mut().for_each(Vec::clear);
         sequence.held.fill(0);
         sequence.marks.clear();
-        sequence.swap_marks.clear();
+        sequence.host_marks.clear();
         sequence.kept = 0;
         (sequence.on_device, sequence.cell_pages) = (0, 0);
         sequence.table.clear();
@@ -252,11 +252,11 @@ impl Model {
         if known.contains(&mark) {
             return Ok(());
         }
-        if sequence.swap_marks.len() == SWAP_MARKS {
-            return Err(Error::OutOfMarks { max: SWAP_MARKS as u32 });
+        if sequence.host_marks.len() == HOST_MARKS {
+            return Err(Error::OutOfMarks { max: HOST_MARKS as u32 });
         }
         sequence.marks.insert(mark);
-        sequence.swap_marks.insert(mark);
+        sequence.host_marks.insert(mark);
         sequence.states.junctions.insert(mark);
         Ok(())
     }
@@ -354,7 +354,7 @@ impl Model {
                 self.tree.acquire_cell(&key);
             }
             child.marks.clear();
-            child.swap_marks.clear();
+            child.host_marks.clear();
             child.promised = promised;
             child.preemption_epoch = 0;
             child.admission_kind = None;

@@ -214,7 +214,7 @@ impl Model {
                     // The mark is given up.
                     let mark = state.len / page_size;
                     marks.remove(&mark);
-                    sequence.swap_marks.remove(&mark);
+                    sequence.host_marks.remove(&mark);
                     states.junctions.remove(&mark);
                     self.counters.given_up_marks += 1;
                 }

@@ -6,7 +6,6 @@ use super::host::{Host, OTHER, names};
 use crate::error::Error;
 use crate::event::Event;
 use crate::id::{LayerId, Namespace, PageId, SeqKey, SwapPageId, TokenId};
-use crate::plan::Extend;
 
 impl<B: Inspect> Host<B> {
     /// Compares the engine's state with the model's, and the match of one earlier text. Verifies the engine.
@@ -62,7 +61,7 @@ impl<B: Inspect> Host<B> {
             agree("page_runs", &runs, &want)?;
             let width = model.page_table(seq).map_or(0, <[_]>::len) + 1;
             let mut dense = vec![0; width];
-            let written = engine.write_tables(&[Extend { seq, len: 0 }], track, width, 7, &mut dense);
+            let written = engine.write_tables(&[seq], track, width, 7, &mut dense);
             let kept = want.iter().flatten().map(|page| page.raw());
             let before = width - 1 - want.as_ref().map_or(0, Vec::len);
             let want: Vec<_> = std::iter::repeat_n(7, before).chain(kept).chain([7]).collect();

@@ -1,7 +1,7 @@
 /* A libcuda.so.1 without a device: it runs kernels from their PTX on the CPU (ptx/machine.h). With it, the tests of the
  * CUDA backend run without a GPU (tests/cuda/fake_driver/run.sh).
  *
- * Device memory is swap memory. A call only queues its work. The work runs, oldest first, when a call waits for it; a
+ * Device memory is host memory. A call only queues its work. The work runs, oldest first, when a call waits for it; a
  * call that queries work runs one item. A missing wait therefore changes results. All streams of a device
  * share one queue. A capture takes the work of all streams that its thread uses; calls that the driver forbids in a
  * capture return the driver's error codes. A wait for a stream ends as soon as the stream's work is done; other streams'

@@ -351,7 +351,7 @@ impl PinnedBuffer {
     }
 
     /// Returns the host address, for the driver's copies.
-    pub(in crate::backend::cuda) fn swap(&self) -> *mut u8 {
+    pub(in crate::backend::cuda) fn host_address(&self) -> *mut u8 {
         self.start
     }
 

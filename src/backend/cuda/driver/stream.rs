@@ -1,4 +1,4 @@
-//! Streams, events and graphs, for hosts without their own CUDA binding. Swap with a binding pass raw `CUstream`s as
+//! Streams, events and graphs, for hosts without their own CUDA binding. Hosts with a binding pass raw `CUstream`s as
 //! integers, with a value that keeps them alive.
 
 use std::any::Any;

@@ -110,7 +110,7 @@ impl UploadRing {
     fn read(&self, slot: usize) -> u64 {
         // SAFETY: the slot is inside `done` and 8-byte aligned (pinned memory is page aligned), and the device writes
         // it as one word.
-        let done = unsafe { &*self.done.swap().cast::<AtomicU64>().add(slot) };
+        let done = unsafe { &*self.done.host_address().cast::<AtomicU64>().add(slot) };
         done.load(Ordering::Acquire)
     }
 }

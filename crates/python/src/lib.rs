@@ -3,6 +3,7 @@
 mod arguments;
 mod array;
 mod dlpack;
+mod engine;
 mod errors;
 mod events;
 mod long;
@@ -14,6 +15,9 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _kvarena(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tree::Tree>()?;
+    module.add_class::<engine::Engine>()?;
+    module.add_class::<engine::Plan>()?;
+    module.add_class::<engine::Admission>()?;
     module.add_class::<array::Array>()?;
     for (name, error) in [
         ("Gone", module.py().get_type::<errors::Gone>()),

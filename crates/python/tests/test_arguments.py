@@ -146,7 +146,8 @@ def test_handles_out_of_range(tree, handle):
 def test_foreign_handles(tree, handle):
     other = Tree(pages=64)
     foreign = [other.insert([token], [token])[0] for token in range(8)][-1]
-    for handle in (handle, foreign):
+    alias = tree.match([0])[0] ^ 1 << 32  # its low 64 bits are the number of no key
+    for handle in (handle, foreign, alias):
         for call in (tree.lock, tree.unlock, tree.slots, lambda x: tree.extend(x, [1], [20])):
             with pytest.raises(Gone):
                 call(handle)

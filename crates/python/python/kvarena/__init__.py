@@ -4,4 +4,16 @@
 `python -m kvarena.replay TRACE --pages N` replays a trace. `kvarena.adapters` has mini-sglang, SGLang and nano-vllm.
 """
 
-from kvarena._kvarena import *  # noqa: F403
+from kvarena._kvarena import (
+    Admission,
+    Array,
+    Engine,
+    Gone,
+    NotLocked,
+    OutOfPages,
+    Plan,
+    Shortage,
+    Tree,
+)
+
+__all__ = ["Admission", "Array", "Engine", "Gone", "NotLocked", "OutOfPages", "Plan", "Shortage", "Tree"]

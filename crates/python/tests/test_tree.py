@@ -152,7 +152,7 @@ def test_too_much_memory_is_an_error():
 
 
 def test_one_thread_at_a_time():
-    tree = Tree(pages=1 << 22)
+    tree = Tree(pages=1 << 20)
     begun, errors = threading.Event(), []
 
     def audit():

@@ -104,7 +104,7 @@ impl Engine {
     }
 
     /// Returns a page table for sequences, int32 [sequences, width]; the rest of a row is `fill`.
-    #[pyo3(signature = (seqs, width, fill=-1))]
+    #[pyo3(signature = (seqs, width, fill=-1), text_signature = "($self, seqs, width, fill=-1)")]
     fn tables(&self, seqs: Vec<Id>, width: Count, fill: i32) -> PyResult<Array> {
         let items = extends(seqs.into_iter().map(|seq| (seq, Count(0))).collect());
         let (core, width) = (self.get()?, width.0 as usize);

@@ -4,6 +4,7 @@ use kvarena::tree::Handle;
 use kvarena::{Namespace, PageId, StepId, TokenId};
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList, PyMemoryView, PySequence, PyTuple};
 
@@ -89,8 +90,7 @@ impl Ints {
         let Some((buffer, element)) = buffer(name, obj)? else {
             return Ok(Self { buffer: None, copied: narrow(name, sequence(name, obj)?)? });
         };
-        let aligned = buffer.buf_ptr().cast::<u32>().is_aligned() && buffer.is_c_contiguous();
-        if element.bytes != 4 || !aligned || buffer.item_count() == 0 {
+        if element.bytes != 4 || !is_plain::<u32>(&buffer) {
             let copied = gather_narrow(name, &buffer, element)?;
             return Ok(Self { buffer: None, copied });
         }
@@ -137,31 +137,50 @@ pub fn pages(obj: &Bound<'_, PyAny>, page_size: u32) -> PyResult<Ints> {
     if page_size == 1 {
         return Ints::new(name, obj);
     }
-    let slots = match is_list(obj) {
+    let wide = match is_list(obj) {
         true => list(name, obj)?,
         false => match buffer(name, obj)? {
+            Some((buffer, element)) if element.bytes == 8 && is_plain::<u64>(&buffer) => {
+                // SAFETY: the buffer is contiguous, aligned and not empty, and no Python code runs until it is dropped.
+                let slots = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.item_count()) };
+                return pages_of(name, slots, page_size, element.signed);
+            }
             Some((buffer, element)) => widened(&buffer, element),
             None => sequence(name, obj)?,
         },
     };
-    let size = page_size as usize;
-    let count = slots.values.len();
-    if !count.is_multiple_of(size) {
-        let text = format!("{count} slots do not fill whole pages of {page_size}");
+    pages_of(name, &wide.values, page_size, wide.signed)
+}
+
+/// Returns the pages of slots.
+fn pages_of(name: &str, slots: &[u64], page_size: u32, signed: bool) -> PyResult<Ints> {
+    let size = u64::from(page_size);
+    if !slots.len().is_multiple_of(page_size as usize) {
+        let text = format!("{} slots do not fill whole pages of {page_size}", slots.len());
         return Err(PyValueError::new_err(text));
     }
-    let mut copied = Vec::with_capacity(count / size);
-    for (i, page) in slots.values.chunks_exact(size).enumerate() {
+    let mut copied = Vec::with_capacity(slots.len() / page_size as usize);
+    for (i, page) in slots.chunks_exact(page_size as usize).enumerate() {
         let first = page[0];
-        let whole = first.is_multiple_of(size as u64);
-        if !whole || page.iter().zip(first..).any(|(&slot, wanted)| slot != wanted) {
-            let text = format!("slots {} to {} are not those of one page, in order", i * size, (i + 1) * size - 1);
+        let max = (u64::from(u32::MAX) + 1) * size - 1;
+        if first > max {
+            return Err(outside(name, &Wide { values: slots.to_vec(), signed }, max));
+        }
+        // A fold without an early end compares many slots at once.
+        let broken = page.iter().zip(first..).fold(false, |any, (&slot, wanted)| any | (slot != wanted));
+        if broken || !first.is_multiple_of(size) {
+            let (from, to) = (i as u64 * size, (i as u64 + 1) * size - 1);
+            let text = format!("slots {from} to {to} are not those of one page, in order");
             return Err(PyValueError::new_err(text));
         }
-        let page = u32::try_from(first / size as u64);
-        copied.push(page.map_err(|_| outside(name, &slots, (u64::from(u32::MAX) + 1) * size as u64 - 1))?);
+        copied.push((first / size) as u32);
     }
     Ok(Ints { buffer: None, copied })
+}
+
+/// Returns whether a buffer is a slice of `T`, and not empty.
+fn is_plain<T>(buffer: &PyUntypedBuffer) -> bool {
+    buffer.buf_ptr().cast::<T>().is_aligned() && buffer.is_c_contiguous() && buffer.item_count() > 0
 }
 
 /// The element type of a buffer.
@@ -241,6 +260,17 @@ fn gather_narrow(name: &str, buffer: &PyUntypedBuffer, element: Element) -> PyRe
     if all >> 32 == 0 { Ok(copied) } else { Err(outside(name, &widened(buffer, element), u32::MAX.into())) }
 }
 
+/// Returns an int of Python that has at most 63 bits. Others, also -1, take the way of errors.
+fn small(item: &Bound<'_, PyAny>) -> Option<u64> {
+    if !item.is_exact_instance_of::<PyInt>() {
+        return None;
+    }
+    let mut overflow = 0;
+    // SAFETY: `item` is an int, so the call neither fails nor runs other code.
+    let value = unsafe { ffi::PyLong_AsLongLongAndOverflow(item.as_ptr(), &mut overflow) };
+    u64::try_from(value).ok()
+}
+
 /// Copies the integers of a list or a tuple.
 fn list(name: &str, obj: &Bound<'_, PyAny>) -> PyResult<Wide> {
     let int = |item: Bound<'_, PyAny>| match item.extract::<i64>() {
@@ -251,7 +281,7 @@ fn list(name: &str, obj: &Bound<'_, PyAny>) -> PyResult<Wide> {
         Err(error) => Err(error),
     };
     let values = match obj.cast::<PyList>() {
-        Ok(list) => list.iter().map(int).collect::<PyResult<_>>()?,
+        Ok(list) => list.iter().map(|item| small(&item).map_or_else(|| int(item), Ok)).collect::<PyResult<_>>()?,
         Err(_) => obj.cast::<PyTuple>()?.iter().map(int).collect::<PyResult<_>>()?,
     };
     Ok(Wide { values, signed: true })

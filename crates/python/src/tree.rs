@@ -50,15 +50,21 @@ impl Tree {
 
 /// Returns the slots of pages, in order.
 fn slots_of(pages: &[PageId], page_size: u32, wide: bool) -> Array {
-    let slots = |page: PageId| {
-        let first = u64::from(page.raw()) * u64::from(page_size);
-        first..first + u64::from(page_size)
-    };
-    match (wide, page_size) {
-        (true, _) => Array::new(pages.iter().flat_map(|&page| slots(page)).map(|slot| slot as i64).collect()),
-        (false, 1) => Array::new(pages.iter().map(|page| page.raw() as i32).collect()),
-        (false, _) => Array::new(pages.iter().flat_map(|&page| slots(page)).map(|slot| slot as i32).collect()),
+    let count = pages.len() * page_size as usize;
+    if wide {
+        let mut slots = Vec::with_capacity(count);
+        for page in pages {
+            let first = i64::from(page.raw()) * i64::from(page_size);
+            slots.extend(first..first + i64::from(page_size));
+        }
+        return Array::new(slots);
     }
+    let mut slots = Vec::with_capacity(count);
+    for page in pages {
+        let first = page.raw() * page_size;
+        slots.extend((first..first + page_size).map(|slot| slot as i32));
+    }
+    Array::new(slots)
 }
 
 #[pymethods]

@@ -50,7 +50,7 @@ class TreeCore:
         self.reset()
 
     def reset(self):
-        self.tree = kvarena.Tree(self.pages, self.page_size, wide_slots=True, prefault=False)
+        self.tree = kvarena.Tree(self.pages, self.page_size, wide_slots=True)
         self.namespaces = {}
         self.quota = 0
         self.empty_match_result = self.matched(ROOT, 0)

@@ -163,7 +163,10 @@ impl Handle {
         if [serial, node] == [0, 0] {
             return Self::default();
         }
-        Self { serial, node: KeyData::from_ffi(node).into() }
+        let handle = Self { serial, node: KeyData::from_ffi(node).into() };
+        // A key has fewer bits than its number, so other numbers may give the key of a handle.
+        let names_nothing = Self { serial: u64::MAX, node: NodeKey::default() };
+        if handle.to_raw() == [serial, node] { handle } else { names_nothing }
     }
 
     /// Returns the handle as two numbers, for callers in other languages. The default handle is two zeros.

@@ -206,6 +206,9 @@ fn calls_out_of_order_are_refused() {
     assert_eq!(cpu.read_page(PageId::new(1), &mut bytes), size);
     assert_eq!(cpu.write_page(PageId::new(1), &bytes), size);
     assert_eq!(cpu.page_piece(PageId::new(1), 1), Err(CpuError::Piece { piece: 1, pieces: 1 }));
+    let row = cpu.layout().row(PlaneName::V, layer, SlotId::new(5)).expect("the pool has V");
+    cpu.pool_mut()[row.start as usize..][..2].copy_from_slice(&0x4100_u16.to_le_bytes()); // 2.5 as f16
+    assert_eq!(cpu.read_slot(PlaneName::V, layer, SlotId::new(5)).map(|row| row[0]), Ok(2.5));
     let slot = SlotId::new(60);
     let past = refused(PlanError::Slot { slot, slot_count: 60 });
     assert_eq!(cpu.slot(PlaneName::K, layer, slot), past);

@@ -181,7 +181,7 @@ fn an_eviction_by_node_returns_the_handle_of_the_end() {
 
 #[test]
 fn the_empty_prefix_has_the_default_handle() {
-    let (mut tree, _) = tree_of_four();
+    let (mut tree, end) = tree_of_four();
     let empty = Handle::default();
     assert_eq!(tree.match_prefix(NAMESPACE, &text(7..9), &mut Vec::new()).handle, empty);
     assert_eq!(tree.insert(NAMESPACE, &[], &[]).expect("no pages").handle, empty);
@@ -190,7 +190,10 @@ fn the_empty_prefix_has_the_default_handle() {
     assert_eq!(tree.extend(empty, &text(0..1), &pages(9..10)), Err(TreeError::NotLocked { handle: empty }));
     assert_eq!(empty.to_raw(), [0, 0]);
     assert_eq!(Handle::from_raw([0, 0]), empty);
-    for raw in [[0, 1], [1, 0], [0, u64::MAX], [u64::MAX, u64::MAX]] {
+    // The number of a missing key, and a handle whose key has another number.
+    let (missing, [serial, node]) = (1 << 32 | u64::from(u32::MAX), end.to_raw());
+    assert_eq!(tree.lock(Handle::from_raw([serial, node])), Ok(()));
+    for raw in [[0, 1], [1, 0], [0, u64::MAX], [u64::MAX, u64::MAX], [0, missing], [serial, node ^ 1 << 32]] {
         let handle = Handle::from_raw(raw);
         assert_eq!(tree.lock(handle), Err(TreeError::Gone { handle }), "{raw:?}");
     }

@@ -100,6 +100,12 @@ impl Cpu {
         Ok(())
     }
 
+    /// Returns all bytes of the pool, for a host that stores K and V itself. [`PoolLayout::strides`] has the places of
+    /// a plane.
+    pub fn pool_mut(&mut self) -> &mut [u8] {
+        self.pool.bytes_mut()
+    }
+
     /// Returns the bytes of one contiguous [piece](PoolLayout::piece) of a page.
     ///
     /// # Errors

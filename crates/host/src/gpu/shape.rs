@@ -21,6 +21,7 @@ pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
         Family::DeepseekV3 => return missing("a latent attention"),
         Family::Gemma4 => return missing("layers of several shapes"),
         Family::Llama4 => return missing("layers without rotary positions"),
+        Family::Qwen3_5 => return missing("layers that keep a state"),
     }
     if config.experts.is_some_and(|experts| experts.count > ROUTED_MAX) {
         return missing("a layer of so many experts");

@@ -1,5 +1,5 @@
-//! Qwen3.5's text model without pages, against the golden tokens and a naive model in f64. If this test fails, the model
-//! is wrong; `golden.rs` tests the states in pages.
+//! Compares Qwen3.5's text model without pages with the golden tokens and with a naive model in f64. If this test
+//! fails, the model is wrong.
 
 mod common;
 

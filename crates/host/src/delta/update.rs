@@ -1,4 +1,5 @@
-//! The state of a sequence over its new tokens: a causal convolution of q, k and v, and a recurrence for each value head.
+//! The state of a sequence over its new tokens: a causal convolution of q, k and v, and a recurrence for each value
+//! head.
 //!
 //! With the state `S`, `[key_dim, value_dim]`, and unit vectors q and k, one token computes
 //! `S = decay S; S += k (beta (v - S^T k))^T; out = S^T q / sqrt(key_dim)`.

@@ -209,6 +209,11 @@ impl ModelConfig {
         }
     }
 
+    /// Returns the sizes of a layer of Gated DeltaNet; `None` for a layer of attention.
+    pub fn delta_of(&self, layer: usize) -> Option<&DeltaConfig> {
+        self.delta.as_ref().filter(|delta| delta.layers[layer])
+    }
+
     /// Returns a layer's heads of K and V, and the elements of a head.
     pub fn heads_of(&self, layer: usize) -> (usize, usize) {
         match self.window_heads {

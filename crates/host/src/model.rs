@@ -367,7 +367,7 @@ impl Layer {
         let (_, head_dim) = config.heads_of(index);
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let bias = config.attention_bias;
-        let delta = config.delta.as_ref().filter(|delta| delta.layers[index]);
+        let delta = config.delta_of(index);
         let (projections, attended) = match (config.latent, delta) {
             (_, Some(delta)) => {
                 let projections = Delta::build(source, &name("linear_attn"), hidden, delta)?;

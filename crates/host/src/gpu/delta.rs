@@ -30,9 +30,9 @@ pub struct DeltaRows {
 }
 
 /// Device addresses of one layer's weights.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct DeltaWeights {
-    /// bf16 `[channels, 4]`
+    /// bf16 `[channels, 4]`. All addresses are 0 in layers of attention.
     pub conv: u64,
     /// f32 `[value_heads]`: `-exp(A_log)`.
     pub rate: u64,
@@ -65,6 +65,9 @@ pub fn check_sizes(config: &DeltaConfig) -> Result<(), GpuError> {
     if ![32, 128].contains(&config.key_dim) {
         return missing("a state with keys of other than 32 or 128 elements");
     }
+    if !projected_width(config).is_multiple_of(8) {
+        return missing("a state of so few heads");
+    }
     if !config.value_dim.is_multiple_of(UPDATE_THREADS as usize / 2) && ![16, 32].contains(&config.value_dim)
         || config.value_dim > 256
     {
@@ -73,9 +76,9 @@ pub fn check_sizes(config: &DeltaConfig) -> Result<(), GpuError> {
     Ok(())
 }
 
-/// Returns the elements of a row of the layer's projection: q, k, v, z, a, b and padding to a multiple of 8.
+/// Returns the elements of a row of the layer's projection: q, k, v, z, a and b.
 pub fn projected_width(config: &DeltaConfig) -> usize {
-    (config.channels() + config.value_width() + 2 * config.value_heads).next_multiple_of(8)
+    config.channels() + config.value_width() + 2 * config.value_heads
 }
 
 /// Launches the kernels of one layer between its two projections: advances the states of all rows, and writes the gated

@@ -11,6 +11,7 @@ use kvarena::error::ConfigError;
 use kvarena::layout::{Groups, Reach};
 use serde_json::Value;
 
+use crate::delta::DeltaConfig;
 use crate::error::Result;
 use crate::experts::ExpertsConfig;
 use crate::family::Family;
@@ -54,6 +55,8 @@ pub struct ModelConfig {
     pub scale: f32,
     /// Latent attention, where the family has it.
     pub latent: Option<LatentConfig>,
+    /// Layers of Gated DeltaNet, where the family has them. They store no K and V.
+    pub delta: Option<DeltaConfig>,
     /// Mixtures of experts, where the family has them.
     pub experts: Option<ExpertsConfig>,
     /// Epsilon of the RMSNorms, except for those inside latent attention.
@@ -124,6 +127,7 @@ impl ModelConfig {
         let q_heads = "num_attention_heads";
         let q_heads = if gemma { fields.size_or(q_heads, gemma::Q_HEADS) } else { fields.size(q_heads) }?;
         let latent = (family == Family::DeepseekV3).then(|| LatentConfig::parse(fields)).transpose()?;
+        let delta = (family == Family::Qwen3_5).then(|| parse_delta(fields)).transpose()?;
         let nope = (family == Family::Llama4).then(|| NopeConfig::parse(fields)).transpose()?;
         let (kv_heads, head_dim, window_heads, k_is_v) = heads(fields, family, (hidden, q_heads), latent)?;
         let rotated = latent.map_or(head_dim, |latent| latent.rope);
@@ -162,6 +166,7 @@ impl ModelConfig {
             value_dim: latent.map_or(head_dim, |latent| latent.rank),
             scale,
             latent,
+            delta,
             experts: ExpertsConfig::parse(fields, family)?,
             norm_eps,
             max_len: fields.size_or("max_position_embeddings", default_len(family))?,
@@ -202,6 +207,11 @@ impl ModelConfig {
             (Some(rope), Some(_)) => rope,
             _ => &self.rope,
         }
+    }
+
+    /// Returns the sizes of a layer of Gated DeltaNet; `None` for a layer of attention.
+    pub fn delta_of(&self, layer: usize) -> Option<&DeltaConfig> {
+        self.delta.as_ref().filter(|delta| delta.layers[layer])
     }
 
     /// Returns a layer's heads of K and V, and the elements of a head.
@@ -247,7 +257,7 @@ fn default_len(family: Family) -> usize {
     match family {
         Family::Llama => 2048,
         Family::DeepseekV3 => 4096,
-        Family::Qwen3 => 32768,
+        Family::Qwen3 | Family::Qwen3_5 => 32768,
         Family::GptOss | Family::Gemma3 | Family::Gemma4 | Family::Llama4 => 131_072,
     }
 }
@@ -313,11 +323,19 @@ fn ropes(
     window_heads: Option<WindowHeads>,
 ) -> Result<(Rope, Option<Rope>)> {
     if !matches!(family, Family::Gemma3 | Family::Gemma4) {
-        return Ok((Rope::parse(fields, rotated)?, None));
+        return Ok((Rope::parse(fields, rotated, family == Family::Qwen3_5)?, None));
     }
     let of_windows = window_heads.map_or(rotated, |heads| heads.head_dim);
     let (rope, of_windows) = Rope::parse_pair(fields, (rotated, of_windows))?;
     Ok((rope, Some(of_windows)))
+}
+
+/// Reads the layers of Gated DeltaNet. The family gates the output of attention in its other layers.
+fn parse_delta(fields: &Fields<'_>) -> Result<DeltaConfig> {
+    if !fields.flag_or("attn_output_gate", true)? {
+        return Err(fields.wrong("attn_output_gate false is not implemented"));
+    }
+    DeltaConfig::parse(fields)
 }
 
 /// Returns whether q, k, v and o have a bias, which latent rows do not support. Only gpt-oss has it by default.
@@ -333,7 +351,7 @@ fn default_head_dim(fields: &Fields<'_>, family: Family, hidden: usize, q_heads:
     match family {
         Family::Qwen3 | Family::Llama4 => return Ok(128),
         Family::GptOss => return Ok(64),
-        Family::Gemma3 | Family::Gemma4 => return Ok(256),
+        Family::Gemma3 | Family::Gemma4 | Family::Qwen3_5 => return Ok(256),
         Family::Llama | Family::DeepseekV3 => {}
     }
     if fields.get("head_dim").is_none() && !hidden.is_multiple_of(q_heads) {
@@ -349,7 +367,7 @@ fn default_head_dim(fields: &Fields<'_>, family: Family, hidden: usize, q_heads:
 /// `sliding_window_pattern`-th layer has none, by default every sixth.
 fn windows(fields: &Fields<'_>, family: Family, layers: usize) -> Result<Vec<Option<u32>>> {
     let may = match family {
-        Family::Llama | Family::DeepseekV3 | Family::Llama4 => false,
+        Family::Llama | Family::DeepseekV3 | Family::Llama4 | Family::Qwen3_5 => false,
         Family::Qwen3 => fields.flag("use_sliding_window")?,
         Family::GptOss | Family::Gemma3 | Family::Gemma4 => true,
     };

@@ -6,6 +6,7 @@ use kvarena::{Attend, Backend, BatchPlan, Cpu, LayerId};
 use crate::calibrate::Largest;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
+use crate::delta::DeltaStep;
 use crate::error::{Error, Result};
 use crate::model::{Attention, AttentionInputs, Model, Pass, Workspace};
 use crate::runner::{Runner, Work};
@@ -164,6 +165,8 @@ impl Runner for CpuRunner<'_> {
 #[derive(Debug)]
 enum StepError {
     Backend(CpuError),
+    /// The backend stores no states.
+    NoStates,
     /// The user requested a failure (`--fail-every`).
     Injected,
 }
@@ -172,6 +175,7 @@ impl std::fmt::Display for StepError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Backend(error) => error.fmt(f),
+            Self::NoStates => f.write_str("layers that keep a state are not served"),
             Self::Injected => f.write_str("injected failure"),
         }
     }
@@ -217,5 +221,9 @@ impl Attention for Paged<'_> {
             })
             .map_err(StepError::Backend)?;
         if self.fail_at == Some(layer) { Err(StepError::Injected) } else { Ok(()) }
+    }
+
+    fn delta(&mut self, _: usize, _: &mut DeltaStep<'_>) -> std::result::Result<(), StepError> {
+        Err(StepError::NoStates)
     }
 }

@@ -62,7 +62,7 @@ impl ExpertsConfig {
     /// A field is missing, invalid, contradicts another one, or requests an unsupported method.
     pub fn parse(fields: &Fields<'_>, family: Family) -> Result<Option<Self>> {
         let config = match family {
-            Family::Llama | Family::Qwen3 | Family::Gemma3 | Family::Gemma4 => return Ok(None),
+            Family::Llama | Family::Qwen3 | Family::Gemma3 | Family::Gemma4 | Family::Qwen3_5 => return Ok(None),
             Family::Llama4 => match Self::llama4(fields)? {
                 Some(config) => config,
                 None => return Ok(None),

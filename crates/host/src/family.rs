@@ -25,17 +25,30 @@ pub enum Family {
     /// `Llama4ForCausalLM`, and the text model of `Llama4ForConditionalGeneration`: layers with rotary positions read
     /// chunks, the other layers read all tokens; mixtures of experts.
     Llama4,
+    /// `Qwen3_5ForCausalLM`, and the text model of `Qwen3_5ForConditionalGeneration`: layers of Gated DeltaNet, and
+    /// layers of attention whose output is gated and whose heads rotate in part.
+    Qwen3_5,
 }
 
 impl Family {
     /// Returns whether the family has weights that normalise the heads of q and k. Llama 4 normalises without weights.
     pub fn norms_heads(self) -> bool {
-        matches!(self, Self::Qwen3 | Self::Gemma3 | Self::Gemma4)
+        matches!(self, Self::Qwen3 | Self::Gemma3 | Self::Gemma4 | Self::Qwen3_5)
     }
 
     /// Returns whether the family normalises the outputs of attention and of the MLP.
     pub fn norms_outputs(self) -> bool {
         matches!(self, Self::Gemma3 | Self::Gemma4)
+    }
+
+    /// Returns whether checkpoints store the difference of a norm's weight from 1.
+    pub fn centres_norms(self) -> bool {
+        matches!(self, Self::Gemma3 | Self::Qwen3_5)
+    }
+
+    /// Returns whether q's projection also computes a gate of attention's output.
+    pub fn gates_attention(self) -> bool {
+        self == Self::Qwen3_5
     }
 
     /// Returns the name of the norm before the MLP.
@@ -63,9 +76,10 @@ impl Family {
             "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "gemma3_text" | "gemma3" => Ok(Self::Gemma3),
             "Gemma4ForCausalLM" | "Gemma4ForConditionalGeneration" | "gemma4_text" | "gemma4" => Ok(Self::Gemma4),
             "Llama4ForCausalLM" | "Llama4ForConditionalGeneration" | "llama4_text" | "llama4" => Ok(Self::Llama4),
+            "Qwen3_5ForCausalLM" | "Qwen3_5ForConditionalGeneration" | "qwen3_5_text" | "qwen3_5" => Ok(Self::Qwen3_5),
             other => Err(fields.wrong(&format!(
                 "architecture {other:?} is not implemented, only LlamaForCausalLM, Qwen3ForCausalLM, \
-                 DeepseekV3ForCausalLM, GptOssForCausalLM, and Gemma3, Gemma4 and Llama4 ForCausalLM or \
+                 DeepseekV3ForCausalLM, GptOssForCausalLM, and Gemma3, Gemma4, Llama4 and Qwen3_5 ForCausalLM or \
                  ForConditionalGeneration"
             ))),
         }

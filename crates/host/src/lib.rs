@@ -9,7 +9,8 @@
 //! source, checkpoint, gguf          a model's tensors: random, from safetensors or from GGUF
 //! quantised                         published formats of 8 and 4 bits in safetensors
 //! matrix, ops, linear               matrix products, element-wise operations, projections
-//! latent, nope, experts, model      the forward pass; the caller stores K and V and computes attention
+//! latent, nope, delta, experts      latent attention, Llama 4's positions, layers with a state, mixtures of experts
+//! model                             the forward pass; the caller stores K and V and computes attention
 //! sample, shaping                   from logits to tokens
 //! template, coding, text, decoder   from messages to tokens, from tokens to text
 //! request, stream, draft            requests; the growing answers; drafts of their next tokens
@@ -30,6 +31,7 @@ pub mod coding;
 pub mod config;
 pub mod cpu;
 pub mod decoder;
+pub mod delta;
 pub mod draft;
 pub mod error;
 pub mod experts;

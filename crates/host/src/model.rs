@@ -9,6 +9,7 @@ use kvarena::layout::Reach;
 
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
+use crate::delta::{Delta, DeltaStep, DeltaWork};
 use crate::error::Result;
 use crate::experts::{Experts, ExpertsWork};
 use crate::family::Family;
@@ -44,7 +45,7 @@ impl AttentionInputs<'_> {
     }
 }
 
-/// Stores a layer's K and V, and computes attention.
+/// Stores K and V and computes attention, and owns the states of layers that keep one.
 pub trait Attention {
     /// The error of attention.
     type Error;
@@ -59,11 +60,18 @@ pub trait Attention {
         inputs: AttentionInputs<'_>,
         out: &mut [f32],
     ) -> std::result::Result<(), Self::Error>;
+
+    /// Passes the state of each sequence in the pass to [`DeltaStep::update`], for a layer of Gated DeltaNet.
+    ///
+    /// # Errors
+    /// The implementation's error, which ends the pass.
+    fn delta(&mut self, layer: usize, step: &mut DeltaStep<'_>) -> std::result::Result<(), Self::Error>;
 }
 
 /// The projections from x to q, k and v.
 enum Projections {
-    /// If `v` is `None`, V is computed from the product for K.
+    /// If `v` is `None`, V is computed from the product for K. In families that gate attention, the product for q
+    /// contains a gate behind each head.
     Heads {
         q: Linear,
         k: Linear,
@@ -72,6 +80,7 @@ enum Projections {
         k_norm: Option<Vec<f32>>,
     },
     Latent(Latent),
+    Delta(Delta),
 }
 
 /// The part of a layer after attention.
@@ -123,12 +132,15 @@ pub struct Workspace {
     x: Vec<f32>,
     normed: Vec<f32>,
     q: Vec<f32>,
+    /// Gates of attention's output, `[tokens, q_heads, head_dim]`, in families that have them.
+    gates: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
     attended: Vec<f32>,
     values: Vec<f32>,
     mlp: MlpWork,
     latent: LatentWork,
+    delta: DeltaWork,
     experts: ExpertsWork,
     transposed: Vec<f32>,
     /// `[requested rows, vocab]`, of the last pass.
@@ -210,7 +222,8 @@ impl Model {
         Ok(())
     }
 
-    /// Computes `x += o(attention(rotate(q), rotate(k), v))`, with q, k and v of the normed x.
+    /// Computes `x += o(attention(rotate(q), rotate(k), v))`, with q, k and v of the normed x. Layers of Gated DeltaNet
+    /// update their states instead of attention.
     fn attend<A: Attention>(
         &self,
         (index, layer): (usize, &Layer),
@@ -220,6 +233,15 @@ impl Model {
         clock: &mut Clock,
     ) -> std::result::Result<(), A::Error> {
         self.project((index, layer), positions, work, clock);
+        if let Projections::Delta(delta) = &layer.projections {
+            attention.delta(index, &mut delta.step(&mut work.delta, &mut work.attended))?;
+            clock.lap(Part::Attention);
+            delta.gate(&mut work.attended, &work.delta, self.config.norm_eps);
+            layer.o.apply(&work.attended, &mut work.normed, &mut work.transposed);
+            clock.lap(Part::Products);
+            ops::add(&mut work.x, &work.normed);
+            return Ok(());
+        }
         let (_, head_dim) = self.config.heads_of(index);
         let value_dim = if self.config.latent.is_some() { self.config.value_dim } else { head_dim };
         resize(&mut work.attended, work.q.len() / head_dim * value_dim);
@@ -233,8 +255,11 @@ impl Model {
         };
         attention.layer(index, inputs, &mut work.attended)?;
         clock.lap(Part::Attention);
+        if self.config.family.gates_attention() {
+            ops::sigmoid_times(&mut work.attended, &work.gates);
+        }
         let values = match &layer.projections {
-            Projections::Heads { .. } => &work.attended,
+            Projections::Heads { .. } | Projections::Delta(_) => &work.attended,
             Projections::Latent(latent) => {
                 let (latent_work, transposed) = (&mut work.latent, &mut work.transposed);
                 latent.values(&work.attended, &mut work.values, latent_work, transposed);
@@ -255,7 +280,12 @@ impl Model {
         clock.lap(Part::Elementwise);
         match &layer.projections {
             Projections::Heads { q, k, v, q_norm, k_norm } => {
-                q.apply(&work.normed, &mut work.q, &mut work.transposed);
+                if self.config.family.gates_attention() {
+                    q.apply(&work.normed, &mut work.values, &mut work.transposed);
+                    split_gates(&work.values, head_dim, &mut work.q, &mut work.gates);
+                } else {
+                    q.apply(&work.normed, &mut work.q, &mut work.transposed);
+                }
                 k.apply(&work.normed, &mut work.k, &mut work.transposed);
                 match v {
                     Some(v) => v.apply(&work.normed, &mut work.v, &mut work.transposed),
@@ -285,6 +315,10 @@ impl Model {
                 let (x, transposed) = (&work.normed, &mut work.transposed);
                 latent.project(x, &work.angles, rows, &mut work.latent, transposed);
                 work.v.clear();
+                clock.lap(Part::Products);
+            }
+            Projections::Delta(delta) => {
+                delta.project(&work.normed, &mut work.delta, &mut work.transposed);
                 clock.lap(Part::Products);
             }
         }
@@ -333,19 +367,25 @@ impl Layer {
         let (_, head_dim) = config.heads_of(index);
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let bias = config.attention_bias;
-        let (projections, attended) = match config.latent {
-            Some(latent) => {
+        let delta = config.delta_of(index);
+        let (projections, attended) = match (config.latent, delta) {
+            (_, Some(delta)) => {
+                let projections = Delta::build(source, &name("linear_attn"), hidden, delta)?;
+                (Projections::Delta(projections), delta.value_width())
+            }
+            (Some(latent), None) => {
                 let (name, size) = (name("self_attn"), (hidden, q_heads));
                 let projections = Latent::build(source, &name, size, latent)?;
                 (Projections::Latent(projections), q_heads * latent.value)
             }
-            None => (heads(config, source, index, name)?, q_heads * head_dim),
+            (None, None) => (heads(config, source, index, name)?, q_heads * head_dim),
         };
         let sinks = match config.family {
             Family::GptOss => Some(source.vector(&name("self_attn.sinks"), q_heads)?),
             _ => None,
         };
-        let o = Linear::build(source, &name("self_attn.o_proj"), hidden, attended, bias)?;
+        let (o, bias) = if delta.is_some() { ("linear_attn.out_proj", false) } else { ("self_attn.o_proj", bias) };
+        let o = Linear::build(source, &name(o), hidden, attended, bias)?;
         let part = if config.nope.is_some() { "feed_forward" } else { "mlp" };
         let rest = match config.experts.filter(|experts| experts.is_in(index)) {
             Some(experts) => Rest::Experts(Experts::build(source, &name(part), hidden, experts)?),
@@ -370,10 +410,19 @@ impl Layer {
     }
 }
 
-/// Returns the weight of a norm. Gemma 3's checkpoints store its difference from 1.
+/// Splits `[tokens, heads, 2, head_dim]` into the heads of q and their gates.
+fn split_gates(both: &[f32], head_dim: usize, q: &mut Vec<f32>, gates: &mut Vec<f32>) {
+    q.clear();
+    gates.clear();
+    for (i, head) in both.chunks_exact(head_dim).enumerate() {
+        if i % 2 == 0 { &mut *q } else { &mut *gates }.extend_from_slice(head);
+    }
+}
+
+/// Returns the weight of a norm. Some families' checkpoints store its difference from 1.
 fn norm(config: &ModelConfig, source: &mut dyn Source, name: &str, len: usize) -> Result<Vec<f32>> {
     let mut weight = source.vector(name, len)?;
-    if config.family == Family::Gemma3 {
+    if config.family.centres_norms() {
         weight.iter_mut().for_each(|w| *w += 1.0);
     }
     Ok(weight)
@@ -389,6 +438,7 @@ fn heads(
     let ModelConfig { hidden, q_heads, attention_bias: bias, .. } = *config;
     let (kv_heads, head_dim) = config.heads_of(index);
     let (q_width, kv_width) = (q_heads * head_dim, kv_heads * head_dim);
+    let q_width = if config.family.gates_attention() { 2 * q_width } else { q_width };
     let q = Linear::build(source, &name("self_attn.q_proj"), q_width, hidden, bias)?;
     let k = Linear::build(source, &name("self_attn.k_proj"), kv_width, hidden, bias)?;
     let has_v = !config.k_is_v || config.windows[index].is_some();

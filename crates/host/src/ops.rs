@@ -27,6 +27,17 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     });
 }
 
+/// Computes `x[t] = x[t] / rms(x[t]) * weight * silu(gate[t])`, for rows of `weight`'s length.
+pub fn gated_norm(x: &mut [f32], gate: &[f32], weight: &[f32], eps: f32) {
+    let width = weight.len();
+    for_rows(x, width, |i, x| {
+        let scale = rms_scale(x, eps);
+        for ((x, w), gate) in x.iter_mut().zip(weight).zip(&gate[i * width..]) {
+            *x *= scale * w * gate * sigmoid(*gate);
+        }
+    });
+}
+
 fn rms_scale(x: &[f32], eps: f32) -> f32 {
     let mut lanes = [0.0_f32; 16];
     let chunks = x.chunks_exact(16);
@@ -41,6 +52,8 @@ fn rms_scale(x: &[f32], eps: f32) -> f32 {
 /// Cosines and sines of a step's positions times the rope's amplitude, `[tokens, rotating pairs]` each.
 #[derive(Default)]
 pub struct Angles {
+    /// Rotating pairs of a head.
+    pairs: usize,
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
@@ -48,6 +61,7 @@ pub struct Angles {
 impl Angles {
     /// Computes the angles of these positions.
     pub fn set(&mut self, rope: &Rope, positions: &[u32]) {
+        self.pairs = rope.frequencies.len();
         self.cos.clear();
         self.sin.clear();
         for &position in positions {
@@ -76,7 +90,7 @@ impl Angles {
     }
 }
 
-/// Rotates all elements of each head. If `norm` is given, each head first gets an RMS norm with its weight and epsilon.
+/// Rotates the first elements of each head, up to the number of elements that rotate. If `norm` is given, each head first gets an RMS norm with its weight and epsilon.
 /// `x` is `[tokens, heads, head_dim]`.
 pub fn norm_and_rotate(x: &mut [f32], heads: usize, head_dim: usize, norm: Option<(&[f32], f32)>, angles: &Angles) {
     for_rows(x, heads * head_dim, |t, row| {
@@ -85,7 +99,7 @@ pub fn norm_and_rotate(x: &mut [f32], heads: usize, head_dim: usize, norm: Optio
                 let scale = rms_scale(head, eps);
                 head.iter_mut().zip(weight).for_each(|(x, w)| *x *= scale * w);
             }
-            angles.rotate(t, head, false);
+            angles.rotate(t, &mut head[..2 * angles.pairs], false);
         }
     });
 }
@@ -133,6 +147,16 @@ pub fn silu_times(gate: &mut [f32], up: &[f32], width: usize) {
 pub fn gelu_times(gate: &mut [f32], up: &[f32], width: usize) {
     const FACTOR: f32 = std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2;
     activate(gate, up, width, |x, up| 0.5 * x * (1.0 + (FACTOR * (x + 0.044715 * x * x * x)).tanh()) * up);
+}
+
+/// Returns `1 / (1 + exp(-x))`.
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// Computes `x *= sigmoid(gate)`.
+pub fn sigmoid_times(x: &mut [f32], gate: &[f32]) {
+    x.iter_mut().zip(gate).for_each(|(x, gate)| *x *= sigmoid(*gate));
 }
 
 /// Computes `x += y`.

@@ -20,14 +20,15 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Reads `rope_parameters` (new style), or `rope_theta` and `rope_scaling` (old style).
+    /// Reads `rope_parameters` (new style), or `rope_theta` and `rope_scaling` (old style). If `is_partial`, only the
+    /// first elements of a head rotate: `partial_rotary_factor` of them, by default a quarter.
     ///
     /// # Errors
     /// A rope type is not implemented, or a field is missing or invalid.
-    pub fn parse(fields: &Fields<'_>, head_dim: usize) -> Result<Self> {
+    pub fn parse(fields: &Fields<'_>, head_dim: usize, is_partial: bool) -> Result<Self> {
         let parameters = fields.object("rope_parameters")?;
         let old_theta = fields.number_or("rope_theta", 10_000.0)?;
-        Self::new(fields, parameters, (old_theta, fields.object("rope_scaling")?), head_dim)
+        Self::new(fields, parameters, (old_theta, fields.object("rope_scaling")?), head_dim, is_partial)
     }
 
     /// Reads the two ropes of Gemma 3 and 4: first that of layers that read all tokens, then that of layers with a
@@ -42,9 +43,9 @@ impl Rope {
         let theta = fields.number_or("rope_theta", 1_000_000.0)?;
         let local_theta = fields.number_or("rope_local_base_freq", 10_000.0)?;
         let scaling = fields.object("rope_scaling")?;
-        let all = Self::new(fields, of_kind("full_attention")?, (theta, scaling), head_dim)?;
+        let all = Self::new(fields, of_kind("full_attention")?, (theta, scaling), head_dim, false)?;
         let window = of_kind("sliding_attention")?;
-        Ok((all, Self::new(fields, window, (local_theta, None), window_dim)?))
+        Ok((all, Self::new(fields, window, (local_theta, None), window_dim, false)?))
     }
 
     /// Reads a rope from `parameters` in the new style, or from `old_theta` and `scaling` in the old style.
@@ -52,15 +53,25 @@ impl Rope {
         fields: &Fields<'_>,
         parameters: Option<Fields<'_>>,
         (old_theta, scaling): (f64, Option<Fields<'_>>),
-        head_dim: usize,
+        mut head_dim: usize,
+        is_partial: bool,
     ) -> Result<Self> {
         let theta = parameters.as_ref().map_or(Ok(old_theta), |new| new.number_or("rope_theta", old_theta))?;
         if theta <= 0.0 {
             return Err(fields.wrong(&format!("rope_theta {theta} is not above 0")));
         }
-        let rotary_part = parameters.as_ref().unwrap_or(fields).number_or("partial_rotary_factor", 1.0)?;
+        let whole = if is_partial { 0.25 } else { 1.0 };
+        let rotary_part = parameters.as_ref().unwrap_or(fields).number_or("partial_rotary_factor", whole)?;
         let is_proportional = parameters.as_ref().map(kind).transpose()? == Some("proportional");
-        if rotary_part != 1.0 && !is_proportional {
+        if is_partial {
+            let rotated = (rotary_part * head_dim as f64) as usize;
+            if rotated == 0 || rotated > head_dim || !rotated.is_multiple_of(2) {
+                let what =
+                    format!("partial_rotary_factor {rotary_part} of head_dim {head_dim} is not pairs of elements");
+                return Err(fields.wrong(&what));
+            }
+            head_dim = rotated;
+        } else if rotary_part != 1.0 && !is_proportional {
             let what = format!("partial_rotary_factor {rotary_part} is not implemented, only 1");
             return Err(fields.wrong(&what));
         }

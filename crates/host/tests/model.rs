@@ -17,7 +17,7 @@ use serde_json::json;
 
 #[test]
 fn the_model_without_pages_generates_the_golden_tokens() {
-    let others = ["deepseek-groups", "gemma3-tiny", "gemma4-tiny", "llama4-tiny"];
+    let others = ["deepseek-groups", "gemma3-tiny", "gemma4-tiny", "llama4-tiny", "qwen3-5-tiny"];
     let others = others.into_iter().chain(common::PUBLISHED);
     for name in common::MODELS.into_iter().chain(common::MIXTURES).chain(others) {
         let model = common::model(name);

@@ -117,6 +117,7 @@ fn the_text_part_of_models_with_images_generates_the_golden_tokens() {
         ("gemma3-tiny", gemma3, saved),
         ("gemma4-tiny", gemma4, saved),
         ("llama4-tiny", "Llama4ForConditionalGeneration", published),
+        ("qwen3-5-tiny", "Qwen3_5ForConditionalGeneration", saved),
     ];
     for (name, architecture, rename) in forms {
         let dir = with_images(name, architecture, rename);

@@ -100,6 +100,52 @@ struct SiluMulParams {
 };
 GEN_SIZE(SiluMulParams, 24)
 
+// In the structs of Gated DeltaNet, `width` is the stride in elements of the rows of the layer's projection, which contain q, k, v,
+// z, a and b. `channels` is the width of q, k and v. A slot is a place of states; `states` is the address of slot 0's part.
+struct DeltaConvParams {
+    u64 x;              // bf16 [tokens, width], from q on
+    u64 weight;         // bf16 [channels, 4]
+    u64 out;            // bf16 [tokens, channels]
+    u64 states;         // bf16 [3, channels] in each slot: the latest inputs, the oldest first
+    u64 stride;         // bytes between slots
+    u64 reads, writes;  // i32 [rows]: slots; a negative slot to write: the row is padding
+    u64 starts;         // u32 [rows + 1]: the first token of each row, and the number of tokens
+    u32 width, channels, rows;
+    u32 tile;  // tokens of a CTA
+};
+GEN_SIZE(DeltaConvParams, 80)
+
+struct DeltaUpdateParams {
+    u64 x;              // bf16 [tokens, channels]: output of delta_conv
+    u64 a, b;           // bf16 [tokens, width], from a and from b on
+    u64 rate, bias;     // f32 [value_heads]: -exp(A_log), dt_bias
+    u64 states;         // f32 [value_heads, K, value_dim] in each slot
+    u64 stride;         // bytes between slots
+    u64 reads, writes;  // as in DeltaConvParams
+    u64 starts;         // as in DeltaConvParams
+    u64 out;            // bf16 [tokens, value_heads, value_dim]
+    u32 width, channels, key_heads, value_heads, value_dim;
+    float scale;  // factor of q
+};
+GEN_SIZE(DeltaUpdateParams, 112)
+
+struct DeltaGateParams {
+    u64 x;       // bf16 [tokens, value_heads, value_dim]
+    u64 z;       // bf16 [tokens, width], from z on
+    u64 weight;  // bf16 [value_dim]
+    u32 tokens, width, value_heads, value_dim;
+    float eps;
+    u32 reserved;
+};
+GEN_SIZE(DeltaGateParams, 48)
+
+struct GateParams {
+    u64 x;      // bf16 [tokens, width]
+    u64 gates;  // bf16 [tokens, stride]
+    u32 width, stride;
+};
+GEN_SIZE(GateParams, 24)
+
 struct SampleParams {
     u64 logits;      // bf16 [rows, vocab]
     u64 draws;       // Draw [rows]

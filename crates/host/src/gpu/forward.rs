@@ -4,12 +4,14 @@
 //! embed | for each layer: qkv, rotate and store, attend, out, gate and up, down | logits, sample
 //! ```
 //!
-//! `forward/` contains the operands of each product; biases, experts and norms of outputs; rotation and store; and the
-//! choice of tokens. `products.rs` computes products, `image.rs` uploads tokens, and `runner.rs` orders steps.
+//! `forward/` contains the operands of each product; biases, experts and norms of outputs; rotation and store; states
+//! and gates; and the choice of tokens. `products.rs` computes products, `image.rs` uploads tokens, and `runner.rs`
+//! orders steps.
 
 mod experts;
 mod operands;
 mod sampling;
+mod states;
 mod store;
 
 use std::rc::Rc;
@@ -19,6 +21,7 @@ use kvarena::backend::cuda::{Cuda, DeviceBuffer, DeviceRows, DeviceRowsMut, Prep
 use kvarena::layout::Dtype;
 use kvarena::{Attend, Backend, BatchPlan, LayerId};
 
+use super::delta::projected_width;
 use super::device::Device;
 use super::error::GpuError;
 use super::kernels::EmbedParams;
@@ -26,11 +29,12 @@ use super::products::{Choice, Op, Products, padded_rows};
 use super::shape::check_shape;
 use super::sparse::{Chosen, Gauge};
 use super::sums::Link;
-use super::weights::Weights;
+use super::weights::{Weights, pairs_of, qkv_stride, qkv_width};
 use crate::config::ModelConfig;
 use crate::sparse::channels::Measured;
 use experts::Mixture;
-use operands::qkv_width;
+use states::States;
+pub use states::{LayerSlots, StateSlots};
 
 /// A deliberate fault, to verify that a comparison with the CPU finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -101,6 +105,8 @@ pub struct Forward {
     output: Option<DeviceBuffer>,
     /// Present if layers have experts.
     mixture: Option<Mixture>,
+    /// Present if layers keep a state.
+    states: Option<States>,
     logits: DeviceBuffer,
     /// Chosen tokens, in the order of draws; the next step reads them.
     sampled: DeviceBuffer,
@@ -153,19 +159,24 @@ impl Forward {
         let rows = padded_rows(limits.tokens);
         let limits = StepLimits { logits: padded_rows(limits.logits), ..limits };
         let ModelConfig { hidden, intermediate, vocab, .. } = config;
-        let (q, qkv) = (config.q_heads * config.head_dim, qkv_width(&config));
+        let (mut q, mut qkv) = (config.q_heads * config.head_dim, qkv_stride(&config));
+        let mut mixed = 0;
+        if let Some(delta) = &config.delta {
+            (q, qkv) = (q.max(delta.value_width()), qkv.max(projected_width(delta)));
+            mixed = delta.channels();
+        }
         let norms_outputs = config.family.norms_outputs();
         let more = if norms_outputs { hidden } else { Mixture::width(&config) };
-        let widths = [2 * hidden, qkv, q, 3 * intermediate, more].iter().sum::<usize>();
+        let widths = [2 * hidden, qkv, q, 3 * intermediate, more, mixed].iter().sum::<usize>();
         let wanted = 2 * (rows * widths + limits.logits * vocab) as u64;
         let free = device.gpu.free_memory()?;
         if wanted > free {
             return Err(GpuError::Memory { wanted, free });
         }
         let rows_of = |width: usize| device.zeros(2 * rows * width);
-        let mut swapped = config.rope.frequencies.clone();
+        let mut swapped = pairs_of(&config, &config.rope);
         swapped.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
-        let stretched: Vec<f32> = config.rope.frequencies.iter().map(|f| 1.01 * f).collect();
+        let stretched: Vec<f32> = pairs_of(&config, &config.rope).iter().map(|f| 1.01 * f).collect();
         let leads = link.as_ref().is_none_or(|link| link.rank() == 0);
         let peers = link.as_ref().and_then(Link::peers);
         let part_rows = peers.map_or(0, |peers| peers.max_elements() / hidden);
@@ -176,6 +187,7 @@ impl Forward {
             products: Products::new(device, &config, choice, adds_from)?,
             output: if norms_outputs { Some(rows_of(hidden)?) } else { None },
             mixture: Mixture::new(device, &config, rows)?,
+            states: States::new(device, &config, rows)?,
             x: rows_of(hidden)?,
             normed: rows_of(hidden)?,
             qkv: rows_of(qkv)?,
@@ -254,7 +266,8 @@ impl Forward {
     /// # Errors
     /// No kernel supports the heads, or the driver failed.
     pub fn prepare(&mut self, backend: &mut Cuda, work: &Prepare<'_>) -> Result<(), GpuError> {
-        let attend: Vec<_> = (0..self.config.layers).map(|layer| self.attend(layer)).collect();
+        let layers = (0..self.config.layers).filter(|&layer| self.first_op(layer) == Op::Qkv);
+        let attend: Vec<_> = layers.map(|layer| self.attend(layer)).collect();
         let top = self.chosen.as_ref().map(|chosen| chosen.top);
         let lists: Vec<_> = top.iter().flat_map(|&top| attend.iter().map(move |&a| (a, top))).collect();
         Ok(backend.prepare(&Prepare { attend: &attend, lists: &lists, rope_store: true, ..*work })?)
@@ -307,29 +320,35 @@ impl Forward {
             self.embed(device, tokens, step.tokens)?;
         }
         for index in 0..self.config.layers {
+            let first = self.first_op(index);
             if parts.products {
-                let mut operands = self.operands(Op::Qkv, index, tokens);
+                let mut operands = self.operands(first, index, tokens);
                 if index == 0 {
                     // The embedding kernel has normed x.
                     (operands.x, operands.norm) = (operands.normed, 0);
                 }
-                self.product(device, Op::Qkv, tokens, operands)?;
+                self.product(device, first, tokens, operands)?;
                 let bias = self.weights.layers[index].qkv_bias;
                 self.add_bias(device, (self.qkv.address(), bias), qkv_width(&self.config), tokens)?;
             }
-            if parts.small {
+            let keeps_state = first == Op::Delta;
+            if parts.small && !keeps_state {
                 self.rotate_and_store(backend, plan, index)?;
                 if let Some(gauge) = &mut self.gauge {
                     gauge.measure(device, plan, index, self.qkv.address())?;
                 }
             }
-            if parts.attention {
+            if parts.attention && keeps_state {
+                self.advance_states(device, plan, index)?;
+            } else if parts.attention {
                 self.attend_layer(backend, plan, index)?;
+                self.gate_attention(device, tokens)?;
             }
             if parts.products {
                 let layer = self.weights.layers[index];
-                let operands = self.operands(Op::Out, index, tokens);
-                self.product(device, Op::Out, tokens, operands)?;
+                let out = if keeps_state { Op::DeltaOut } else { Op::Out };
+                let operands = self.operands(out, index, tokens);
+                self.product(device, out, tokens, operands)?;
                 self.sum_up(device, tokens)?;
                 self.add_bias(device, (self.x.address(), layer.o_bias), hidden, tokens)?;
                 self.add_output(device, layer.output_norms[0], tokens)?;
@@ -397,7 +416,7 @@ impl Forward {
 
     fn attend_layer(&mut self, backend: &mut Cuda, plan: &BatchPlan<'_>, layer: usize) -> Result<(), GpuError> {
         let attend = self.attend(layer);
-        let (stride, dtype) = (qkv_width(&self.config), backend.rows());
+        let (stride, dtype) = (qkv_stride(&self.config), backend.rows());
         let len = |buffer: &DeviceBuffer| (buffer.bytes() / u64::from(dtype.size())) as usize;
         let (sinks, q_heads) = (self.weights.layers[layer].sinks, self.config.q_heads);
         // SAFETY: both buffers live, and are accessed only in the stream's order; each head has a sink, or none has.

@@ -57,6 +57,22 @@ params! {
     NormParams 40 { x: u64, weight: u64, normed: u64, draws: u64, hidden: u32, eps: f32 }
     /// Parameters of `silu_mul` and `gelu_mul`.
     SiluMulParams 24 { gate_up: u64, out: u64, width: u32, reserved: u32 }
+    /// Parameters of `delta_conv`.
+    DeltaConvParams 80 {
+        x: u64, weight: u64, out: u64, states: u64, stride: u64, reads: u64, writes: u64, starts: u64,
+        width: u32, channels: u32, rows: u32, tile: u32,
+    }
+    /// Parameters of `delta_update_*`.
+    DeltaUpdateParams 112 {
+        x: u64, a: u64, b: u64, rate: u64, bias: u64, states: u64, stride: u64, reads: u64, writes: u64, starts: u64,
+        out: u64, width: u32, channels: u32, key_heads: u32, value_heads: u32, value_dim: u32, scale: f32,
+    }
+    /// Parameters of `delta_gate`.
+    DeltaGateParams 48 {
+        x: u64, z: u64, weight: u64, tokens: u32, width: u32, value_heads: u32, value_dim: u32, eps: f32, reserved: u32,
+    }
+    /// Parameters of `gate`.
+    GateParams 24 { x: u64, gates: u64, width: u32, stride: u32 }
     /// Parameters of `sample` and `sample_filter`. Their logits must not be NaN. Finite weights give finite logits,
     /// unless a sum exceeds bf16's range; no kernel checks this. `sample` chooses a positive NaN before all numbers.
     /// [`Sampling::choose`](crate::sample::Sampling::choose) and `sample_shaped` skip NaN.
@@ -228,6 +244,11 @@ kernels! {
     route: RouteParams = ROUTE,
     experts_up: ExpertsParams = EXPERTS_UP,
     experts_down: ExpertsParams = EXPERTS_DOWN,
+    delta_conv: DeltaConvParams = DELTA_CONV,
+    delta_update_32: DeltaUpdateParams = DELTA_UPDATE_32,
+    delta_update_128: DeltaUpdateParams = DELTA_UPDATE_128,
+    delta_gate: DeltaGateParams = DELTA_GATE,
+    gate: GateParams = GATE,
     sample: SampleParams = SAMPLE,
     sample_filter: SampleParams = SAMPLE_FILTER,
     sample_shaped: ShapedParams = SAMPLE_SHAPED,

@@ -9,6 +9,7 @@
 //! gemm                 Hopper's kernels for products of up to 256 rows: how they split the work
 //! image, kept          upload of a step's tokens and sampling parameters, download of the sampled tokens; kept logits
 //! edits                upload of the requests' changes to logits, and of min-p
+//! delta                launches of the kernels of Gated DeltaNet
 //! shape, forward       checks of models; the launches of one step
 //! sparse               sparse reads: the positions and the channels that select them
 //! nccl, peers, sums    sums over several GPUs, by NCCL or peer memory
@@ -20,6 +21,7 @@
 //! errors fails only if the driver or a library fails, or if memory is short.
 #![allow(unsafe_code)]
 
+pub mod delta;
 pub mod device;
 mod edits;
 pub mod error;

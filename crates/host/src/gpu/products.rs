@@ -35,6 +35,10 @@ pub(super) const AHEAD_BYTES: usize = 16 << 20;
 pub enum Op {
     /// Norm, then q, k and v.
     Qkv,
+    /// Norm, then the projection of a layer of Gated DeltaNet.
+    Delta,
+    /// The projection of the output of such a layer; see [`Op::Out`].
+    DeltaOut,
     /// The projection of attention's output, added to its target if [`Products::adds`] returns true.
     Out,
     /// Norm, then gate and up, then the activation.
@@ -275,7 +279,7 @@ impl Products {
 
     fn mode_of(&self, op: Op, rows: usize) -> ProductMode {
         match op {
-            Op::Out | Op::Down if rows >= self.adds_from => ProductMode::Add,
+            Op::Out | Op::DeltaOut | Op::Down if rows >= self.adds_from => ProductMode::Add,
             Op::GateUp => ProductMode::Silu,
             _ => ProductMode::Set,
         }

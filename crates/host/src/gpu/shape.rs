@@ -2,6 +2,7 @@
 
 use kvarena::KvDtype;
 
+use super::delta::check_sizes;
 use super::error::GpuError;
 use super::kernels::ROUTED_MAX;
 use crate::config::ModelConfig;
@@ -17,10 +18,13 @@ const HIDDEN_MAX: usize = 8192;
 pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
     let missing = |what| Err(GpuError::Missing { what });
     match config.family {
-        Family::Llama | Family::Qwen3 | Family::GptOss | Family::Gemma3 => {}
+        Family::Llama | Family::Qwen3 | Family::GptOss | Family::Gemma3 | Family::Qwen3_5 => {}
         Family::DeepseekV3 => return missing("a latent attention"),
         Family::Gemma4 => return missing("layers of several shapes"),
         Family::Llama4 => return missing("layers without rotary positions"),
+    }
+    if let Some(delta) = &config.delta {
+        check_sizes(delta)?;
     }
     if config.experts.is_some_and(|experts| experts.count > ROUTED_MAX) {
         return missing("a layer of so many experts");
@@ -39,6 +43,9 @@ pub fn check_shape(config: &ModelConfig) -> Result<(), GpuError> {
     }
     if !vocab.is_multiple_of(8) {
         return width("vocab_size", vocab, "a multiple of 8");
+    }
+    if config.family.gates_attention() && config.attention_bias {
+        return missing("a bias of gated attention");
     }
     if config.mlp_bias {
         return missing("a bias of an MLP");

@@ -13,7 +13,7 @@ use kvarena::{Attend, Backend, BatchPlan, LayerId, PoolConfig};
 
 use super::device::Device;
 use super::error::GpuResult;
-use super::weights::Share;
+use super::weights::{Share, qkv_stride};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::sparse::channels::Measured;
@@ -84,9 +84,9 @@ impl Chosen {
 #[derive(Debug)]
 pub(super) struct Gauge {
     measured: Measured,
-    /// bf16 rows of q, k and v: `[tokens, qkv]`
+    /// bf16 rows that begin with q and k.
     rows: PinnedBuffer,
-    /// Count of numbers in a row: of q, of K, and of q, K and V together.
+    /// Count of numbers in a row: of q, of K, and of the whole row.
     widths: [usize; 3],
 }
 
@@ -94,7 +94,7 @@ impl Gauge {
     /// Starts an empty measurement, for steps of at most this many tokens.
     pub(super) fn new(device: &Device, config: &ModelConfig, tokens: usize) -> GpuResult<Self> {
         let [q, k] = [config.q_heads, config.kv_heads].map(|heads| heads * config.head_dim);
-        let widths = [q, k, q + 2 * k];
+        let widths = [q, k, qkv_stride(config)];
         let rows = PinnedBuffer::new(&device.gpu, 2 * tokens * widths[2])?;
         Ok(Self { measured: Measured::new(config), rows, widths })
     }

@@ -1,8 +1,13 @@
 //! A model's weights in device memory. Sinks and frequencies are f32; all other weights are bf16. One matrix of a layer
 //! contains q, k and v; another contains gate and up.
 //!
+//! In families that gate attention, the gates follow v. In layers of Gated DeltaNet, the first matrix contains q, k, v,
+//! z, a and b. `weights/heads.rs` describes the order of a head's elements.
+//!
 //! One allocation contains everything: tensors get places to find its size, then addresses, and are then filled. The
 //! weights of the norms before `qkv` and a dense `gate_up` are folded into these matrices and are replaced by ones.
+
+mod heads;
 
 use std::ptr::{null, null_mut};
 
@@ -10,14 +15,18 @@ use cudarc::driver::sys;
 use half::bf16;
 use kvarena::backend::cuda::DeviceBuffer;
 
+use super::delta::DeltaWeights;
 use super::device::Device;
 use super::error::{GpuError, GpuResult, driver};
 use super::kernels::{FillParams, FoldParams};
 use crate::config::ModelConfig;
+use crate::delta::DeltaConfig;
 use crate::error::Result;
 use crate::experts::ExpertsConfig;
 use crate::family::Family;
 use crate::source::{Random, Source};
+use heads::{first_width, order_of};
+pub(super) use heads::{pairs_of, qkv_stride, qkv_width};
 
 /// Alignment of tensors in bytes.
 const ALIGN: u64 = 256;
@@ -27,13 +36,14 @@ const ALIGN: u64 = 256;
 pub struct LayerWeights {
     /// `[hidden]`
     pub attention_norm: u64,
-    /// `[q_heads + 2 * kv_heads, head_dim, hidden]`
+    /// `[q_heads + 2 * kv_heads, head_dim, hidden]`, then the gates `[q_heads, head_dim, hidden]` in families that have
+    /// them; `[projected_width, hidden]` in layers of Gated DeltaNet
     pub qkv: u64,
     /// `[head_dim]`, 0 if the family has none
     pub q_norm: u64,
     /// See `q_norm`.
     pub k_norm: u64,
-    /// `[hidden, q_heads * head_dim]`
+    /// `[hidden, q_heads * head_dim]`; `[hidden, value_width]` in layers of Gated DeltaNet
     pub o: u64,
     /// `[hidden]`
     pub mlp_norm: u64,
@@ -51,6 +61,8 @@ pub struct LayerWeights {
     pub output_norms: [u64; 2],
     /// Weights of the experts; all 0 if there are none.
     pub experts: ExpertWeights,
+    /// Further weights of a layer of Gated DeltaNet; all 0 in layers of attention.
+    pub delta: DeltaWeights,
 }
 
 /// Device addresses of the weights of a layer's experts.
@@ -106,6 +118,9 @@ impl Share {
     pub fn of(self, config: &ModelConfig) -> GpuResult<ModelConfig> {
         let ModelConfig { q_heads, kv_heads, intermediate, .. } = *config;
         let ranks = self.ranks;
+        if ranks > 1 && config.delta.is_some() {
+            return Err(GpuError::Missing { what: "a model with states on several GPUs" });
+        }
         let part = |value: usize, what| {
             if value.is_multiple_of(ranks) { Ok(value / ranks) } else { Err(GpuError::Ranks { ranks, what }) }
         };
@@ -132,6 +147,16 @@ enum Cut {
     Cols,
 }
 
+/// The elements that the device stores of a tensor.
+enum Form {
+    /// All, in bf16.
+    All,
+    /// The rows with these numbers, in bf16.
+    Rows(Vec<usize>),
+    /// A function of each element, in f32.
+    Wide(fn(f32) -> f32),
+}
+
 /// A tensor and its address.
 struct NamedTensor {
     name: String,
@@ -143,11 +168,33 @@ struct NamedTensor {
     at: u64,
     /// Number that is added to each element.
     offset: f32,
+    form: Form,
 }
 
 impl NamedTensor {
     fn elements(&self) -> usize {
-        self.shape.iter().product()
+        match &self.form {
+            Form::Rows(rows) => rows.len() * self.view[1],
+            _ => self.shape.iter().product(),
+        }
+    }
+
+    /// Reads the tensor from `source` and writes it to `memory`.
+    fn copy(&self, source: &mut dyn Source, memory: &mut DeviceBuffer, at: u64) -> Result<()> {
+        let numbers = source.numbers(&self.name, &self.shape)?;
+        if let Form::Wide(f) = self.form {
+            let wide: Vec<f32> = numbers.to_f32().into_iter().map(f).collect();
+            return Ok(memory.write(at, &wide).map_err(GpuError::from)?);
+        }
+        let mut numbers = numbers.into_bf16();
+        if let Form::Rows(rows) = &self.form {
+            let cols = self.view[1];
+            numbers = rows.iter().flat_map(|row| &numbers[row * cols..(row + 1) * cols]).copied().collect();
+        }
+        if self.offset != 0.0 {
+            numbers.iter_mut().for_each(|x| *x = bf16::from_f32(x.to_f32() + self.offset));
+        }
+        Ok(memory.write(at, &numbers).map_err(GpuError::from)?)
     }
 }
 
@@ -158,12 +205,16 @@ struct Places {
     /// Bytes from `base` on that are assigned.
     end: u64,
     ranks: usize,
-    /// Whether the model is Gemma 3. Its checkpoints store each norm's weight minus 1.
-    is_gemma: bool,
+    /// Whether checkpoints store each norm's weight minus 1, except for the norms in layers of Gated DeltaNet.
+    centres_norms: bool,
 }
 
 impl Places {
     fn add(&mut self, name: String, shape: &[usize], cut: Cut) -> u64 {
+        self.add_form(name, shape, cut, Form::All)
+    }
+
+    fn add_form(&mut self, name: String, shape: &[usize], cut: Cut, form: Form) -> u64 {
         let at = self.base + self.end;
         let cut = if self.ranks == 1 { Cut::Whole } else { cut };
         let view = match *shape {
@@ -176,10 +227,12 @@ impl Places {
             _ => unreachable!("tensors have at most three dimensions"),
         };
         let cut = if shape.len() == 3 && cut == Cut::Rows { Cut::Cols } else { cut };
-        let offset = if self.is_gemma && name.contains("norm") { 1.0 } else { 0.0 };
-        let tensor = NamedTensor { name, shape: shape.to_vec(), view, cut, at, offset };
+        let is_centred = self.centres_norms && name.contains("norm") && !name.contains("linear_attn");
+        let offset = if is_centred { 1.0 } else { 0.0 };
+        let bytes = if let Form::Wide(_) = form { 4 } else { 2 };
+        let tensor = NamedTensor { name, shape: shape.to_vec(), view, cut, at, offset, form };
         let parts = if cut == Cut::Whole { 1 } else { self.ranks };
-        self.end += 2 * (tensor.elements() / parts) as u64;
+        self.end += bytes * (tensor.elements() / parts) as u64;
         self.list.push(tensor);
         at
     }
@@ -194,19 +247,18 @@ impl Places {
     }
 
     fn layer(&mut self, config: &ModelConfig, index: usize) -> LayerWeights {
-        let ModelConfig { hidden, intermediate, head_dim, q_heads, kv_heads, .. } = *config;
+        let ModelConfig { hidden, intermediate, .. } = *config;
         let named = |part: &str| format!("model.layers.{index}.{part}");
         let name = |part: &str| format!("{}.weight", named(part));
-        let (q, kv) = (q_heads * head_dim, kv_heads * head_dim);
         let mut weights = LayerWeights {
             attention_norm: self.aligned(name("input_layernorm"), &[hidden]),
             mlp_norm: self.aligned(name(config.family.mlp_norm()), &[hidden]),
-            qkv: self.aligned_part(name("self_attn.q_proj"), &[q, hidden], Cut::Rows),
             ..LayerWeights::default()
         };
-        self.add(name("self_attn.k_proj"), &[kv, hidden], Cut::Rows);
-        self.add(name("self_attn.v_proj"), &[kv, hidden], Cut::Rows);
-        weights.o = self.aligned_part(name("self_attn.o_proj"), &[hidden, q], Cut::Cols);
+        match config.delta_of(index) {
+            Some(delta) => self.delta(&mut weights, hidden, delta, named),
+            None => self.attention(&mut weights, config, named),
+        }
         if let Some(experts) = &config.experts {
             weights.experts = self.experts(hidden, experts, named);
         } else {
@@ -216,6 +268,36 @@ impl Places {
             let down = name("mlp.down_proj");
             weights.down = self.aligned_part(down, &[hidden, intermediate], Cut::Cols);
         }
+        if config.family.norms_outputs() {
+            let norms = ["post_attention_layernorm", "post_feedforward_layernorm"];
+            weights.output_norms = norms.map(|norm| self.aligned(name(norm), &[hidden]));
+        }
+        weights
+    }
+
+    fn attention(&mut self, weights: &mut LayerWeights, config: &ModelConfig, named: impl Fn(&str) -> String) {
+        let ModelConfig { hidden, head_dim, q_heads, kv_heads, .. } = *config;
+        let name = |part: &str| named(&format!("self_attn.{part}.weight"));
+        let (q, kv) = (q_heads * head_dim, kv_heads * head_dim);
+        let order = order_of(head_dim, 2 * config.rope.frequencies.len());
+        // Rows of heads that are `stride` rows apart.
+        let rows_of = |heads: usize, stride: usize| -> Form {
+            Form::Rows((0..heads).flat_map(|head| order.iter().map(move |row| head * stride + row)).collect())
+        };
+        if config.family.gates_attention() {
+            self.end = self.end.next_multiple_of(ALIGN);
+            let both = [2 * q, hidden];
+            weights.qkv = self.add_form(name("q_proj"), &both, Cut::Whole, rows_of(q_heads, 2 * head_dim));
+            self.add_form(name("k_proj"), &[kv, hidden], Cut::Whole, rows_of(kv_heads, head_dim));
+            self.add(name("v_proj"), &[kv, hidden], Cut::Whole);
+            let gates = (0..2 * q).filter(|row| row / head_dim % 2 == 1).collect();
+            self.add_form(name("q_proj"), &both, Cut::Whole, Form::Rows(gates));
+        } else {
+            weights.qkv = self.aligned_part(name("q_proj"), &[q, hidden], Cut::Rows);
+            self.add(name("k_proj"), &[kv, hidden], Cut::Rows);
+            self.add(name("v_proj"), &[kv, hidden], Cut::Rows);
+        }
+        weights.o = self.aligned_part(name("o_proj"), &[hidden, q], Cut::Cols);
         if config.attention_bias {
             let bias = |part: &str| named(&format!("self_attn.{part}_proj.bias"));
             weights.qkv_bias = self.aligned_part(bias("q"), &[q], Cut::Rows);
@@ -226,15 +308,37 @@ impl Places {
         if config.family == Family::GptOss {
             weights.sinks = self.aligned_part(named("self_attn.sinks"), &[q_heads], Cut::Rows);
         }
-        if config.family.norms_outputs() {
-            let norms = ["post_attention_layernorm", "post_feedforward_layernorm"];
-            weights.output_norms = norms.map(|norm| self.aligned(name(norm), &[hidden]));
-        }
         if config.family.norms_heads() {
-            weights.q_norm = self.aligned(name("self_attn.q_norm"), &[head_dim]);
-            weights.k_norm = self.aligned(name("self_attn.k_norm"), &[head_dim]);
+            [weights.q_norm, weights.k_norm] = ["q_norm", "k_norm"].map(|part| {
+                self.end = self.end.next_multiple_of(ALIGN);
+                let form = if order.is_sorted() { Form::All } else { Form::Rows(order.clone()) };
+                self.add_form(name(part), &[head_dim], Cut::Whole, form)
+            });
         }
-        weights
+    }
+
+    fn delta(
+        &mut self,
+        weights: &mut LayerWeights,
+        hidden: usize,
+        config: &DeltaConfig,
+        named: impl Fn(&str) -> String,
+    ) {
+        let name = |part: &str| named(&format!("linear_attn.{part}"));
+        let (channels, heads, width) = (config.channels(), config.value_heads, config.value_width());
+        weights.qkv = self.aligned(name("in_proj_qkv.weight"), &[channels, hidden]);
+        for (part, rows) in [("z", width), ("a", heads), ("b", heads)] {
+            self.add(name(&format!("in_proj_{part}.weight")), &[rows, hidden], Cut::Whole);
+        }
+        weights.o = self.aligned(name("out_proj.weight"), &[hidden, width]);
+        weights.delta.conv = self.aligned(name("conv1d.weight"), &[channels, 1, config.kernel]);
+        weights.delta.norm = self.aligned(name("norm.weight"), &[config.value_dim]);
+        let mut wide = |part: &str, f| {
+            self.end = self.end.next_multiple_of(ALIGN);
+            self.add_form(name(part), &[heads], Cut::Whole, Form::Wide(f))
+        };
+        weights.delta.rate = wide("A_log", |x| -x.exp());
+        weights.delta.dt_bias = wide("dt_bias", |x| x);
     }
 
     fn experts(
@@ -263,21 +367,18 @@ impl Weights {
     /// # Errors
     /// The errors of `source`, a model that cannot be divided by the ranks, too little memory, or a failed driver call.
     pub fn read(device: &Device, config: &ModelConfig, share: Share, source: &mut dyn Source) -> Result<Self> {
-        Self::make(device, config, share, |memory, at, tensor| {
-            let mut numbers = source.numbers(&tensor.name, &tensor.shape)?.into_bf16();
-            if tensor.offset != 0.0 {
-                numbers.iter_mut().for_each(|x| *x = bf16::from_f32(x.to_f32() + tensor.offset));
-            }
-            Ok(memory.write(at, &numbers).map_err(GpuError::from)?)
-        })
+        Self::make(device, config, share, |memory, at, tensor| tensor.copy(source, memory, at))
     }
 
     /// Generates a share of the weights of [`Random`] on the device.
     ///
     /// # Errors
     /// A model that cannot be divided by the ranks, too little memory, or a failed driver call.
-    pub fn random(device: &Device, config: &ModelConfig, share: Share, random: Random) -> Result<Self> {
+    pub fn random(device: &Device, config: &ModelConfig, share: Share, mut random: Random) -> Result<Self> {
         Self::make(device, config, share, |memory, at, tensor| {
+            if !matches!(tensor.form, Form::All) {
+                return tensor.copy(&mut random, memory, at);
+            }
             let (scale, offset) = match tensor.shape[..] {
                 [_, cols] | [_, _, cols] => (Random::scale(cols), 0.0),
                 _ => (0.0, 1.0),
@@ -304,9 +405,9 @@ impl Weights {
     ) -> Result<Self> {
         let config = &share.of(whole)?;
         let (vocab, hidden) = (config.vocab, config.hidden);
-        let is_gemma = config.family == Family::Gemma3;
+        let centres_norms = config.family.centres_norms();
         let place = |base| {
-            let mut places = Places { list: Vec::new(), base, end: 0, ranks: share.ranks, is_gemma };
+            let mut places = Places { list: Vec::new(), base, end: 0, ranks: share.ranks, centres_norms };
             let layers: Vec<LayerWeights> = (0..config.layers).map(|i| places.layer(whole, i)).collect();
             let embedding = places.aligned("model.embed_tokens.weight".into(), &[vocab, hidden]);
             let norm = places.aligned("model.norm.weight".into(), &[hidden]);
@@ -320,7 +421,7 @@ impl Weights {
         let parted = places.list.iter().filter(|tensor| tensor.cut != Cut::Whole);
         let scratch = 2 * parted.map(NamedTensor::elements).max().unwrap_or(0) as u64;
         let tensor_bytes = places.end.next_multiple_of(ALIGN);
-        let rope_bytes = 4 * config.rope.frequencies.len() as u64;
+        let rope_bytes = 4 * pairs_of(config, &config.rope).len() as u64;
         let sinks_bytes = 4 * config.q_heads as u64;
         let own = tensor_bytes + 2 * rope_bytes + sinks_bytes * config.layers as u64;
         let wanted = own + scratch;
@@ -343,7 +444,7 @@ impl Weights {
         let ropes = [&config.rope, config.window_rope.as_ref().unwrap_or(&config.rope)];
         let frequencies = [tensor_bytes, tensor_bytes + rope_bytes];
         for (at, rope) in frequencies.into_iter().zip(ropes) {
-            memory.write(at, &rope.frequencies).map_err(GpuError::from)?;
+            memory.write(at, &pairs_of(config, rope)).map_err(GpuError::from)?;
         }
         let frequencies = frequencies.map(|at| base + at);
         device.stream.synchronize().map_err(GpuError::from)?;
@@ -404,10 +505,9 @@ fn widen_sinks(memory: &mut DeviceBuffer, from: u64, to: u64, heads: usize) -> G
 
 /// Folds the norms before `qkv` and a dense `gate_up` into these matrices, and waits.
 fn fold_norms(device: &Device, config: &ModelConfig, layers: &[LayerWeights]) -> GpuResult<()> {
-    let ModelConfig { hidden, intermediate, head_dim, q_heads, kv_heads, .. } = *config;
-    for layer in layers {
-        let qkv = (q_heads + 2 * kv_heads) * head_dim;
-        fold(device, layer.qkv, qkv, layer.attention_norm, hidden)?;
+    let ModelConfig { hidden, intermediate, .. } = *config;
+    for (index, layer) in layers.iter().enumerate() {
+        fold(device, layer.qkv, first_width(config, index), layer.attention_norm, hidden)?;
         if layer.gate_up > 0 {
             fold(device, layer.gate_up, 2 * intermediate, layer.mlp_norm, hidden)?;
         }

@@ -1,18 +1,26 @@
-//! Runs a model without pages, for checks: K and V are contiguous, and a simple attention sums in f64.
+//! Runs a model without pages, for checks: K and V are contiguous, a simple attention sums in f64, and a layer's state
+//! has two places.
 
 use std::convert::Infallible;
 
 use kvarena_host::clock::Clock;
 use kvarena_host::config::ModelConfig;
+use kvarena_host::delta::{ConvDtype, DeltaStep, State};
 use kvarena_host::model::{Attention, AttentionInputs, Model, Pass, Workspace};
 use kvarena_host::sample::Sampling;
 use kvarena_host::sparse::channels::Measured;
 
-/// K and V of one sequence, by layer. Attention over them sums in f64.
-struct Contiguous<'a> {
+/// K, V and states of one sequence, by layer. Attention sums in f64.
+pub struct Contiguous<'a> {
     config: &'a ModelConfig,
     k: Vec<Vec<f32>>,
     v: Vec<Vec<f32>>,
+    /// The current place of each layer's state, and the other one. Empty before the first token.
+    pub states: Vec<[Vec<f32>; 2]>,
+    /// Element type of the convolution's part of the states.
+    conv: ConvDtype,
+    /// Passes so far. Every second one updates the states in place.
+    passes: usize,
     /// Measures q and K, if requested.
     measured: Option<&'a mut Measured>,
 }
@@ -59,54 +67,84 @@ impl Attention for Contiguous<'_> {
         }
         Ok(())
     }
+
+    fn delta(&mut self, layer: usize, step: &mut DeltaStep<'_>) -> Result<(), Infallible> {
+        let [current, other] = &mut self.states[layer];
+        let len = step.shape(self.conv).bytes() / size_of::<f32>();
+        current.resize(len, 0.0);
+        other.resize(len, f32::NAN);
+        let tokens = 0..step.tokens();
+        if self.passes.is_multiple_of(2) {
+            step.update(tokens, State::InPlace(bytemuck::cast_slice_mut(current)), self.conv);
+        } else {
+            let state = State::From(bytemuck::cast_slice(current), bytemuck::cast_slice_mut(other));
+            step.update(tokens, state, self.conv);
+            current.fill(f32::NAN);
+            std::mem::swap(current, other);
+        }
+        Ok(())
+    }
 }
 
 impl<'a> Contiguous<'a> {
-    fn new(config: &'a ModelConfig) -> Self {
+    pub fn new(config: &'a ModelConfig, conv: ConvDtype) -> Self {
         let layers = vec![Vec::new(); config.layers];
-        Self { config, k: layers.clone(), v: layers, measured: None }
+        let states = vec![[Vec::new(), Vec::new()]; config.layers];
+        Self { config, k: layers.clone(), v: layers, states, conv, passes: 0, measured: None }
+    }
+
+    /// Runs the tokens from `done` on through the model, and returns the logits after each of them.
+    pub fn run(&mut self, model: &Model, tokens: &[u32], done: usize) -> Vec<f32> {
+        let (mut work, mut clock) = (Workspace::default(), Clock::default());
+        let positions: Vec<u32> = (done as u32..).take(tokens.len()).collect();
+        let wanted: Vec<usize> = (0..tokens.len()).collect();
+        let pass = Pass { tokens, positions: &positions, wanted: &wanted };
+        let Ok(()) = model.forward(pass, self, &mut work, &mut clock);
+        self.passes += 1;
+        work.logits
     }
 }
 
 /// Returns the logits after each token of a stream from index `from` on, `[len - from, vocab]`.
 pub fn logits(model: &Model, stream: &[u32], from: usize) -> Vec<f32> {
-    let mut attention = Contiguous::new(&model.config);
-    let (mut work, mut clock) = (Workspace::default(), Clock::default());
-    let positions: Vec<u32> = (0..stream.len() as u32).collect();
-    let wanted: Vec<usize> = (from..stream.len()).collect();
-    let pass = Pass { tokens: stream, positions: &positions, wanted: &wanted };
-    let Ok(()) = model.forward(pass, &mut attention, &mut work, &mut clock);
-    work.logits
+    let all = Contiguous::new(&model.config, ConvDtype::F32).run(model, stream, 0);
+    all[from * model.config.vocab..].to_vec()
 }
 
 /// Measures the importance of each channel of K over a stream.
 pub fn measure(model: &Model, stream: &[u32], measured: &mut Measured) {
-    let mut attention = Contiguous::new(&model.config);
+    let mut attention = Contiguous::new(&model.config, ConvDtype::F32);
     attention.measured = Some(measured);
-    let (mut work, mut clock) = (Workspace::default(), Clock::default());
-    let positions: Vec<u32> = (0..stream.len() as u32).collect();
-    let pass = Pass { tokens: stream, positions: &positions, wanted: &[] };
-    let Ok(()) = model.forward(pass, &mut attention, &mut work, &mut clock);
+    attention.run(model, stream, 0);
 }
 
 /// Returns `count` greedy tokens, and the logits of the first one. A pass computes up to `chunk` tokens; 0 counts as 1.
 pub fn greedy(model: &Model, prompt: &[u32], count: usize, chunk: usize) -> (Vec<u32>, Vec<f32>) {
-    let mut attention = Contiguous::new(&model.config);
-    let (mut work, mut clock) = (Workspace::default(), Clock::default());
+    greedy_by(model, prompt, count, chunk, Contiguous::new(&model.config, ConvDtype::F32), |_, _| ())
+}
+
+/// Does the same with given storage. Calls `between` before each pass, with the number of computed tokens.
+pub fn greedy_by(
+    model: &Model,
+    prompt: &[u32],
+    count: usize,
+    chunk: usize,
+    mut storage: Contiguous<'_>,
+    mut between: impl FnMut(&mut Contiguous<'_>, usize),
+) -> (Vec<u32>, Vec<f32>) {
     let (mut stream, mut first) = (prompt.to_vec(), Vec::new());
     let mut done = 0_usize;
     while stream.len() < prompt.len() + count {
         let end = stream.len().min(done.saturating_add(chunk).max(done + 1));
-        let positions: Vec<u32> = (done as u32..end as u32).collect();
-        let wanted = [end - done - 1];
-        let pass = Pass { tokens: &stream[done..end], positions: &positions, wanted: &wanted };
-        let Ok(()) = model.forward(pass, &mut attention, &mut work, &mut clock);
+        between(&mut storage, done);
+        let mut logits = storage.run(model, &stream[done..end], done);
         done = end;
         if done == stream.len() {
+            let last = logits.split_off(logits.len() - model.config.vocab);
+            stream.push(Sampling::default().choose(0, &last));
             if first.is_empty() {
-                first.clone_from(&work.logits);
+                first = last;
             }
-            stream.push(Sampling::default().choose(0, &work.logits));
         }
     }
     (stream.split_off(prompt.len()), first)

@@ -29,7 +29,7 @@ $again -- $all --test gpu -- --skip $check
  -- $all --test gpu_sums
 FAKE_DRIVER_DEVICES=1 -- $all --test gpu_sums
 FAKE_DRIVER_DEVICES=4 FAKE_DRIVER_SLICE=50 -- $all --test gpu_sums
- -- $all --test gpu_kernels --test gpu_experts --test gpu_products --test gpu_serving
+ -- $all --test gpu_kernels --test gpu_delta --test gpu_states --test gpu_experts --test gpu_products --test gpu_serving
 $again -- $all --test gpu_groups
 $again -- $all --test gpu_sparse
 $again -- $all --test gpu_ranks

@@ -1,10 +1,13 @@
 //! The operands of a step's products: their matrix, their input and output, and the prefetch of the next product.
 
+use super::super::delta::projected_width;
 use super::super::device::Device;
 use super::super::error::GpuError;
 use super::super::products::{AHEAD_BYTES, Op, Operands, Product, Widths, padded_rows};
+use super::super::weights::qkv_stride;
 use super::Forward;
 use crate::config::ModelConfig;
+use crate::delta::DeltaConfig;
 
 impl Forward {
     /// Chooses the implementations of all products for steps of this many tokens and draws, with `Products::choose`.
@@ -27,10 +30,13 @@ impl Forward {
             Some(_) => &[Op::Qkv, Op::Out],
             None => &[Op::Qkv, Op::Out, Op::GateUp, Op::Down],
         };
-        if tokens > 0 && !self.products.is_chosen(Op::Qkv, tokens) {
-            let layers = 0..self.config.layers;
+        for ops in [ops, &[Op::Delta, Op::DeltaOut]] {
+            let layers: Vec<usize> = (0..self.config.layers).filter(|&layer| self.first_op(layer) == ops[0]).collect();
+            if layers.is_empty() || tokens == 0 || self.products.is_chosen(ops[0], tokens) {
+                continue;
+            }
             let of_layers =
-                |&op| -> Vec<Operands> { layers.clone().map(|layer| self.operands(op, layer, tokens)).collect() };
+                |&op| -> Vec<Operands> { layers.iter().map(|&layer| self.operands(op, layer, tokens)).collect() };
             let operands: Vec<_> = ops.iter().map(of_layers).collect();
             let product = |(&op, operands)| Product { op, widths: self.widths(op), operands };
             let products: Vec<_> = ops.iter().zip(operands.iter().map(Vec::as_slice)).map(product).collect();
@@ -46,8 +52,11 @@ impl Forward {
 
     fn widths(&self, op: Op) -> Widths {
         let ModelConfig { hidden, intermediate, vocab, q_heads, head_dim, .. } = self.config;
+        let delta = self.config.delta.as_ref();
         let (outs, ins) = match op {
-            Op::Qkv => (qkv_width(&self.config), hidden),
+            Op::Qkv => (qkv_stride(&self.config), hidden),
+            Op::Delta => (delta.map_or(0, projected_width), hidden),
+            Op::DeltaOut => (hidden, delta.map_or(0, DeltaConfig::value_width)),
             Op::Out => (hidden, q_heads * head_dim),
             Op::GateUp => (intermediate, hidden),
             Op::Down => (hidden, intermediate),
@@ -64,18 +73,19 @@ impl Forward {
             None => &self.x,
         };
         let (weight, x, y, norm) = match op {
-            Op::Qkv => (layer.qkv, &self.x, &self.qkv, layer.attention_norm),
-            Op::Out => (layer.o, &self.attended, sum, 0),
+            Op::Qkv | Op::Delta => (layer.qkv, &self.x, &self.qkv, layer.attention_norm),
+            Op::Out | Op::DeltaOut => (layer.o, &self.attended, sum, 0),
             Op::GateUp => (layer.gate_up, &self.x, &self.activated, layer.mlp_norm),
             Op::Down => (layer.down, &self.activated, sum, 0),
             Op::Logits => unreachable!("logits have no layer"),
         };
         let (next, after) = match op {
             Op::Qkv => (layer.o, Op::Out),
-            Op::Out => (layer.gate_up, Op::GateUp),
+            Op::Delta => (layer.o, Op::DeltaOut),
+            Op::Out | Op::DeltaOut => (layer.gate_up, Op::GateUp),
             Op::GateUp => (layer.down, Op::Down),
             _ => match self.weights.layers.get(index + 1) {
-                Some(layer) => (layer.qkv, Op::Qkv),
+                Some(layer) => (layer.qkv, self.first_op(index + 1)),
                 None => (self.weights.output, Op::Logits),
             },
         };
@@ -86,6 +96,11 @@ impl Forward {
         let (x, y) = (x.address(), y.address());
         let (normed, gate_up) = (self.normed.address(), self.gate_up.address());
         Operands { weight, x, y, norm, draws: 0, normed, gate_up, next }
+    }
+
+    /// Returns the first product of a layer.
+    pub(super) fn first_op(&self, layer: usize) -> Op {
+        if self.config.delta_of(layer).is_some() { Op::Delta } else { Op::Qkv }
     }
 
     pub(super) fn logits_operands(&self, draws: u64) -> Operands {
@@ -111,8 +126,4 @@ impl Forward {
         // SAFETY: weights and activations live as long as the model, and have memory for that many rows, rounded up.
         unsafe { self.products.run(device, op, self.widths(op), tokens, operands) }
     }
-}
-
-pub(super) fn qkv_width(config: &ModelConfig) -> usize {
-    (config.q_heads + 2 * config.kv_heads) * config.head_dim
 }

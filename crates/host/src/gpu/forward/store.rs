@@ -6,7 +6,7 @@ use kvarena::layout::Dtype;
 use kvarena::{Backend, BatchPlan, LayerId};
 
 use super::super::error::GpuError;
-use super::operands::qkv_width;
+use super::super::weights::qkv_stride;
 use super::{Forward, InjectedFault};
 
 impl Forward {
@@ -26,7 +26,8 @@ impl Forward {
         layer: usize,
     ) -> Result<(), GpuError> {
         let (weights, dtype) = (&self.weights.layers[layer], backend.rows());
-        let (dim, len) = (self.config.head_dim, plan.token_count() * qkv_width(&self.config));
+        let (dim, stride) = (self.config.head_dim, qkv_stride(&self.config));
+        let len = plan.token_count() * stride;
         let windowed = usize::from(self.config.windows[layer].is_some());
         let frequencies = match self.fault {
             InjectedFault::Rotary => self.swapped.address(),
@@ -43,7 +44,7 @@ impl Forward {
                 eps: self.config.norm_eps,
                 frequencies: DeviceRows::from_raw(frequencies, Dtype::F32, dim / 2, None),
             };
-            (rope, DeviceRowsMut::from_raw(self.qkv.address(), dtype, len, None))
+            (rope, DeviceRowsMut::from_raw(self.qkv.address(), dtype, len, Some(stride)))
         };
         let layer = LayerId::new(self.stored_layer(layer) as u32);
         Ok(backend.rope_store(plan, layer, &rope, qkv)?)

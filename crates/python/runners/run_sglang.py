@@ -1,8 +1,9 @@
 """Judges the tree core by SGLang's unified radix cache: `python run_sglang.py [--wheel FOLDER] [--suite CHECKOUT]`.
 
-Needs torch and SGLang's wheel of 0.5.23, installed or unpacked in FOLDER; its other requirements may lack. Random
-programs on SGLang's Python core and on kvarena's must have equal answers. A replay of a trace gives the time in the core
-and in the cache's calls, for each core that runs here. With a checkout, also runs SGLang's own suite on kvarena's core.
+Needs torch, numpy, msgspec, regex, and SGLang's wheel of 0.5.23, installed or unpacked in FOLDER; its other
+requirements may lack. Random programs on SGLang's Python core and on kvarena's must have equal answers. A replay of a
+trace gives the time in the core and in the cache's calls, for each core that runs here. With a checkout, also runs
+SGLang's own suite on kvarena's core. The wheel's Rust core needs a torch of 2.11 to 2.14.
 """
 
 import argparse
@@ -355,7 +356,8 @@ def run_suite(checkout):
         env = {**os.environ, "PYTHONPATH": path, "KVARENA_SUITE_CORE": backend}
         output = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True).stdout
         lines = [line.split(" ", 2) for line in output.splitlines()]
-        ends[backend] = {line[1]: line[0] for line in lines if line[0] in ("PASSED", "FAILED", "ERROR") and len(line) > 1}
+        kinds = ("PASSED", "FAILED", "ERROR", "SKIPPED")
+        ends[backend] = {line[1]: line[0] for line in lines if line[0] in kinds and len(line) > 1}
         print(f"{backend}: {output.splitlines()[-1]}")
     for case, end in sorted(ends["kvarena"].items()):
         alike = " (the Python core alike)" if end != "PASSED" and ends["python"].get(case) == end else ""

@@ -234,7 +234,7 @@ def unsupported(name):
 
 
 # The interface also has the methods of host tiers, windows, Mamba and external stores.
-MISSING = {name: unsupported(name) for name in UnifiedTreeCoreInterface.__abstractmethods__ if name not in vars(TreeCore)}
+MISSING = {name: unsupported(name) for name in UnifiedTreeCoreInterface.__abstractmethods__ - set(vars(TreeCore))}
 KvarenaTreeCore = type("KvarenaTreeCore", (TreeCore, UnifiedTreeCoreInterface), {**MISSING, "empty_match_result": None})
 
 

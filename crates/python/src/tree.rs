@@ -75,7 +75,8 @@ impl Tree {
     /// "sglang_sha256". `event_pages` is the capacity of the event buffer, and needs `hashing`. Slots are int32 if all
     /// fit, else int64; `wide_slots` makes them int64. `prefault` touches the memory now.
     #[new]
-    #[pyo3(signature = (pages, page_size=Count(1), *, hashing=None, event_pages=Count(0), wide_slots=false, prefault=true),
+    #[pyo3(signature = (pages, page_size=Count(1), *, hashing=None, event_pages=Count(0), wide_slots=false,
+               prefault=true),
            text_signature = "(pages, page_size=1, *, hashing=None, event_pages=0, wide_slots=False, prefault=True)")]
     fn new(
         py: Python<'_>,

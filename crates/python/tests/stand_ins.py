@@ -45,7 +45,8 @@ def install(monkeypatch, name, **contents):
 
 def torch(monkeypatch):
     install(monkeypatch, "torch", Tensor=Tensor, int32=np.int32, int64=np.int64, device=str,
-            from_dlpack=lambda array: Tensor(np.from_dlpack(array)),
+            frombuffer=lambda buffer, dtype: Tensor(np.frombuffer(buffer, dtype)),
+            empty=lambda count, dtype: Tensor(np.empty(count, dtype)),
             tensor=lambda values, dtype: Tensor(np.array(values, dtype)))
 
 

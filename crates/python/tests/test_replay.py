@@ -79,7 +79,7 @@ def test_the_sample(tmp_path, capsys):
 
 
 def test_plain_and_packed_traces_are_equal(tmp_path, capsys):
-    requests = [dict(input_length=9, output_length=2, hash_ids=[1, 2]), dict(input_length=9, output_length=2, hash_ids=[1, 3])]
+    requests = [dict(input_length=9, output_length=2, hash_ids=[1, last]) for last in (2, 3)]
     text = "\n".join(json.dumps(request) for request in requests) + "\n\n"
     (tmp_path / "trace.jsonl").write_text(text)
     (tmp_path / "trace.jsonl.xz").write_bytes(lzma.compress(text.encode()))

@@ -40,7 +40,10 @@ class PrefixCache(BasePrefixCache):
 
     def tensor(self, slots: kvarena.Array) -> torch.Tensor:
         """Slots as indices on the device."""
-        return torch.from_dlpack(slots).to(self.device, torch.int32)
+        # `from_dlpack` takes longer, and `frombuffer` rejects an empty buffer.
+        dtype = torch.int64 if slots.dtype == "int64" else torch.int32
+        indices = torch.frombuffer(slots, dtype=dtype) if len(slots) else torch.empty(0, dtype=dtype)
+        return indices.to(self.device, torch.int32)
 
     def match_prefix(self, input_ids: torch.Tensor) -> MatchResult:
         node, length = self.tree.match(input_ids.numpy())

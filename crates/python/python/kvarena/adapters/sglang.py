@@ -63,7 +63,9 @@ class TreeCore:
         return self.namespaces.setdefault((key.extra_key, key.cache_salt), len(self.namespaces) + 1)
 
     def tensor(self, slots):
-        return torch.from_dlpack(slots).to(self.device)
+        # `from_dlpack` takes longer, and `frombuffer` rejects an empty buffer.
+        indices = torch.frombuffer(slots, dtype=torch.int64) if len(slots) else torch.empty(0, dtype=torch.int64)
+        return indices.to(self.device)
 
     # Matches.
 
@@ -109,7 +111,7 @@ class TreeCore:
         key, value = params.key, params.value
         tokens = key.raw_token_ids()
         length = len(tokens) // self.page_size * self.page_size
-        tokens = tokens if length == len(tokens) else tokens[:length]
+        tokens = memoryview(tokens)[:length]
         slots = torch.tensor(tokens, dtype=torch.int64) if value is None else value[:length].cpu()
         node, known = self.tree.insert(tokens, slots.numpy(), self.namespace(key))
         # The cache frees the request's own slots of tokens that another request has inserted.
@@ -232,7 +234,7 @@ def unsupported(name):
 
 
 # The interface also has the methods of host tiers, windows, Mamba and external stores.
-MISSING = {name: unsupported(name) for name in UnifiedTreeCoreInterface.__abstractmethods__ if name not in vars(TreeCore)}
+MISSING = {name: unsupported(name) for name in UnifiedTreeCoreInterface.__abstractmethods__ - set(vars(TreeCore))}
 KvarenaTreeCore = type("KvarenaTreeCore", (TreeCore, UnifiedTreeCoreInterface), {**MISSING, "empty_match_result": None})
 
 

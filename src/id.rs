@@ -233,3 +233,20 @@ impl PrefixLock {
         self.scope
     }
 }
+
+/// The places of a row (`sequence/states.rs`) that an item reads and writes, plus 1. 0: the item reads zeros, or there
+/// are no states.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct StateUse {
+    /// The place to read, plus 1.
+    pub reads: u8,
+    /// The place to write, plus 1.
+    pub writes: u8,
+}
+
+impl StateUse {
+    /// Returns the place that the item reads and the one that it writes.
+    pub(crate) fn parts(self) -> [u8; 2] {
+        [self.reads, self.writes]
+    }
+}

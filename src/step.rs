@@ -15,23 +15,8 @@
 use std::collections::VecDeque;
 
 use crate::error::Error;
-use crate::id::{SeqKey, StepId};
+use crate::id::{SeqKey, StateUse, StepId};
 use crate::memory::{Memory, OutOfMemory};
-
-/// The places of a row (`sequence/states.rs`) that an item reads and writes, plus 1. 0: the item reads zeros, or there are
-/// no states.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct StateUse {
-    pub reads: u8,
-    pub writes: u8,
-}
-
-impl StateUse {
-    /// Returns the place that the item reads and the one that it writes.
-    pub(crate) fn parts(self) -> [u8; 2] {
-        [self.reads, self.writes]
-    }
-}
 
 /// One sequence's part in a step.
 #[derive(Clone, Copy, Default, Debug)]

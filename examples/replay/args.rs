@@ -50,8 +50,8 @@ pub struct Args {
     #[arg(long, requires = "swap_pages", conflicts_with = "groups")]
     pub store: bool,
     /// Groups of layers besides the one that keeps all tokens, each as REACH:TOKENSxTRACKS or state:PAGES, such as
-    /// window:1024x6,chunk:8192x3,state:36; needs --sequential and --pages. With a state, the pool has one more page, which
-    /// no sequence gets
+    /// window:1024x6,chunk:8192x3,state:36; needs --sequential and --pages. With a state, the pool has one more page,
+    /// which no sequence gets
     #[arg(long, value_name = "LIST", value_parser = LayerGroups::parse)]
     #[arg(requires_all = ["sequential", "pages"])]
     pub groups: Option<LayerGroups>,
@@ -61,7 +61,8 @@ pub struct Args {
     /// Minimum number of tokens from a prompt's hit to the place where its state is cached
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub state_gap: u32,
-    /// A cached state that a prompt has read keeps its age; otherwise it is evicted first if the prompt caches a later one
+    /// A cached state that a prompt has read keeps its age; otherwise it is evicted first if the prompt caches a later
+    /// one
     #[arg(long)]
     pub keep_used: bool,
     /// Whether prefixes are cached and shared

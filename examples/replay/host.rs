@@ -308,7 +308,7 @@ impl<'a> Host<'a> {
         let stats = self.engine.stats();
         self.sample(stats);
         let layout = &self.engine.shape().layout;
-        let (page_count, page_size) = (layout.page_count(), layout.page_size());
+        let (page_count, page_size) = (self.engine.shape().usable_pages(), layout.page_size());
         let token_bytes = layout.page_bytes() / u64::from(page_size);
         Outcome {
             tally: self.tally,

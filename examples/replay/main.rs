@@ -5,7 +5,7 @@
 //! cargo run --release --example replay
 //! cargo run --release --example replay -- --trace FILE --pages 60000 --page-size 512 --sequential
 //! cargo run --release --example replay -- --trace FILE --pages 60000 --sequential --groups window:1024x6
-//! cargo run --release --example replay -- --trace FILE --pages 20000 --page-size 96 --step-tokens 8192 --sequential --groups state:36
+//! cargo run --release --example replay -- --trace FILE --pages 20000 --page-size 96 --sequential --groups state:36
 //! ```
 
 mod args;

@@ -76,8 +76,9 @@ pub struct EngineConfig {
     /// models with groups of layers. [`Engine::admit`](crate::Engine::admit) reserves pages for these tokens. A plan
     /// that is further ahead also takes pages that are not promised. Default: 512.
     pub promise_ahead: u32,
-    /// For models whose layers keep a state: a prompt's state is cached this many tokens before the prompt's end, rounded
-    /// down to whole pages. The next turn of a conversation often changes the last tokens of its prompt. Default: 128.
+    /// For models whose layers keep a state: a prompt's state is cached this many tokens before the prompt's end,
+    /// rounded down to whole pages. The next turn of a conversation often changes the last tokens of its prompt.
+    /// Default: 128.
     pub state_margin: u32,
     /// Minimum number of tokens from a prompt's hit to the place where its state is cached. Larger gaps save steps, and
     /// lose some hits. Default: 0.

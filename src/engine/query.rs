@@ -52,9 +52,9 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Returns the largest number of tokens, `most` at most, that the next plan can give a sequence:
-    /// [`extend_max`](Engine::extend_max), or less if layers keep a state and a mark comes before. A cached state is one
-    /// that a step has written, so items end at marks. Marks of a prompt are the place where it parts from cached prompts,
-    /// and the place `state_margin` tokens before its end; [`mark`](Engine::mark) adds others.
+    /// [`extend_max`](Engine::extend_max), or less if layers keep a state and a mark comes before. A cached state is
+    /// one that a step has written, so items end at marks. Marks of a prompt are the place where it parts from cached
+    /// prompts, and the place `state_margin` tokens before its end; [`mark`](Engine::mark) adds others.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
@@ -67,8 +67,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Returns whether the state of a running sequence is lost: its layers keep a state, and an abort or a rollback has
-    /// undone tokens. [`preempt`](Engine::preempt) and [`resume`](Engine::resume) compute the tokens after the last cached
-    /// state again.
+    /// undone tokens. [`preempt`](Engine::preempt) and [`resume`](Engine::resume) compute the tokens after the last
+    /// cached state again.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].

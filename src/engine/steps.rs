@@ -146,13 +146,13 @@ impl<B: Backend> Engine<B> {
         packed(&Packed::from(&self.world), track, items, scratch.reset())
     }
 
-    /// Returns the pages of the states that a planned batch reads and writes, for hosts with their own kernels. O(rows, times
-    /// the pages of a state).
+    /// Returns the pages of the states that a planned batch reads and writes, for hosts with their own kernels. O(rows,
+    /// times the pages of a state).
     ///
-    /// Track r has the pages with the states of the layers whose [place](crate::layout::PoolLayout::place) has track r. A
-    /// page's number is the slot of FlashInfer's, flash-linear-attention's and causal_conv1d's kernels, in a pool that
-    /// begins at the layer's lane and whose slots are [`page_bytes`](crate::layout::PoolLayout::page_bytes) apart; the
-    /// product needs 64 bits. Rows of new sequences read page 0, which is zero. `items` are as in
+    /// Track r has the pages with the states of the layers whose [place](crate::layout::PoolLayout::place) has track r.
+    /// A page's number is the slot of FlashInfer's, flash-linear-attention's and causal_conv1d's kernels, in a pool
+    /// that begins at the layer's lane and whose slots are [`page_bytes`](crate::layout::PoolLayout::page_bytes) apart;
+    /// the product needs 64 bits. Rows of new sequences read page 0, which is zero. `items` are as in
     /// [`packed`](Engine::packed); `rows - items.len()` rows of padding have page -1.
     ///
     /// # Errors

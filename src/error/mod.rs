@@ -195,21 +195,22 @@ displayed! {
         /// The new length of a sequence is 0, below the tokens of its published and pending pages, or above its tokens.
         RollbackLen { len: u32, min: u32, max: u32 } =>
             "a rollback to {} is outside {min} to {max}", Count(len, "token");
-        /// A mark is below the tokens of the sequence's published and pending pages, or, if layers keep a state, below its
-        /// planned tokens.
-        MarkLen { len: u32, min: u32 } => "a mark at {} is below the {min} that are published or planned", Count(len, "token");
-        /// An item ends after a mark of its sequence, whose layers keep a state. Items end at marks, because a cached state
-        /// is one that a step has written. [`Engine::next_len`](crate::Engine::next_len) returns valid lengths.
+        /// A mark is below the tokens of the sequence's published and pending pages, or, if layers keep a state, below
+        /// its planned tokens.
+        MarkLen { len: u32, min: u32 } =>
+            "a mark at {} is below the {min} that are published or planned", Count(len, "token");
+        /// An item ends after a mark of its sequence, whose layers keep a state. Items end at marks, because a cached
+        /// state is one that a step has written. [`Engine::next_len`](crate::Engine::next_len) returns valid lengths.
         CrossesMark {
             seq: SeqKey,
             /// Tokens of the sequence up to the mark.
             mark: u32,
         } => "an item of sequence {seq:?} crosses its mark at {}", Count(mark, "token");
-        /// An abort or a rollback has undone tokens of the sequence, and its layers have no earlier state. The host must
-        /// preempt and resume the sequence, which computes the tokens after its last cached state again.
+        /// An abort or a rollback has undone tokens of the sequence, and its layers have no earlier state. The host
+        /// must preempt and resume the sequence, which computes the tokens after its last cached state again.
         StateLost { seq: SeqKey } => "the state of sequence {seq:?} is lost; preempt and resume it";
-        /// The sequence to fork has planned tokens that are not committed or not known, so its state is ahead of its known
-        /// tokens.
+        /// The sequence to fork has planned tokens that are not committed or not known, so its state is ahead of its
+        /// known tokens.
         StateAhead { seq: SeqKey } => "the state of sequence {seq:?} is ahead of its committed and known tokens";
         /// Models whose layers keep a state have no drafts.
         StateDraft { seq: SeqKey } => "layers that keep a state have no drafts, as of sequence {seq:?}";

@@ -38,6 +38,10 @@
 //! | `MarkLen` | mark a prompt before it is published that far |
 //! | `StoreGroups` | serve models with groups of layers without a store |
 //! | `OutOfMarks` | mark again once the sequence has reached one of its marks |
+//! | `CrossesMark` | take the length from `next_len` |
+//! | `StateLost` | preempt and resume the sequence |
+//! | `StateAhead` | commit the parent's steps and append their tokens, then fork; or admit the tokens as a prompt |
+//! | `StateDraft` | plan without drafts: layers keep a state |
 //! | `StepTokens`, `PackedLimit` | plan a smaller batch; a pool above 2^31 pages cannot be packed |
 //! | `PackedRows` | pass the whole plan of these items |
 //! | `PackedTree` | draft in chains, or use the backend's own attention |

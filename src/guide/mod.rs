@@ -14,9 +14,10 @@
 //! 11. [`fp8`]: K and V in half the bytes, and the source of their scales.
 //! 12. [`sparse`]: attention to a few tokens of a long context.
 //! 13. [`groups`]: models with layers that read only a window or a chunk.
-//! 14. [`models`]: the changes to a model's code.
-//! 15. [`events`]: routers and stores that track the cache.
-//! 16. [`errors`]: the host's action after each error.
+//! 14. [`states`]: models with layers that keep a state instead of K and V.
+//! 15. [`models`]: the changes to a model's code.
+//! 16. [`events`]: routers and stores that track the cache.
+//! 17. [`errors`]: the host's action after each error.
 //!
 //! The programs have no model: they make up K, V, queries and tokens. A program that needs no bytes uses the backend
 //! [`Null`](crate::Null), which has none.
@@ -37,6 +38,7 @@ pub mod samples;
 pub mod scheduling;
 pub mod sparse;
 pub mod speculation;
+pub mod states;
 pub mod tenants;
 pub mod the_loop;
 pub mod tree;

@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use super::dtype::{KvDtype, Scaling};
 use super::format::{self, Format};
-use super::groups::{GROUPS_MAX, GroupShape, Groups};
+use super::groups::{GROUPS_MAX, GroupShape, Groups, StatePart};
 #[cfg(any(test, feature = "testkit"))]
 use super::plane::Plane;
 use super::planes::Planes;
 use super::pool::{Layout, PoolLayout};
 use super::shape::KvShape;
-use super::state::{self, StateLayout, StatePart};
+use super::state::{self, StateLayout};
 use crate::error::ConfigError;
 
 /// Maximum of [`PoolConfig::page_size`].

@@ -34,8 +34,8 @@ impl PoolLayout {
     /// Returns a hash of the format and meaning of a page's bytes, equal in every process. O(planes, layers, scales and
     /// channels).
     ///
-    /// It covers the planes, the layers and their groups, the parts of a state, the page size, and the given scales and label channels. The
-    /// caller passes the scales and channels of this pool. The hash does not cover the
+    /// It covers the planes, the layers and their groups, the parts of a state, the page size, and the given scales and
+    /// label channels. The caller passes the scales and channels of this pool. The hash does not cover the
     /// [`Layout`](crate::layout::Layout) or the number of pages. It also does not cover which of a model's heads the
     /// pool contains, so without scales and labels it is equal for all ranks.
     pub fn page_fingerprint(&self, scales: Option<&KvScales>, labels: Option<&LabelChannels>) -> u64 {

@@ -11,7 +11,6 @@ use std::fmt;
 
 use super::dtype::KvDtype;
 use super::shape::KvShape;
-use super::state::{STATE_PARTS_MAX, StatePart};
 use crate::error::ConfigError;
 use crate::id::LayerId;
 
@@ -20,6 +19,9 @@ pub const GROUPS_MAX: usize = 4;
 
 /// Maximum number of layers in groups.
 pub const GROUPED_LAYERS_MAX: usize = 256;
+
+/// Maximum number of parts of a state.
+pub const STATE_PARTS_MAX: usize = 4;
 
 const WORD: u32 = u64::BITS;
 
@@ -94,6 +96,24 @@ pub struct GroupShape {
     /// Element type of K and V; `None` for the pool's.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub dtype: Option<KvDtype>,
+}
+
+/// One part of a layer's state, such as a recurrent matrix for each head, or the last inputs of a convolution.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+pub struct StatePart {
+    /// Number of heads of the whole model. Ranks share them as they share kv heads.
+    pub heads: u32,
+    /// Number of bytes of a head. The host chooses the element type and the order of the elements.
+    pub head_bytes: u32,
+}
+
+impl StatePart {
+    pub(super) const NONE: Self = Self { heads: 0, head_bytes: 0 };
+
+    pub(super) fn bytes(self) -> u64 {
+        u64::from(self.heads) * u64::from(self.head_bytes)
+    }
 }
 
 /// The groups of a model's layers. With [`Groups::ONE`] every layer reads all tokens.
@@ -318,8 +338,8 @@ impl Groups {
     }
 
     /// Returns the groups as words; [`Groups::ONE`] is 1 and zeros. Word 0: number of groups + 2^32 * layers. A word
-    /// for each further group: its size + 2^32 * (1 for a window, 2 for a chunk, 3 for a state). Then bit 0 of the groups of all
-    /// layers, then bit 1.
+    /// for each further group: its size + 2^32 * (1 for a window, 2 for a chunk, 3 for a state). Then bit 0 of the
+    /// groups of all layers, then bit 1.
     pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
         let mut words = [0; Self::WORDS];
         words[0] = u64::from(self.count) | u64::from(self.layers) << 32;
@@ -381,8 +401,8 @@ impl fmt::Debug for Groups {
     }
 }
 
-/// The serialised form of [`Groups`]: the arguments of [`Groups::new`], the groups' own shapes up to the last one, and the
-/// parts of a state.
+/// The serialised form of [`Groups`]: the arguments of [`Groups::new`], the groups' own shapes up to the last one, and
+/// the parts of a state.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, rename = "Groups")]

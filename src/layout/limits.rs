@@ -127,8 +127,8 @@ impl Limits {
         })
     }
 
-    /// Returns the tails of a prefix of `pages` pages: for each group other than group 0, the places of the cells that the
-    /// next token reads. The state comes last.
+    /// Returns the tails of a prefix of `pages` pages: for each group other than group 0, the places of the cells that
+    /// the next token reads. The state comes last.
     pub fn tails(&self, pages: u32) -> impl Iterator<Item = HeldGroup> + use<'_> {
         let state = self.state.map(|StateLimit { group, pages: tracks, .. }| {
             let first = pages.saturating_sub(1); // The state behind the last page.
@@ -176,9 +176,9 @@ impl Limits {
         u64::from(places) + self.groups().iter().map(pages).sum::<u64>() + if places > 0 { state } else { 0 }
     }
 
-    /// Returns the number of pages that a sequence lacks for `promised` places, over all groups with page tables. Places below `kept`
-    /// have cells. Their pages count as lacking, because a cell that the sequence gives back may stay in use. At most
-    /// `u32::MAX`, which is more than any pool has.
+    /// Returns the number of pages that a sequence lacks for `promised` places, over all groups with page tables.
+    /// Places below `kept` have cells. Their pages count as lacking, because a cell that the sequence gives back may
+    /// stay in use. At most `u32::MAX`, which is more than any pool has.
     pub fn outstanding(&self, promised: u32, page_len: u32, published: u32, kept: u32) -> u32 {
         let limited = self.groups().iter().map(|limit| {
             let held = page_len - self.first_of(limit, published).max(kept);

@@ -38,7 +38,7 @@ mod tests;
 
 pub use config::{Capacity, PAGE_SIZE_MAX, PoolConfig};
 pub use dtype::{Dtype, KvDtype, Scaling};
-pub use groups::{GROUPED_LAYERS_MAX, GROUPS_MAX, GroupShape, Groups, LayerPlace, Reach};
+pub use groups::{GROUPED_LAYERS_MAX, GROUPS_MAX, GroupShape, Groups, LayerPlace, Reach, STATE_PARTS_MAX, StatePart};
 #[cfg(feature = "serde")]
 pub use hf::HfError;
 pub use labels::{LabelChannels, LabelError};
@@ -48,5 +48,5 @@ pub use planes::PLANES_MAX;
 pub use pool::{Layout, PoolLayout, Strides};
 pub use scales::{KvScales, ScaleError};
 pub use shape::KvShape;
-pub use state::{STATE_PARTS_MAX, StateLayout, StatePart};
+pub use state::StateLayout;
 pub use table::TableShape;

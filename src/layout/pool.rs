@@ -159,6 +159,19 @@ impl PoolLayout {
         }
     }
 
+    /// Returns the layout of the state that layers of a group keep; `None` if no group keeps a state.
+    pub const fn state(&self) -> Option<StateLayout> {
+        self.state
+    }
+
+    /// Returns the number of pages of a sequence's state; 0 if no group keeps a state.
+    pub const fn state_pages(&self) -> u32 {
+        match self.state {
+            Some(state) => state.pages,
+            None => 0,
+        }
+    }
+
     /// Returns the layout of the state of a group, if the group keeps a state.
     fn state_of(&self, group: u32) -> Option<StateLayout> {
         self.state.filter(|_| self.groups.state_group() == Some(group))

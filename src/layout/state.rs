@@ -1,36 +1,15 @@
 //! The states of layers such as Mamba, Gated DeltaNet and short convolutions, in pages of the pool.
 //!
-//! A layer's state has up to four parts of fixed size, one after the other. A page contains the states of `lanes` layers
-//! of one sequence, each in a *lane* of `lane_bytes` bytes, so the states of all layers take `pages` pages. A kernel finds
-//! the state of a layer at `page * page_bytes + lane * lane_bytes`: the number of the page is the kernel's slot.
+//! A layer's state has up to four parts of fixed size, one after the other. A page contains the states of `lanes`
+//! layers of one sequence, each in a *lane* of `lane_bytes` bytes, so the states of all layers take `pages` pages. A
+//! kernel finds the state of a layer at `page * page_bytes + lane * lane_bytes`: the number of the page is the kernel's
+//! slot.
 
-use super::groups::Groups;
-use super::pool::PoolLayout;
+use super::groups::{Groups, STATE_PARTS_MAX};
 use crate::error::ConfigError;
-
-/// Maximum number of parts of a state.
-pub const STATE_PARTS_MAX: usize = 4;
 
 /// A lane of a state begins at a multiple of this number of bytes in its page.
 const LANE_ALIGN: u64 = 256;
-
-/// One part of a layer's state, such as a recurrent matrix for each head, or the last inputs of a convolution.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
-pub struct StatePart {
-    /// Number of heads of the whole model. Ranks share them as they share kv heads.
-    pub heads: u32,
-    /// Number of bytes of a head. The host chooses the element type and the order of the elements.
-    pub head_bytes: u32,
-}
-
-impl StatePart {
-    pub(super) const NONE: Self = Self { heads: 0, head_bytes: 0 };
-
-    pub(super) fn bytes(self) -> u64 {
-        u64::from(self.heads) * u64::from(self.head_bytes)
-    }
-}
 
 /// The place of a sequence's state in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,19 +76,4 @@ pub(super) fn check(
     let bytes = lane_bytes(groups).ok_or(ConfigError::Overflow { name: "bytes of a state" })?;
     let min = least_page_size(bytes, page_bytes);
     if page_size < min { Err(ConfigError::StatePage { page_size, min }) } else { Ok(()) }
-}
-
-impl PoolLayout {
-    /// Returns the layout of the state that layers of a group keep; `None` if no group keeps a state.
-    pub const fn state(&self) -> Option<StateLayout> {
-        self.state
-    }
-
-    /// Returns the number of pages of a sequence's state; 0 if no group keeps a state.
-    pub const fn state_pages(&self) -> u32 {
-        match self.state {
-            Some(state) => state.pages,
-            None => 0,
-        }
-    }
 }

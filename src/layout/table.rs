@@ -13,14 +13,15 @@ const LEAF_TOKENS: u32 = 1024;
 /// A lookup of a page takes two steps, so rows of any length need no contiguous memory and never move:
 ///
 /// ```text
-/// words = [ directory: rows x leaves_per_row | leaves: leaf_count x tracks x leaf_pages | states: rows x 2 x state_pages ]
+/// words = [ directory: rows x leaves_per_row | leaves: leaf_count x tracks x leaf_pages
+///           | states: rows x 2 x state_pages ]
 /// block = words[row * leaves_per_row + page_index / leaf_pages]
 /// page  = words[rows * leaves_per_row + (block + track) * leaf_pages + page_index % leaf_pages]
 /// ```
 ///
 /// A leaf has one block of `leaf_pages` words for each track. The directory contains the number of a leaf's first
-/// block, a multiple of `tracks`. If layers keep a state, a row has the pages of the state that its items read, then of the
-/// one that they write.
+/// block, a multiple of `tracks`. If layers keep a state, a row has the pages of the state that its items read, then of
+/// the one that they write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TableShape {
@@ -113,8 +114,8 @@ impl TableShape {
         self.directory_words() as usize + self.leaf_count as usize * self.tracks as usize * self.leaf_pages as usize
     }
 
-    /// Returns the index of the word with the first page of the state that a row's items read (`part` 0) or write (1). The
-    /// words of the other pages follow.
+    /// Returns the index of the word with the first page of the state that a row's items read (`part` 0) or write (1).
+    /// The words of the other pages follow.
     pub const fn state_word(&self, row: RowId, part: u32) -> u32 {
         self.first_state_word() as u32 + (2 * row.raw() + part) * self.state_pages
     }

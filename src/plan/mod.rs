@@ -244,8 +244,8 @@ pub struct PackedPlan<'step> {
 
 /// The pages of the states that a batch reads and writes ([`Engine::packed_states`](crate::Engine::packed_states)).
 ///
-/// A row with equal pages in both arrays updates its state in place. Other rows read a state that must not change, such as
-/// a cached one: kernels that update in place call [`copy_states`](crate::backend::StateBackend::copy_states) first.
+/// A row with equal pages in both arrays updates its state in place. Other rows read a state that must not change, such
+/// as a cached one: kernels that update in place call [`copy_states`](crate::backend::StateBackend::copy_states) first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PackedStates<'step> {
     /// `[state_pages, rows]`: page of each track and row to read.

@@ -1,7 +1,8 @@
 //! Cells: the cached pages of the groups other than group 0, at entries of the tree's lists.
 //!
-//! A cell is the pages of one such group at one entry: one for each track, or those of a state behind the entry's tokens. Sequences use each cell separately, and
-//! independently of the locks on nodes: a window moves on while its prefix stays locked.
+//! A cell is the pages of one such group at one entry: one for each track, or those of a state behind the entry's
+//! tokens. Sequences use each cell separately, and independently of the locks on nodes: a window moves on while its
+//! prefix stays locked.
 //!
 //! * G1. A cell belongs to an entry of a live list, and the entry names it; its device pages are Cached. All other
 //!   cells are free.
@@ -11,9 +12,12 @@
 //!   the last such step. Any other cell is in no list. Stamps rise along the idle list.
 //! * G5. Deferred lists are in the order of their steps. The fence counts the pages of a list as idle after its step.
 //!
+//! * G7. The cell of a state has the state behind its entry's last token. No plan writes its pages.
+//! * G8. Its users are rows whose current state it is or whose open item reads it, and sequences that wait for its load.
+//!
 //! Cells and nodes are stamped by one counter as they become idle (`ages.rs`), so that eviction takes the older one
-//! first. A cell with a state is *superseded* if the last sequence that read it keeps a later state: conversations go on
-//! from the later one. It then becomes the oldest one, unless prompts part at it.
+//! first. A cell with a state is *superseded* if the last sequence that read it keeps a later state: conversations go
+//! on from the later one. It then becomes the oldest one, unless prompts part at it.
 //!
 //! For cells, the invariants of swap memory (`swap.rs`) are:
 //!

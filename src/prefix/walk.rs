@@ -34,8 +34,8 @@ impl PrefixMatch {
         self.full_pages
     }
 
-    /// Returns whether the tree has pages after the [full match](PrefixMatch::full_pages), so that prompts part there. Only
-    /// with groups of layers.
+    /// Returns whether the tree has pages after the [full match](PrefixMatch::full_pages), so that prompts part there.
+    /// Only with groups of layers.
     pub(crate) fn branches(&self) -> bool {
         self.branches
     }

@@ -27,8 +27,8 @@
 //!
 //! * S9. The drafts are its last item, in an open step; all their tokens are known, and none has K and V.
 //!
-//! `states.rs` has the states of layers that keep one (S10, S11). `inflight.rs` finds sequences by the page that they compute next (S8). The tokens and pages of rows are in leaves
-//! (`token_store.rs`, `page_table.rs`).
+//! `states.rs` has the states of layers that keep one (S10, S11). `inflight.rs` finds sequences by the page that they
+//! compute next (S8). The tokens and pages of rows are in leaves (`token_store.rs`, `page_table.rs`).
 
 mod audit;
 mod branches;
@@ -40,6 +40,7 @@ mod promises;
 mod read;
 mod record;
 mod row;
+mod row_states;
 mod states;
 mod token_store;
 mod truncate;

@@ -238,8 +238,8 @@ impl PageTable {
         }
     }
 
-    /// Writes the pages of a state that a row reads (`part` 0) or writes (1), and passes the words to `write`. `None` is
-    /// the state of zeros, in page 0.
+    /// Writes the pages of a state that a row reads (`part` 0) or writes (1), and passes the words to `write`. `None`
+    /// is the state of zeros, in page 0.
     pub fn write_state(&mut self, row: RowId, part: u32, pages: Option<&[PageId]>, write: &mut impl FnMut(TableWrite)) {
         let first = self.shape.state_word(row, part);
         for at in 0..self.shape.state_pages {

@@ -454,8 +454,8 @@ fn attach_tails(
 }
 
 /// Returns the marks of a sequence whose layers keep a state, in pages, or 0: the end of its full match if prompts part
-/// there, and the last whole page before the margin at its end. In the second case, the sequence supersedes the state of its
-/// hit.
+/// there, and the last whole page before the margin at its end. In the second case, the sequence supersedes the state
+/// of its hit.
 fn state_marks(shape: &EngineShape, found: &PrefixMatch, row: &mut RowMut<'_>) -> (u32, u32) {
     let EngineShape { state_margin, state_gap, keep_used_states, .. } = *shape;
     let (page_size, hit) = (shape.layout.page_size(), found.pages());

@@ -67,8 +67,8 @@ impl Parts {
 ///
 /// # Errors
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::NotAccepted`], [`Error::TooLong`],
-/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`], [`Error::OutOfPages`]; if layers keep a state
-/// also [`Error::StateLost`] and [`Error::StateAhead`]. Nothing changes then.
+/// [`Error::OutOfSequences`], [`Error::OutOfTokens`], [`Error::OutOfSteps`], [`Error::OutOfPages`]. If layers keep a
+/// state, also [`Error::StateLost`] and [`Error::StateAhead`]. Nothing changes then.
 pub(crate) fn begin_fork(mut world: Fork<'_>, seq: SeqKey, count: u32, promise: u32) -> Result<Option<Parts>, Error> {
     let parent = world.sequences.running(seq)?;
     world.sequences.check_accepted(seq)?;
@@ -90,7 +90,8 @@ pub(crate) fn begin_fork(mut world: Fork<'_>, seq: SeqKey, count: u32, promise: 
     Ok(Some(parts))
 }
 
-/// Returns the number of pages of the parent's state that each child copies: none if the state is a cell, which they share.
+/// Returns the number of pages of the parent's state that each child copies: none if the state is a cell, which they
+/// share.
 ///
 /// # Errors
 /// [`Error::StateLost`], [`Error::StateAhead`].

@@ -45,8 +45,8 @@ impl<'a> PageBudget<'a> {
         self.available(0, 0)
     }
 
-    /// Returns the number of pages that a call can take in addition to `wanted` pages, `own` of which are promised to its
-    /// sequences.
+    /// Returns the number of pages that a call can take in addition to `wanted` pages, `own` of which are promised to
+    /// its sequences.
     pub fn spare(&self, wanted: u64, own: u64) -> u64 {
         self.available(own, 0).saturating_sub(wanted)
     }

@@ -1,5 +1,5 @@
-//! States of rows: at a mark, a row's state becomes a cell, which the next item reads. A row leaves the places that it no
-//! longer reads.
+//! States of rows: at a mark, a row's state becomes a cell, which the next item reads. A row leaves the places that it
+//! no longer reads.
 //!
 //! No state is copied: an item that reads a cell writes pages of its row. `sequence/states.rs` has the places of a row.
 
@@ -62,9 +62,9 @@ fn keep_item(
     keep_state(row, pages, prefixes, fence, (at, mark, is_junction), freed)
 }
 
-/// Makes a cell of the row's own state in a place, which is behind `mark` pages. At an entry with a cell, the row uses that
-/// cell instead, and its own pages are appended to `freed`. Returns false if a promise needs the pages, or if the pages
-/// before the mark are not published, because their tokens are unknown.
+/// Makes a cell of the row's own state in a place, which is behind `mark` pages. At an entry with a cell, the row uses
+/// that cell instead, and its own pages are appended to `freed`. Returns false if a promise needs the pages, or if the
+/// pages before the mark are not published, because their tokens are unknown.
 fn keep_state(
     row: &mut RowMut<'_>,
     pages: &mut PagePool,
@@ -105,8 +105,8 @@ fn keep_state(
     true
 }
 
-/// Marks the place behind the planned tokens of a row, `mark` pages: a state that is committed becomes a cell now, another
-/// one when its item commits.
+/// Marks the place behind the planned tokens of a row, `mark` pages: a state that is committed becomes a cell now,
+/// another one when its item commits.
 pub(crate) fn mark_state(
     row: &mut RowMut<'_>,
     pages: &mut PagePool,
@@ -133,8 +133,8 @@ pub(crate) fn mark_state(
     }
 }
 
-/// Undoes the use of a state by an item, whose sequence has its earlier lengths again. A state that the item updates in place
-/// is lost if the item `may_have_run`. Pages that the item took are appended to `freed`.
+/// Undoes the use of a state by an item, whose sequence has its earlier lengths again. A state that the item updates in
+/// place is lost if the item `may_have_run`. Pages that the item took are appended to `freed`.
 pub(crate) fn undo_state(row: &mut RowMut<'_>, item: &StepItem, may_have_run: bool, freed: &mut Vec<PageId>) {
     let before = row.outstanding();
     row.resend_state();

@@ -118,7 +118,8 @@ pub(super) fn lock_count(shape: &EngineShape) -> u64 {
     u64::from(shape.max_steps) * (u64::from(shape.table.rows) + 1)
 }
 
-/// Returns the maximum number of pages of a sequence in all tracks, with one spare place in each track, and of its state.
+/// Returns the maximum number of pages of a sequence in all tracks, with one spare place in each track, and of its
+/// state.
 pub(super) fn row_pages_all(shape: &EngineShape) -> u64 {
     let row_pages = shape.max_sequence_len.div_ceil(shape.layout.page_size());
     (u64::from(row_pages) + 1) * u64::from(shape.table.tracks) + u64::from(shape.table.state_pages)
@@ -138,8 +139,8 @@ pub(super) fn tree_shape(shape: &EngineShape, hash_bits: u32) -> TreeShape {
     }
 }
 
-/// Returns the maximum number of copies of a fork: one page for each child, or with several tracks or states all pages of
-/// the pool.
+/// Returns the maximum number of copies of a fork: one page for each child, or with several tracks or states all pages
+/// of the pool.
 pub(super) fn copy_count(shape: &EngineShape) -> u64 {
     let pages = if shape.table.tracks > 1 || shape.table.state_pages > 0 { shape.layout.page_count() } else { 0 };
     pages.max(shape.table.rows).into()

@@ -1,7 +1,7 @@
 //! Invalid configs: each error names its value, and no numbers cause a panic.
 
-use kvarena::config::EngineShape;
-use kvarena::layout::{Groups, Layout, PoolLayout, Reach, Scaling, TableShape};
+use kvarena::config::{EngineShape, PrefixMode};
+use kvarena::layout::{Groups, Layout, PoolLayout, Reach, Scaling, StatePart, TableShape};
 use kvarena::testkit::rng::Rng;
 use kvarena::{Capacity, ConfigError, EngineConfig, KvDtype, KvShape, LayerId, PageId, PoolConfig, SlotId};
 
@@ -227,6 +227,13 @@ fn chunks(size: u32) -> Groups {
     Groups::new(&[Reach::All, chunk, Reach::Window(7)], &[0, 1, 2]).expect("three groups")
 }
 
+/// Returns two groups of one layer and of two layers. The second one keeps a state of `bytes` bytes a layer.
+fn states(bytes: u32) -> Groups {
+    let part = StatePart { heads: 1, head_bytes: bytes };
+    let groups = Groups::new(&[Reach::All, Reach::State], &[0, 1, 1]).and_then(|groups| groups.with_state(1, &[part]));
+    groups.expect("two groups")
+}
+
 /// Returns two groups of one layer and of two layers, with a window of `size`.
 fn windows(size: u32) -> Groups {
     Groups::new(&[Reach::All, Reach::Window(size.max(1))], &[0, 1, 1]).expect("two groups")
@@ -242,7 +249,8 @@ fn any_limits_give_an_engine_or_an_error_and_never_a_panic() {
         PoolConfig { shape: latent(512, 64), dtype: KvDtype::Fp8E4M3, scaling: Scaling::ByToken, ..Default::default() };
     let chunked = PoolConfig { layers: 3, groups: chunks(1), ..small };
     let mut made = 0;
-    for pool in [PoolConfig::default(), small, grouped, chunked, latent] {
+    let stateful = PoolConfig { layers: 3, groups: states(1 << 10), ..Default::default() };
+    for pool in [PoolConfig::default(), small, grouped, chunked, latent, stateful] {
         for (i, first) in FIELDS.iter().enumerate() {
             for second in &FIELDS[i..] {
                 for (a, b) in values.into_iter().flat_map(|a| values.map(|b| (a, b))) {
@@ -271,6 +279,13 @@ fn check_shape(config: &EngineConfig, shape: &EngineShape) {
         let places = u128::from(tokens).div_ceil(page_size);
         let mut most = places;
         for group in 0..layout.groups().count() {
+            if layout.groups().state_group() == Some(group) {
+                let pages = if tokens > 0 { u128::from(layout.state_pages()) } else { 0 };
+                let kept = u64::try_from(pages * page_bytes).unwrap_or(u64::MAX);
+                assert_eq!(layout.sequence_bytes(group, tokens), kept, "{config:?}");
+                most += pages * if config.prefix == PrefixMode::None { 1 } else { 2 };
+                continue;
+            }
             let tracks = u128::from(layout.tracks_of(group));
             let whole = u128::from(tokens) / page_size * page_size;
             let (first, reads) = match layout.groups().reach(group) {

@@ -90,6 +90,12 @@ fn errors_are_in_plain_words() {
         (ConfigError::Reach { group: 2, reach: Reach::Chunk(12) }, "group 2 cannot read a chunk of 12"),
         (ConfigError::LayerGroup { layer: LayerId::new(3), group: 1, groups: 1 }, "layer 3 is in group 1 of 1 group"),
         (ConfigError::EmptyGroup { group: 1 }, "no layer is in group 1"),
+        (ConfigError::Reach { group: 2, reach: Reach::State }, "group 2 cannot read a state"),
+        (ConfigError::StateGroup { group: 1 }, "group 1 keeps no state, or its state has no parts"),
+        (
+            ConfigError::StatePage { page_size: 1, min: 91 },
+            "pages of 1 token do not hold the state of a layer, which takes at least 91",
+        ),
         (ConfigError::GroupedLayers { layers: 2, grouped: 1 }, "groups of 1 layer do not fit a model of 2 layers"),
     ] {
         assert_eq!(shown(&error), text);
@@ -108,6 +114,9 @@ fn errors_are_in_plain_words() {
             PlanError::Reach { layer, group, reach, window: None, chunk: Some(8) },
             "layer 3 of group 1 reads a window of 8, but its attention has chunks of 8",
         ),
+        (PlanError::StateLayer { layer }, "layer 3 keeps a state instead of K and V"),
+        (PlanError::NoState { layer }, "layer 3 stores K and V, and keeps no state"),
+        (PlanError::StateRow { row: 2, rows: 3 }, "row 2 of 3 of a plan does not exist or is padding"),
         (PlanError::TreeChunk { chunk: 8 }, "chunks of 8 for a plan with trees of drafts"),
         (PlanError::ChunkSize { chunk: 9 }, "chunks of 9, which is no power of two"),
         (PlanError::SparseGroup { layer, group }, "a sparse read of layer 3, whose group 1 does not keep all tokens"),
@@ -121,6 +130,11 @@ fn errors_are_in_plain_words() {
 fn errors_of_drafts_are_in_plain_words() {
     let (seq, step) = (SeqKey::default(), StepId::new(7));
     for (error, words) in [
+        (Error::CrossesMark { seq, mark: 1 }, "crosses its mark at 1 token"),
+        (Error::StateLost { seq }, "is lost; preempt and resume it"),
+        (Error::StateAhead { seq }, "is ahead of its committed and known tokens"),
+        (Error::StateDraft { seq }, "layers that keep a state have no drafts"),
+        (Error::MarkLen { len: 1, min: 16 }, "a mark at 1 token is below the 16 that are published or planned"),
         (Error::DraftLen { len: 65, max: 64 }, "a draft of 65 tokens is larger than 64"),
         (Error::DraftParent { token: 1, parent: 2 }, "draft 1 cannot follow draft 2, which is later"),
         (Error::DraftOrder { seq }, "of a draft is not in the batch, or out of order"),

@@ -37,6 +37,7 @@ mod refusals;
 mod regression;
 mod replay;
 mod small_cpu;
+mod states;
 mod stores;
 mod tree;
 mod trees;

@@ -152,7 +152,7 @@ fn the_byte_forms_are_as_documented() {
     };
     let text = u64::from_le_bytes([2, b'4', b'2', 0, 0, 0, 0, 0]);
     let words = [
-        u64::from_le_bytes(*b"kvshap02"),
+        u64::from_le_bytes(*b"kvshap03"),
         36,
         0,
         4,
@@ -182,6 +182,8 @@ fn the_byte_forms_are_as_documented() {
     ];
     // Swap pages, staged pages, the most tokens of a step; after the groups' own shapes, reserved pages and wide slots.
     let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]).chain([5, 1]);
+    // No parts of a state; the margin and the gap of its marks, and whether used states keep their age.
+    let words = words.chain([0; 4]).chain([128, 0, 0]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);
 

@@ -113,6 +113,7 @@ const REACHED: &[&str] = &[
     "pages lost",
     "pages saved",
     "pages saved as they were evicted",
+    "plan_batch CrossesMark",
     "plan_batch EmptyBatch",
     "plan_batch ExtendLen",
     "plan_batch Ok",
@@ -121,6 +122,8 @@ const REACHED: &[&str] = &[
     "plan_batch OutOfTokens",
     "plan_batch Preempted",
     "plan_batch RepeatedSequence",
+    "plan_batch StateDraft",
+    "plan_batch StateLost",
     "plan_batch StepTokens",
     "plan_batch UnknownSequence",
     "plan_batch promised, but later",
@@ -140,6 +143,8 @@ const REACHED: &[&str] = &[
     "rollback RollbackLen",
     "rollback UnknownSequence",
     "save_ahead Ok",
+    "states kept",
+    "states superseded",
 ];
 
 /// Results of calls about drafts, which the workloads of drafts must reach.

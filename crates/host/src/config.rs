@@ -222,9 +222,9 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the groups of layers: one for the layers that read all tokens, and one for each size of a window or a
-    /// chunk. Returns one group if all layers are alike, or if [`Groups`] cannot contain them. Parsing rejects layers
-    /// of two shapes that [`Groups`] cannot contain.
+    /// Returns the groups of layers: one for the layers that read all tokens, one for each size of a window or a chunk,
+    /// and one for the layers that keep a state. Returns one group if all layers are alike, or if [`Groups`] cannot
+    /// contain them. Parsing rejects layers of two shapes that [`Groups`] cannot contain.
     pub fn groups(&self) -> Groups {
         self.find_groups().unwrap_or(Groups::ONE)
     }
@@ -240,7 +240,13 @@ impl ModelConfig {
                 reaches.len() - 1
             }) as u8
         };
-        let layers: Vec<u8> = self.windows.iter().zip(&self.chunks).map(group).collect();
+        let mut layers: Vec<u8> = self.windows.iter().zip(&self.chunks).map(group).collect();
+        if let Some(delta) = &self.delta {
+            let keeps = layers.iter_mut().zip(&delta.layers).filter(|(_, keeps)| **keeps);
+            keeps.for_each(|(group, _)| *group = reaches.len() as u8);
+            reaches.push(Reach::State);
+            return Groups::new(&reaches, &layers)?.with_state(reaches.len() as u32 - 1, &delta.parts());
+        }
         let groups = Groups::new(&reaches, &layers)?;
         let Some(WindowHeads { kv_heads, head_dim }) = self.window_heads else { return Ok(groups) };
         let shape = KvShape::heads(kv_heads as u32, head_dim as u32);

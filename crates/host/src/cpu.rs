@@ -1,12 +1,12 @@
 //! Steps on the CPU: activations in f32, K and V in host memory.
 
-use kvarena::backend::{CpuError, Queries};
+use kvarena::backend::{CpuError, CpuState, Queries};
 use kvarena::{Attend, Backend, BatchPlan, Cpu, LayerId};
 
 use crate::calibrate::Largest;
 use crate::clock::{Clock, Part};
 use crate::config::ModelConfig;
-use crate::delta::DeltaStep;
+use crate::delta::{CACHED_CONV, DeltaStep, State};
 use crate::error::{Error, Result};
 use crate::model::{Attention, AttentionInputs, Model, Pass, Workspace};
 use crate::runner::{Runner, Work};
@@ -165,8 +165,6 @@ impl Runner for CpuRunner<'_> {
 #[derive(Debug)]
 enum StepError {
     Backend(CpuError),
-    /// The backend stores no states.
-    NoStates,
     /// The user requested a failure (`--fail-every`).
     Injected,
 }
@@ -175,7 +173,6 @@ impl std::fmt::Display for StepError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Backend(error) => error.fmt(f),
-            Self::NoStates => f.write_str("layers that keep a state are not served"),
             Self::Injected => f.write_str("injected failure"),
         }
     }
@@ -223,7 +220,16 @@ impl Attention for Paged<'_> {
         if self.fail_at == Some(layer) { Err(StepError::Injected) } else { Ok(()) }
     }
 
-    fn delta(&mut self, _: usize, _: &mut DeltaStep<'_>) -> std::result::Result<(), StepError> {
-        Err(StepError::NoStates)
+    fn delta(&mut self, layer: usize, step: &mut DeltaStep<'_>) -> std::result::Result<(), StepError> {
+        let id = LayerId::new(layer as u32);
+        for (index, row) in self.plan.rows.iter().enumerate().filter(|(_, row)| row.kv_len > 0) {
+            let state = match self.backend.state(&self.plan, id, index).map_err(StepError::Backend)? {
+                CpuState::InPlace(state) => State::InPlace(state),
+                CpuState::From(from, to) => State::From(from, to),
+            };
+            let start = row.qo_start as usize;
+            step.update(start..start + row.extend_len as usize, state, CACHED_CONV);
+        }
+        if self.fail_at == Some(layer) { Err(StepError::Injected) } else { Ok(()) }
     }
 }

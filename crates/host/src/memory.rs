@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use kvarena::layout::PoolLayout;
+use kvarena::layout::{PoolLayout, Reach};
 
 /// Tokens of the sequence.
 const TOKENS: u32 = 8192;
@@ -17,6 +17,9 @@ pub fn report(layout: &PoolLayout) -> Option<String> {
     let all: u64 = (0..groups.count()).map(bytes).sum();
     let places = bytes(0) / layout.page_bytes();
     let kept = |group| {
+        if Some(group) == groups.state_group() {
+            return bytes(group); // A state has one size in any pool.
+        }
         let lanes = layout.page_bytes() - layout.unused_bytes(group);
         places * lanes / u64::from(layout.lanes_of(group)) * u64::from(groups.layers_of(group))
     };
@@ -25,7 +28,8 @@ pub fn report(layout: &PoolLayout) -> Option<String> {
     let mut line = format!("{TOKENS} tokens of a sequence take {all} MB, {one} without groups of layers");
     for group in 0..groups.count() {
         let (layers, reach) = (groups.layers_of(group), groups.reach(group));
-        _ = write!(line, "; {layers} layers that read {reach}: {}", megabytes(bytes(group)));
+        let what = if reach == Reach::State { "keep" } else { "read" };
+        _ = write!(line, "; {layers} layers that {what} {reach}: {}", megabytes(bytes(group)));
     }
     Some(line + "\n")
 }

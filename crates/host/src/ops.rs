@@ -90,8 +90,8 @@ impl Angles {
     }
 }
 
-/// Rotates the first elements of each head, up to the number of elements that rotate. If `norm` is given, each head first gets an RMS norm with its weight and epsilon.
-/// `x` is `[tokens, heads, head_dim]`.
+/// Rotates the first elements of each head, up to the number of elements that rotate. If `norm` is given, each head
+/// first gets an RMS norm with its weight and epsilon. `x` is `[tokens, heads, head_dim]`.
 pub fn norm_and_rotate(x: &mut [f32], heads: usize, head_dim: usize, norm: Option<(&[f32], f32)>, angles: &Angles) {
     for_rows(x, heads * head_dim, |t, row| {
         for head in row.chunks_exact_mut(head_dim) {

@@ -108,7 +108,7 @@ pub struct Args {
     #[arg(long)]
     pub ignore_eos: bool,
 
-    /// Tokens of a page.
+    /// Tokens of a page. Models whose layers keep a state take more if a page would not hold the state of a layer.
     #[arg(long, value_name = "TOKENS", default_value_t = 16)]
     pub page_size: u32,
 

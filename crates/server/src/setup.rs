@@ -187,12 +187,20 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
         dtype,
         scaling: if dtype.is_quantised() { args.kv_scales } else { Scaling::Static },
         page_size: args.page_size,
-        capacity: Capacity::Pages(1),
+        // Two, because no sequence gets page 0 if layers keep a state.
+        capacity: Capacity::Pages(2),
         layout: args.layout,
         ..PoolConfig::default()
     };
+    if model.delta.is_some() {
+        // Larger pages hold the state of a layer.
+        pool.page_size = pool.page_size.max(pool.state_page_size(8).map_err(unusable)?);
+        if args.http.kv_events.is_some() && pool.page_size != args.page_size {
+            return Err(Error::request(format!("--kv-events needs --page-size {} for this model", pool.page_size)));
+        }
+    }
     let policy = policy(args, model)?;
-    let promise_ahead = policy.promise_ahead(args.page_size.max(1));
+    let promise_ahead = policy.promise_ahead(pool.page_size.max(1));
     let limits = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
     let limits = limits.shape().map_err(unusable)?;
     let usual = || {

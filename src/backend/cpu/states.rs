@@ -29,11 +29,12 @@ impl CpuState<'_> {
 }
 
 impl Cpu {
-    /// Returns the state of a layer for row `row` of a plan: [`lane_bytes`](crate::layout::StateLayout::lane_bytes) bytes.
+    /// Returns the state of a layer for row `row` of a plan: [`lane_bytes`](crate::layout::StateLayout::lane_bytes)
+    /// bytes.
     ///
     /// # Errors
-    /// [`CpuError::Plan`] for a step that is not open, a layer that does not exist or keeps no state, and for a row that
-    /// does not exist or is padding.
+    /// [`CpuError::Plan`] for a step that is not open, a layer that does not exist or keeps no state, and for a row
+    /// that does not exist or is padding.
     pub fn state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize) -> Result<CpuState<'_>, CpuError> {
         self.check_open(plan)?;
         let lane = check::state_layer(layer, &self.layout)?;

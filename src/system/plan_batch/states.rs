@@ -38,8 +38,8 @@ pub(super) fn check(sequences: &mut SequenceTable, items: &[Extend], needs: &mut
     Ok(optional)
 }
 
-/// Lets the first `granted` rows that could take another state take it; the others give up their marks. Adds the pages and
-/// the page table words of all states to the needs. Returns the number of marks given up.
+/// Lets the first `granted` rows that could take another state take it; the others give up their marks. Adds the pages
+/// and the page table words of all states to the needs. Returns the number of marks given up.
 pub(super) fn grant(sequences: &mut SequenceTable, items: &[Extend], mut granted: u32, needs: &mut Needs) -> u32 {
     let mut given_up = 0;
     for item in items {
@@ -58,7 +58,8 @@ pub(super) fn grant(sequences: &mut SequenceTable, items: &[Extend], mut granted
     given_up
 }
 
-/// Takes the pages of the states of a step's items, whose other tables are written, and passes the changed words to `write`.
+/// Takes the pages of the states of a step's items, whose other tables are written, and passes the changed words to
+/// `write`.
 pub(super) fn write(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,

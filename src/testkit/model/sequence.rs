@@ -147,7 +147,8 @@ impl Model {
         self.release_pages_after(last_step, duplicates);
     }
 
-    /// Keeps the tails of a sequence that ends, unless its layers keep a state: prompts match only where states are cached.
+    /// Keeps the tails of a sequence that ends, unless its layers keep a state: prompts match only where states are
+    /// cached.
     fn keep_at_end(&mut self, seq: SeqKey) {
         if self.state_size() == 0 {
             self.keep_now(seq);

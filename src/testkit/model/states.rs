@@ -130,8 +130,8 @@ impl Model {
         sequence.states.hold(State { pages: pages_of, cell: Some(key), len: pages * page_size, waits: None });
     }
 
-    /// Checks the items of a plan. Returns the pages that their states cannot do without, how many of these are promised,
-    /// and the number of items that could take another state.
+    /// Checks the items of a plan. Returns the pages that their states cannot do without, how many of these are
+    /// promised, and the number of items that could take another state.
     pub(super) fn check_states(&self, items: &[Extend]) -> Result<(usize, usize, usize), Error> {
         let (size, mut needed, mut drawn, mut optional) = (self.state_size(), 0, 0, 0);
         for item in items.iter().filter(|_| size > 0) {
@@ -188,8 +188,8 @@ impl Model {
         takes.filter(|_| size > 0).collect()
     }
 
-    /// Performs the use of states by the items of a step. `takes`: whether each item takes pages. Returns for each item the
-    /// pages that it reads, if any, and those that it writes.
+    /// Performs the use of states by the items of a step. `takes`: whether each item takes pages. Returns for each item
+    /// the pages that it reads, if any, and those that it writes.
     pub(super) fn plan_states(
         &mut self,
         step: u64,
@@ -317,8 +317,8 @@ impl Model {
         freed
     }
 
-    /// Undoes an item's use of states. Returns the pages that the item took. `may_have_run`: whether a state that the item
-    /// updates in place is lost.
+    /// Undoes an item's use of states. Returns the pages that the item took. `may_have_run`: whether a state that the
+    /// item updates in place is lost.
     pub(super) fn undo_state(&mut self, item: &Item, may_have_run: bool) -> Vec<PageId> {
         let Some(Used { reads, writes }) = item.state else { return Vec::new() };
         let planned_len = self.sequences[&item.seq].planned_len;

@@ -11,6 +11,7 @@ mod update;
 pub use layer::{Delta, DeltaWork};
 pub use update::{DeltaStep, State};
 
+use kvarena::layout::StatePart;
 use serde_json::Value;
 
 use crate::error::Result;
@@ -65,6 +66,13 @@ impl DeltaConfig {
         self.value_heads * self.value_dim
     }
 
+    /// Returns the parts of a layer's state in the cache. The convolution's part is in bf16.
+    pub fn parts(&self) -> [StatePart; 2] {
+        let StateShape { recurrent_bytes, conv_bytes, .. } = self.state(CACHED_CONV);
+        let part = |heads: usize, bytes: usize| StatePart { heads: heads as u32, head_bytes: (bytes / heads) as u32 };
+        [part(self.value_heads, recurrent_bytes), part(self.key_heads, conv_bytes)]
+    }
+
     /// Returns the bytes of a layer's state.
     pub fn state(&self, conv: ConvDtype) -> StateShape {
         let recurrent_bytes = size_of::<f32>() * self.key_dim * self.value_width();
@@ -72,6 +80,9 @@ impl DeltaConfig {
         StateShape { recurrent_bytes, conv_bytes, conv }
     }
 }
+
+/// Element type of the convolution's part of the states in a cache.
+pub const CACHED_CONV: ConvDtype = ConvDtype::Bf16;
 
 /// Element type of the convolution's part of a state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

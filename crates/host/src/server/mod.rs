@@ -412,6 +412,7 @@ impl<R: Runner> Server<R> {
         self.engine.abort(flight.step).map_err(refused)?;
         self.engine.complete(self.last_step).map_err(refused)?;
         self.withdraw(&flight.streams)?;
+        self.preempt_lost()?;
         self.tally.aborted_steps += 1 + u64::from(self.ahead.take().is_some());
         Ok(())
     }

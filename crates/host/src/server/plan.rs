@@ -286,6 +286,7 @@ impl<R: Runner> Server<R> {
             let known = self.engine.token_count(seq).map_err(refused)?;
             let planned = self.engine.planned_len(seq).map_err(refused)?;
             let len = self.next_len(stream, ahead, (planned, known), budget);
+            let len = self.engine.next_len(seq, len).map_err(refused)?;
             if len == 0 {
                 continue;
             }
@@ -364,6 +365,19 @@ impl<R: Runner> Server<R> {
         let vocab = self.runner.config().vocab;
         let most = |shaping: &PreparedShaping| shaping.edits_max(known, request.stop.len(), vocab);
         request.shaping.as_ref().map_or(0, |shaping| most(shaping))
+    }
+
+    /// Preempts the streams whose states an abort has lost, so that they are computed again from a cached state.
+    pub(super) fn preempt_lost(&mut self) -> Result<()> {
+        for at in (0..self.running.len()).rev() {
+            let seq = self.streams[self.running[at]].seq.expect("a running stream has a sequence");
+            if self.engine.is_state_lost(seq).map_err(refused)? {
+                self.engine.preempt(seq, Keep::Publish).map_err(refused)?;
+                self.preempted.push_front(self.running.remove(at));
+                self.tally.preemptions += 1;
+            }
+        }
+        Ok(())
     }
 
     fn preempt_youngest(&mut self) -> Result<()> {

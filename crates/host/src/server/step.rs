@@ -75,6 +75,8 @@ impl<R: Runner> Server<R> {
                     stream.age = self.ages;
                     self.tally.forks += 1;
                 }
+                // The state is ahead of the prompt. The sample waits, and computes what is not cached.
+                Err(EngineError::Core(kvarena::Error::StateAhead { .. } | kvarena::Error::StateLost { .. })) => {}
                 Err(EngineError::Core(error)) => ignore_shortage(error)?,
                 Err(error) => return Err(failed(error)),
             }

@@ -163,17 +163,19 @@ pub fn server_on<R: Runner>(
         dtype: setting.dtype,
         scaling,
         page_size: setting.page_size,
-        capacity: Capacity::Pages(1),
+        capacity: Capacity::Pages(2),
         layout: setting.layout,
         swap_pages: setting.swap_pages,
         ..PoolConfig::default()
     };
     let promise_ahead = policy.promise_ahead(setting.page_size);
     let limits = EngineConfig { promise_ahead, ..EngineConfig::from(pool) };
-    let pages = limits.shape().expect("the config is sound").most_pages(tokens);
-    pool.capacity = Capacity::Pages(pages as u32);
+    let limits = limits.shape().expect("the config is sound");
+    let null_page = u64::from(limits.layout.state().is_some());
+    pool.capacity = Capacity::Pages((limits.most_pages(tokens) + null_page) as u32);
     let config = EngineConfig {
         promise_ahead,
+        state_margin: 0, // The prompts are short.
         prefix: setting.prefix,
         max_sequences: 16,
         max_sequence_len: 2048,

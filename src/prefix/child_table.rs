@@ -121,7 +121,6 @@ impl ChildTable {
     }
 
     /// Replaces `old` by `new`.
-    #[inline(always)]
     pub fn replace(&mut self, hash: u32, old: NodeKey, new: NodeKey) {
         let index = self.index_of(hash, old);
         self.entries[index] = Entry::new(hash, new);

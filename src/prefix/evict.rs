@@ -62,7 +62,6 @@ impl PrefixTree {
     /// Does the work of [`PrefixTree::oldest`] with ages.
     // Outlined, like the moves to swap memory: inlined into `evict`, they cost 10 % of an eviction without ages.
     #[cold]
-    #[inline(never)]
     fn oldest_by_age(&mut self, seek: Seek) -> Option<Oldest> {
         let Self { nodes, usage, order, ages: Some(ages), cells, .. } = self else { return None };
         let has = |node| seek.finds(nodes.sides_of(node), nodes.entries(node));
@@ -75,7 +74,6 @@ impl PrefixTree {
     /// Frees device pages of an idle node until `freed` contains `end` pages or the node has none left. The pages move
     /// to swap memory. Returns their number.
     #[cold]
-    #[inline(never)]
     fn move_to_swap(&mut self, node: NodeKey, end: usize, freed: &mut Vec<PageId>) -> u32 {
         let Sides { device, swap_start } = self.nodes.sides_of(node);
         let count = device.min((end - freed.len()) as u32);
@@ -170,7 +168,6 @@ impl PrefixTree {
 
     /// Frees the device pages of an idle cell. A dirty cell is saved first; it is dropped if swap pages are lacking.
     #[cold]
-    #[inline(never)]
     fn evict_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let (group, entry) = self.cells().entry_of(cell);
         let tracks = self.cells().tracks(cell);

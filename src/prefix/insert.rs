@@ -17,7 +17,6 @@ pub struct Inserted {
 
 /// Returns the number of leading pages of a run that are on the device. Outlined, since most trees have no swap memory.
 #[cold]
-#[inline(never)]
 fn on_device(pages: &[PageId]) -> usize {
     pages.iter().take_while(|page| **page != NO_PAGE).count()
 }

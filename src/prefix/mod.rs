@@ -394,7 +394,6 @@ impl PrefixTree {
     }
 
     /// Creates a node. It has no user and is in no list; the caller counts its pages.
-    #[inline(always)]
     fn spawn(&mut self, link: Link, scope: Scope) -> NodeKey {
         let Nodes { lists, children, .. } = &self.nodes;
         let hash = children.hash(link.parent, scope, lists.first_page(&link.list));

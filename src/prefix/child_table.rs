@@ -126,8 +126,8 @@ impl ChildTable {
         self.entries[index] = Entry::new(hash, new);
     }
 
-    /// Removes a node. Always inlined, although several tables use it.
-    #[inline(always)]
+    /// Removes a node.
+    #[inline(always)] // With `PrefixTree::unlist`: 3 % of an eviction at page_size 16.
     pub fn remove(&mut self, hash: u32, node: NodeKey) {
         let mut hole = self.index_of(hash, node);
         let mut index = self.next(hole);

@@ -141,7 +141,7 @@ impl PrefixTree {
     }
 
     /// Takes a node out of the list of idle nodes.
-    #[inline(always)]
+    #[inline(always)] // With `ChildTable::remove`: 3 % of an eviction at page_size 16.
     pub(super) fn unlist(&mut self, node: NodeKey) {
         if let Some(ages) = &mut self.ages {
             ages.leave(node, self.order.after(&self.usage, node));

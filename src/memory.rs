@@ -195,7 +195,6 @@ const LINE: usize = 64;
 /// Prefetches the cache line of an address. A hint: no later access waits for it.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
-#[inline(always)]
 fn prefetch_line<const HINT: i32>(address: usize) {
     // SAFETY: a prefetch neither reads nor changes memory that a program can observe, and ignores unmapped addresses.
     unsafe { std::arch::x86_64::_mm_prefetch::<HINT>(std::ptr::without_provenance(address)) };
@@ -203,7 +202,6 @@ fn prefetch_line<const HINT: i32>(address: usize) {
 
 /// Does nothing: the processor has no such hint.
 #[cfg(not(target_arch = "x86_64"))]
-#[inline(always)]
 fn prefetch_line<const HINT: i32>(_: usize) {}
 
 /// x86's codes of the hints: into all caches, and into all but the first.
@@ -226,7 +224,6 @@ pub(crate) fn prefetch_items<T>(items: &[T]) {
 
 /// Prefetches all lines of some items into all caches but the first, which allows more prefetches in flight. The items
 /// start at a line.
-#[inline(always)]
 pub(crate) fn prefetch_far<T>(items: &[T]) {
     let (address, bytes) = (items.as_ptr().addr(), size_of_val(items));
     let mut at = 0;

@@ -97,20 +97,8 @@ fn attach(tree: &mut PrefixTree, handles: &mut Handles, lock: &mut PrefixLock, t
     if pages.is_empty() {
         return;
     }
-    attach_outlined(tree, lock, None, tokens, pages);
+    tree.attach(lock, None, tokens, pages);
     handles.spawn(lock.node().expect("the lock moved to the new pages"));
-}
-
-/// Calls `PrefixTree::attach`. A second caller would otherwise keep it from being inlined in the commits of an engine.
-#[inline(never)]
-fn attach_outlined(
-    tree: &mut PrefixTree,
-    lock: &mut PrefixLock,
-    leaf: Option<NodeKey>,
-    tokens: &[TokenId],
-    pages: &[PageId],
-) {
-    tree.attach(lock, leaf, tokens, pages);
 }
 
 /// Returns the place of whole pages after a locked prefix. O(tokens).
@@ -162,7 +150,7 @@ pub(crate) fn extend(
     let from = handle.node();
     let mut lock = PrefixLock::new(Some(from), scope);
     if tree.own_leaf(&lock).is_some() && !handles.is_shared(from) {
-        attach_outlined(tree, &mut lock, Some(from), tokens, pages);
+        tree.attach(&mut lock, Some(from), tokens, pages);
         return handles.rename(&tree.nodes, from, scope);
     }
     let node = split(tree, handles, cursor).expect("the place is below a node");

@@ -121,14 +121,13 @@ impl ChildTable {
     }
 
     /// Replaces `old` by `new`.
-    #[inline(always)]
     pub fn replace(&mut self, hash: u32, old: NodeKey, new: NodeKey) {
         let index = self.index_of(hash, old);
         self.entries[index] = Entry::new(hash, new);
     }
 
-    /// Removes a node. Always inlined, although several tables use it.
-    #[inline(always)]
+    /// Removes a node.
+    #[inline(always)] // With `PrefixTree::unlist`: 3 % of an eviction at page_size 16.
     pub fn remove(&mut self, hash: u32, node: NodeKey) {
         let mut hole = self.index_of(hash, node);
         let mut index = self.next(hole);

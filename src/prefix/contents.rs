@@ -24,7 +24,6 @@ impl PrefixTree {
     ///
     /// # Panics
     /// If the tree is full.
-    #[inline(always)] // Called, it costs 34 instructions of an insertion by the engine.
     pub(super) fn attach(
         &mut self,
         lock: &mut PrefixLock,
@@ -55,7 +54,6 @@ impl PrefixTree {
     ///
     /// `is_evicted`: whether the node is idle, so that its pages count as evictable until this call, and of the present
     /// generation, so that they could match. Otherwise the caller has counted the pages.
-    #[inline(always)]
     pub(super) fn detach(&mut self, node: NodeKey, count: u32, is_evicted: bool, pages: &mut Vec<PageId>) {
         #[cfg(test)]
         self.log_detached(node, count, is_evicted);
@@ -71,7 +69,6 @@ impl PrefixTree {
 
     /// Informs swap memory, then hashes and events, that entries are added with device pages.
     #[cold]
-    #[inline(never)]
     fn on_attach(&mut self, lock: &PrefixLock, count: u32) {
         let node = lock.node().expect("the lock moved to the new pages");
         let is_present = lock.scope().generation == self.generation;
@@ -86,7 +83,6 @@ impl PrefixTree {
     /// Informs hashes and events, then cells, then swap memory, that entries are removed. Appends the device pages of
     /// cells to `freed`. Swap memory removes the entries without device pages. Returns the number of the others.
     #[cold]
-    #[inline(never)]
     fn on_detach(&mut self, node: NodeKey, count: u32, is_evicted: bool, freed: &mut Vec<PageId>) -> u32 {
         let Self { nodes, chain, cells, swap, .. } = self;
         if let Some(chain) = chain {

@@ -292,7 +292,6 @@ impl EntryLists {
 
     /// Prefetches the data that a trim of the whole list will read, if the list is a single run. It prefetches only the
     /// end of a long run; the processor's own prefetcher reads the rest ahead.
-    #[inline(always)]
     pub fn prefetch(&self, list: &EntryList) {
         if list.last == NONE {
             let end = self.end(list);

@@ -60,9 +60,7 @@ impl PrefixTree {
     }
 
     /// Does the work of [`PrefixTree::oldest`] with ages.
-    // Outlined, like the moves to swap memory: inlined into `evict`, they cost 10 % of an eviction without ages.
     #[cold]
-    #[inline(never)]
     fn oldest_by_age(&mut self, seek: Seek) -> Option<Oldest> {
         let Self { nodes, usage, order, ages: Some(ages), cells, .. } = self else { return None };
         let has = |node| seek.finds(nodes.sides_of(node), nodes.entries(node));
@@ -75,7 +73,6 @@ impl PrefixTree {
     /// Frees device pages of an idle node until `freed` contains `end` pages or the node has none left. The pages move
     /// to swap memory. Returns their number.
     #[cold]
-    #[inline(never)]
     fn move_to_swap(&mut self, node: NodeKey, end: usize, freed: &mut Vec<PageId>) -> u32 {
         let Sides { device, swap_start } = self.nodes.sides_of(node);
         let count = device.min((end - freed.len()) as u32);
@@ -125,7 +122,7 @@ impl PrefixTree {
 
     /// Drops the last `count` entries of an idle node, and the node if no entry is left. Appends device pages to
     /// `freed`.
-    #[inline(always)]
+    #[inline(always)] // Saves 4 % of an eviction at page_size 16.
     pub(super) fn drop_entries(&mut self, node: NodeKey, count: u32, freed: &mut Vec<PageId>) {
         if count == self.nodes.entries(node) {
             self.drop_idle(node, true, freed);
@@ -135,7 +132,7 @@ impl PrefixTree {
     }
 
     /// Drops an idle node with all its entries. `is_evicted` as in [`PrefixTree::detach`].
-    #[inline(always)]
+    #[inline(always)] // Saves 3 % of an eviction at page_size 16.
     pub(super) fn drop_idle(&mut self, node: NodeKey, is_evicted: bool, freed: &mut Vec<PageId>) {
         self.detach(node, self.nodes.entries(node), is_evicted, freed);
         self.unlist(node);
@@ -144,7 +141,7 @@ impl PrefixTree {
     }
 
     /// Takes a node out of the list of idle nodes.
-    #[inline(always)]
+    #[inline(always)] // With `ChildTable::remove`: 3 % of an eviction at page_size 16.
     pub(super) fn unlist(&mut self, node: NodeKey) {
         if let Some(ages) = &mut self.ages {
             ages.leave(node, self.order.after(&self.usage, node));
@@ -170,7 +167,6 @@ impl PrefixTree {
 
     /// Frees the device pages of an idle cell. A dirty cell is saved first; it is dropped if swap pages are lacking.
     #[cold]
-    #[inline(never)]
     fn evict_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let (group, entry) = self.cells().entry_of(cell);
         let tracks = self.cells().tracks(cell);

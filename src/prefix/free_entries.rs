@@ -145,7 +145,7 @@ impl FreeEntries {
         for_each_word_of_run(start, len, |bits| self.take_bits(bits));
     }
 
-    #[inline(always)]
+    #[inline(always)] // Saves 6 % of an insertion at page_size 1.
     fn take_bits(&mut self, bits: Bits) {
         if self.free.word(bits.word) == u64::MAX {
             self.whole.remove(Bits::one(bits.word));

@@ -15,9 +15,8 @@ pub struct Inserted {
     pub duplicates: u32,
 }
 
-/// Returns the number of leading pages of a run that are on the device. Outlined, since most trees have no swap memory.
+/// Returns the number of leading pages of a run that are on the device.
 #[cold]
-#[inline(never)]
 fn on_device(pages: &[PageId]) -> usize {
     pages.iter().take_while(|page| **page != NO_PAGE).count()
 }

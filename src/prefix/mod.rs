@@ -394,7 +394,6 @@ impl PrefixTree {
     }
 
     /// Creates a node. It has no user and is in no list; the caller counts its pages.
-    #[inline(always)]
     fn spawn(&mut self, link: Link, scope: Scope) -> NodeKey {
         let Nodes { lists, children, .. } = &self.nodes;
         let hash = children.hash(link.parent, scope, lists.first_page(&link.list));
@@ -420,7 +419,7 @@ impl PrefixTree {
     }
 
     /// Removes a node that is idle, without pages, without children and in no list.
-    #[inline(always)] // With `Order::leave`: 4 % of an eviction at page_size 16.
+    #[inline(always)] // Saves 4 % of an eviction at page_size 16.
     fn despawn(&mut self, node: NodeKey) {
         let usage = self.usage.remove(node).expect("T1: every node has its usage");
         assert!(usage.lock_count == 0, "T3: a locked node stays");

@@ -179,8 +179,7 @@ impl RowMut<'_> {
         if self.sequence.promised == 0 { 0 } else { self.outstanding_of(places) }
     }
 
-    /// Returns [`RowMut::promised_of`] for a row with a promise, outlined for the check of a plan (`plan_batch/`).
-    #[inline(never)]
+    /// Returns [`RowMut::promised_of`] for a row with a promise.
     fn outstanding_of(&self, places: u32) -> u32 {
         let Sequence { promised, page_len, published, .. } = *self.sequence;
         let kept = self.stores.kept(self.sequence);
@@ -191,7 +190,12 @@ impl RowMut<'_> {
     /// Returns the leaves and table writes that the row still needs to have `page_len` places and to send all of them.
     #[inline]
     pub fn lacking(&self, page_len: u32) -> Lacking {
-        lacking(self.sequence, self.stores, page_len)
+        let Sequence { leaves: own, dirty_from, inherited, published, .. } = *self.sequence;
+        let leaves = self.stores.pages.leaves_for(page_len);
+        let dirty_leaves = leaves - self.stores.pages.leaves_for(dirty_from);
+        let pages = self.stores.limits.held(dirty_from.max(inherited), page_len, published);
+        let table_writes = pages.saturating_add(dirty_leaves);
+        Lacking { leaves: leaves.saturating_sub(own), table_writes }
     }
 
     /// Returns [`RowMut::lacking`] for one more place of a row whose pages are sent. `ONE` is set if there is one
@@ -264,7 +268,6 @@ impl RowMut<'_> {
     }
 
     /// Handles the rare case of [`RowMut::append_place`], as [`RowMut::begin_leaf`] does.
-    #[inline(never)]
     fn begin_leaves(&mut self, pages: &[PageId], words: &mut [TableWrite]) {
         self.append_pages(1, pages);
         let mut out = words.iter_mut();
@@ -273,8 +276,7 @@ impl RowMut<'_> {
     }
 
     /// Handles the rare case of [`RowMut::append_sent`], the first page of a leaf. Returns the words of the leaf and
-    /// the page. Values pass in registers, so that the caller's loop keeps no state in memory.
-    #[inline(never)]
+    /// the page.
     fn begin_leaf(mut self, page: PageId) -> [TableWrite; 2] {
         self.append_pages(1, &[page]);
         let mut writes = [TableWrite::default(); 2];
@@ -458,7 +460,6 @@ impl RowMut<'_> {
 
     /// Returns the tokens and the ids of the row's pages from `start` on. The slices end at page `end` or at the end of
     /// the leaf.
-    #[inline(never)]
     pub fn piece_mut(&mut self, start: u32, end: u32) -> (&[TokenId], &mut [PageId]) {
         let row = self.sequence.row;
         let pages = self.stores.pages.piece_mut(row, start, end);
@@ -489,16 +490,4 @@ impl RowMut<'_> {
     pub fn token(&self, position: u32) -> TokenId {
         self.stores.tokens.token(self.sequence.row, position)
     }
-}
-
-/// Implements [`RowMut::lacking`], outlined for the check of a plan (`plan_batch/`), because decoding rows rarely need
-/// it. The separate references stay in registers in a caller's loop.
-#[inline(never)]
-fn lacking(sequence: &Sequence, stores: &Stores, page_len: u32) -> Lacking {
-    let Sequence { leaves: own, dirty_from, inherited, published, .. } = *sequence;
-    let leaves = stores.pages.leaves_for(page_len);
-    let dirty_leaves = leaves - stores.pages.leaves_for(dirty_from);
-    let pages = stores.limits.held(dirty_from.max(inherited), page_len, published);
-    let table_writes = pages.saturating_add(dirty_leaves);
-    Lacking { leaves: leaves.saturating_sub(own), table_writes }
 }

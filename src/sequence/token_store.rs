@@ -79,7 +79,6 @@ impl TokenStore {
         }
     }
 
-    #[inline(never)]
     fn take_leaf(&mut self, row: RowId, leaf: u32) {
         let word = self.directory_word(row, leaf);
         self.directory[word] = self.leaves.take();

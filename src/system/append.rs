@@ -31,7 +31,6 @@ pub(crate) fn append(world: Append<'_>, seq: SeqKey, tokens: &[TokenId]) -> Resu
 }
 
 /// Appends tokens that contain no placeholder, if they fit.
-#[inline(never)]
 fn push_known(
     shape: &EngineShape,
     sequences: &mut SequenceTable,
@@ -45,7 +44,6 @@ fn push_known(
     Ok(())
 }
 
-#[inline(never)]
 fn check_and_push(
     shape: &EngineShape,
     sequences: &mut SequenceTable,

@@ -75,7 +75,7 @@ impl Publisher<'_> {
     }
 
     /// Inserts at least one whole page.
-    #[inline(never)]
+    #[inline(never)] // Saves 5 % of a step at page_size 16.
     fn insert_pages(&mut self, mut row: RowMut<'_>) {
         let Self { pages, prefixes, fence, buffers } = self;
         let (mut at, end) = (row.sequence.published, computed(&row) / prefixes.page_size());

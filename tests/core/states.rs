@@ -21,7 +21,14 @@ fn pool(attention: usize, states: usize, shape: KvShape, parts: &[(u32, u32)]) -
 fn states_of_published_models_have_their_sizes() {
     let latent = KvShape::Latent { rank: 512, rope: 64 };
     for (name, config, bytes, page_size, pages, tokens) in [
-        ("Qwen3-Next", pool(12, 36, KvShape::heads(2, 256), &[(32, 65_536), (16, 3_072)]), 2_146_304, 96, 36, 3_144),
+        (
+            "Qwen3-Next",
+            pool(12, 36, KvShape::heads(2, 256), &[(32, 65_536), (16, 3_072)]),
+            2_146_304_u64,
+            96,
+            36,
+            3_144,
+        ),
         ("Qwen3.5 9B", pool(8, 24, KvShape::heads(4, 256), &[(32, 65_536), (16, 3_072)]), 2_146_304, 80, 24, 1_572),
         ("Kimi Linear", pool(7, 20, latent, &[(32, 65_536), (32, 2_304)]), 2_170_880, 272, 20, 5_384),
         ("Granite 4", pool(4, 36, KvShape::heads(8, 128), &[(128, 32_768), (1, 50_688)]), 4_244_992, 272, 36, 9_328),

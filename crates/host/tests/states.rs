@@ -55,7 +55,9 @@ fn steps_end_at_marks() {
 
 #[test]
 fn lost_states_are_computed_again() {
-    for (schedule, overlap) in SCHEDULES.into_iter().flat_map(|schedule| [(schedule, false), (schedule, true)]) {
+    // With steps of 7 tokens, no prompt reaches a mark between two failures.
+    let schedules = SCHEDULES.into_iter().filter(|schedule| *schedule != Schedule::ChunksOf7);
+    for (schedule, overlap) in schedules.flat_map(|schedule| [(schedule, false), (schedule, true)]) {
         let ran = check(Setting { fail_every: Some(5), schedule, overlap, ..plain(KvDtype::F32, 24) });
         assert!(ran.tally.aborted_steps > 0 && ran.tally.preemptions > 0, "{schedule:?}");
     }

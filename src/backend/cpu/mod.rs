@@ -51,6 +51,7 @@ use planes::Planes;
 use pool::{Pool, with_number};
 use scales::{Row, side_count};
 use simd::Isa;
+use states::StepStates;
 use swap::SwapPages;
 use unit::Job;
 
@@ -69,6 +70,7 @@ pub struct Cpu {
     /// The page tables. Every word is a valid leaf or page.
     words: Box<[u32]>,
     steps: OpenSteps,
+    states: StepStates,
     max_step_tokens: u32,
     spans: SpanCheck,
     scratch: Vec<Scratch>,
@@ -250,11 +252,13 @@ impl Backend for Cpu {
             self.words[write.index as usize] = write.value;
         }
         self.steps.begin(plan.step);
+        self.states.begin(plan, &self.table, &self.words);
         Ok(())
     }
 
     fn end(&mut self, end: StepEnd) {
         self.steps.end(end);
+        self.states.end(&self.steps);
     }
 
     /// Rounds rows of another type than the pool's to nearest even. A quantised pool first divides by the scale;

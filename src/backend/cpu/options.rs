@@ -8,6 +8,7 @@ use super::path::CpuPath;
 use super::planes::Planes;
 use super::pool::{self, Pool};
 use super::simd::Isa;
+use super::states::StepStates;
 use super::swap::SwapPages;
 use super::{Cpu, CpuError};
 use crate::backend::by_shape::ByShape;
@@ -85,6 +86,7 @@ impl OpenBackend for CpuOptions {
             wide: pool::zeroed(wide.into())?,
             words: pool::zeroed::<u32>(table.words() as u64)?,
             steps: OpenSteps::try_new(steps).map_err(refused)?,
+            states: StepStates::default(),
             max_step_tokens: tokens,
             spans: SpanCheck::default(),
             scratch: Vec::new(),

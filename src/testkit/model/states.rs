@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::step::Item;
+use super::step::{Item, Used};
 use super::tree::{CellHeld, CellKey, Tree};
 use super::{Model, PageIs, Sequence};
 use crate::error::Error;
@@ -50,13 +50,6 @@ impl States {
     fn owned(&self) -> usize {
         self.held.values().filter(|state| state.cell.is_none()).count()
     }
-}
-
-/// The states that an item reads and writes, by their numbers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Used {
-    reads: Option<u64>,
-    writes: u64,
 }
 
 /// The pages that an item needs for its state.

@@ -1,11 +1,17 @@
 //! Steps: planned, then committed or aborted, and removed when they are complete.
 
 use super::draft::{DraftToken, tokens_of};
-use super::states::Used;
 use super::{AdmissionKind, Model, PageIs};
 use crate::error::Error;
 use crate::id::{PageId, SeqKey, StepId, TokenId};
 use crate::plan::{Draft, Extend};
+
+/// The states that an item reads and writes, by their numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Used {
+    pub(super) reads: Option<u64>,
+    pub(super) writes: u64,
+}
 
 /// One item of a step: it computes tokens `start..end` of a sequence.
 #[derive(Clone, Debug)]

@@ -86,8 +86,8 @@
 //! ([`Engine::is_state_lost`]). Plans then fail with [`Error::StateLost`]. Preempt and resume the sequence: it computes
 //! the tokens after its last cached state again.
 //!
-//! Drafts are not supported with states ([`Error::StateDraft`]). A fork needs a parent whose planned tokens are committed
-//! and known ([`Error::StateAhead`]); it copies a state that is no cell.
+//! Drafts are not supported with states ([`Error::StateDraft`]). A fork needs a parent whose planned tokens are
+//! committed and known ([`Error::StateAhead`]); it copies a state that is no cell.
 //!
 //! [`PoolConfig::state_page_size`]: crate::PoolConfig::state_page_size
 //! [`Engine::mark`]: crate::Engine::mark

@@ -13,7 +13,8 @@
 //! * G5. Deferred lists are in the order of their steps. The fence counts the pages of a list as idle after its step.
 //!
 //! * G7. The cell of a state has the state behind its entry's last token. No plan writes its pages.
-//! * G8. Its users are rows whose current state it is or whose open item reads it, and sequences that wait for its load.
+//! * G8. Its users are rows whose current state it is or whose open item reads it, and sequences that wait for its
+//!   load.
 //!
 //! Cells and nodes are stamped by one counter as they become idle (`ages.rs`), so that eviction takes the older one
 //! first. A cell with a state is *superseded* if the last sequence that read it keeps a later state: conversations go

@@ -120,7 +120,7 @@ impl Inspect for Cpu {
 pub(super) fn state(layout: &PoolLayout, seed: Option<u64>, layer: LayerId) -> Vec<u8> {
     let len = layout.state().map_or(0, |state| state.lane_bytes);
     let byte =
-        |seed: u64, at: u64| mix(seed ^ mix(u64::from(layer.raw()) << 32 | at / 8)).to_le_bytes()[at as usize % 8];
+        |seed: u64, at: u64| mix(seed ^ mix((u64::from(layer.raw()) << 32) | (at / 8))).to_le_bytes()[at as usize % 8];
     (0..len).map(|at| seed.map_or(0, |seed| byte(seed, at))).collect()
 }
 

@@ -148,8 +148,8 @@ fn quantised(layout: &PoolLayout, bytes: &[u8], plane: PlaneName, layer: LayerId
     heads.flat_map(head).collect()
 }
 
-/// Returns whether no group has latent rows, and the groups' chunk sizes are multiples of the tokens of a page table
-/// leaf.
+/// Returns whether no group has latent rows or keeps a state, and the groups' chunk sizes are multiples of the tokens
+/// of a page table leaf.
 fn has_served_groups(config: &SmallConfig) -> bool {
     let EngineShape { layout, table, .. } = config.engine().shape().expect("a small engine");
     let leaf_tokens = table.leaf_pages * layout.page_size();
@@ -157,7 +157,8 @@ fn has_served_groups(config: &SmallConfig) -> bool {
         Reach::Chunk(size) => size % leaf_tokens == 0,
         _ => true,
     };
-    layout.groups().limited().all(is_served) && !layout.views().any(|view| view.is_latent())
+    let keeps_state = layout.state().is_some();
+    !keeps_state && layout.groups().limited().all(is_served) && !layout.views().any(|view| view.is_latent())
 }
 
 #[test]

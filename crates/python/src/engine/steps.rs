@@ -106,23 +106,23 @@ impl Engine {
     /// Returns a page table for sequences, int32 [sequences, width]; the rest of a row is `fill`.
     #[pyo3(signature = (seqs, width, fill=-1), text_signature = "($self, seqs, width, fill=-1)")]
     fn tables(&self, seqs: Vec<Id>, width: Count, fill: i32) -> PyResult<Array> {
-        let items = extends(seqs.into_iter().map(|seq| (seq, Count(0))).collect());
+        let seqs: Vec<_> = seqs.into_iter().map(Id::seq).collect();
         let (core, width) = (self.get()?, width.0 as usize);
         // Checked before the allocation, whose size is the caller's.
-        for item in &items {
-            let pages = core.page_table(item.seq).map_err(of_core)?.count();
+        for &seq in &seqs {
+            let pages = core.page_table(seq).map_err(of_core)?.count();
             if pages > width {
-                let text = format!("sequence {:?} has {pages} pages, more than the width of {width}", item.seq);
+                let text = format!("sequence {seq:?} has {pages} pages, more than the width of {width}");
                 return Err(PyValueError::new_err(text));
             }
         }
         let mut words = Vec::new();
-        let size = items.len().saturating_mul(width);
+        let size = seqs.len().saturating_mul(width);
         words.try_reserve_exact(size).map_err(|_| PyMemoryError::new_err(size))?;
         words.resize(size, 0_i32);
-        let written = core.write_tables(&items, 0, width, fill as u32, bytemuck::cast_slice_mut(&mut words));
+        let written = core.write_tables(&seqs, 0, width, fill as u32, bytemuck::cast_slice_mut(&mut words));
         written.map_err(of_core)?;
-        Ok(Array::rows(words, items.len(), width))
+        Ok(Array::rows(words, seqs.len(), width))
     }
 
     /// Returns the page tables of a plan's items in FlashInfer's format, int32: qo_indptr, kv_indptr, kv_indices and

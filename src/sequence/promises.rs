@@ -33,7 +33,7 @@ impl SequenceTable {
     pub(crate) fn promised_to_load(&self, sequence: &Sequence) -> u32 {
         let loaded = self.prefix_pages(sequence);
         let limits = self.stores.limits;
-        let of_state = if sequence.promised > 0 { self.stores.states.outstanding(sequence.row.index()) } else { 0 };
+        let of_state = self.stores.states.outstanding(sequence.row.index(), sequence.promised);
         self.outstanding(sequence) - limits.outstanding(sequence.promised, loaded, loaded, loaded) - of_state
     }
 

@@ -67,8 +67,7 @@ impl Stores {
     pub(super) fn outstanding(&self, sequence: &Sequence, promised: u32) -> u32 {
         let Sequence { page_len, published, .. } = *sequence;
         let outstanding = self.limits.outstanding(promised, page_len, published, self.kept(sequence));
-        let of_state = if promised > 0 { self.states.outstanding(sequence.row.index()) } else { 0 };
-        let outstanding = outstanding.saturating_add(of_state);
+        let outstanding = outstanding.saturating_add(self.states.outstanding(sequence.row.index(), promised));
         match self.waits.get(sequence.row.index()) {
             Some(waits) if promised > 0 && waits.pages > 0 => {
                 (outstanding - waits.on_device.min(promised)).saturating_add(waits.cell_pages)

@@ -20,7 +20,7 @@ impl SequenceTable {
     /// Returns whether a group of layers keeps a state.
     #[inline]
     pub(crate) fn has_states(&self) -> bool {
-        self.stores.states.pages > 0
+        self.stores.states.has_any()
     }
 
     /// Returns the states of a sequence. There is a group that keeps a state.
@@ -54,7 +54,7 @@ impl SequenceTable {
 impl RowMut<'_> {
     /// Returns whether a group of layers keeps a state.
     pub fn has_state(&self) -> bool {
-        self.stores.states.pages > 0
+        self.stores.states.has_any()
     }
 
     pub fn states(&self) -> &RowStates {

@@ -146,9 +146,11 @@ impl States {
         }
     }
 
-    /// Returns the pages that a promise of a row reserves for its state: those of one state, unless the row owns one.
-    pub fn outstanding(&self, row: usize) -> u32 {
-        self.rows.get(row).map_or(0, |states| if states.owned() > 0 { 0 } else { self.pages })
+    /// Returns the pages that a promise of `promised` places reserves for a row's state: those of one state, unless the
+    /// row owns one.
+    pub fn outstanding(&self, row: usize, promised: u32) -> u32 {
+        let lacks = |states: &RowStates| promised > 0 && states.owned() == 0;
+        if self.rows.get(row).is_some_and(lacks) { self.pages } else { 0 }
     }
 }
 

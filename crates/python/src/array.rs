@@ -1,7 +1,7 @@
 //! [`Array`]: the results of calls and the pools, by the buffer protocol and DLPack.
 
 use std::any::Any;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
@@ -10,44 +10,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
 
-/// The type of an array's elements.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Dtype {
-    /// Its name in numpy and torch.
-    pub name: &'static str,
-    /// Its format in the buffer protocol. Types that the protocol lacks are unsigned integers there.
-    pub format: &'static CStr,
-    pub bytes: usize,
-    /// Its code in DLPack.
-    pub code: u8,
-}
-
-impl Dtype {
-    pub const F32: Self = Self { name: "float32", format: c"f", bytes: 4, code: 2 };
-    pub const F16: Self = Self { name: "float16", format: c"e", bytes: 2, code: 2 };
-    pub const BF16: Self = Self { name: "bfloat16", format: c"H", bytes: 2, code: 4 };
-    pub const FP8: Self = Self { name: "float8_e4m3fn", format: c"B", bytes: 1, code: 10 };
-}
-
-/// A type of integers in results.
-pub trait Integer: Send + Sync + 'static {
-    const DTYPE: Dtype;
-}
-
-impl Integer for i32 {
-    const DTYPE: Dtype = Dtype { name: "int32", format: c"i", bytes: 4, code: 0 };
-}
-
-impl Integer for i64 {
-    const DTYPE: Dtype = Dtype { name: "int64", format: c"q", bytes: 8, code: 0 };
-}
-
-impl Integer for u32 {
-    const DTYPE: Dtype = Dtype { name: "uint32", format: c"I", bytes: 4, code: 1 };
-}
-
-/// Axes of an array: at most pages, slots, heads and elements.
-pub const AXES: usize = 4;
+use crate::dlpack::{self, Memory};
+use crate::element::{AXES, Dtype, Integer};
 
 /// A typed array, which other libraries read and write without a copy: `memoryview(a)`, `numpy.asarray(a)`,
 /// `torch.from_dlpack(a)`.
@@ -164,18 +128,20 @@ impl Array {
         if let Some(stream) = stream.filter(|&stream| stream != -1) {
             return Err(PyBufferError::new_err(format!("stream {stream}: the memory is on the CPU")));
         }
-        if let Some(device) = dl_device.filter(|&device| device != super::dlpack::CPU) {
+        if let Some(device) = dl_device.filter(|&device| device != dlpack::CPU) {
             return Err(PyBufferError::new_err(format!("device {device:?}: the memory is on the CPU")));
         }
         if copy == Some(true) {
             return Err(PyBufferError::new_err("copy=True: arrays are exported without a copy"));
         }
-        super::dlpack::export(slf, max_version.is_some_and(|(major, _)| major >= 1))
+        let Self { data, dtype, shape, strides, axes, ref owner } = *slf.get();
+        let memory = Memory { data, dtype, shape, strides, axes, owner: Arc::clone(owner) };
+        dlpack::export(slf.py(), memory, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
     /// Returns the device type and number in DLPack: (1, 0), the CPU.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        super::dlpack::CPU
+        dlpack::CPU
     }
 
     /// # Safety

@@ -7,13 +7,25 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::array::{AXES, Array, Dtype};
+use crate::element::{AXES, Dtype};
 
 /// The device type and number of the CPU.
 pub const CPU: (i32, i32) = (1, 0);
 
 const NAME: &std::ffi::CStr = c"dltensor";
 const VERSIONED_NAME: &std::ffi::CStr = c"dltensor_versioned";
+
+/// Memory to export, and what keeps it.
+pub struct Memory {
+    pub data: *mut c_void,
+    pub dtype: Dtype,
+    /// Lengths of the axes.
+    pub shape: [isize; AXES],
+    /// Bytes from one item of an axis to the next.
+    pub strides: [isize; AXES],
+    pub axes: usize,
+    pub owner: Arc<dyn std::any::Any + Send + Sync>,
+}
 
 #[repr(C)]
 struct Device {
@@ -68,13 +80,13 @@ struct Export<T> {
 }
 
 impl Tensor {
-    fn new(array: &Array) -> Self {
-        let bits = array.dtype.bytes as u8 * 8;
+    fn new(memory: &Memory) -> Self {
+        let bits = memory.dtype.bytes as u8 * 8;
         Self {
-            data: array.data,
+            data: memory.data,
             device: Device { kind: CPU.0, number: CPU.1 },
-            axes: array.axes as i32,
-            dtype: DataType { code: array.dtype.code, bits, lanes: 1 },
+            axes: memory.axes as i32,
+            dtype: DataType { code: memory.dtype.code, bits, lanes: 1 },
             shape: std::ptr::null_mut(),
             strides: std::ptr::null_mut(),
             byte_offset: 0,
@@ -135,14 +147,14 @@ unsafe extern "C" fn destroy<T: Manage>(capsule: *mut ffi::PyObject) {
     }
 }
 
-fn capsule<T: Manage>(py: Python<'_>, array: &Array) -> PyResult<Py<PyAny>> {
-    let managed = T::new(Tensor::new(array));
-    let axis = |bytes: isize| bytes as i64 / array.dtype.bytes as i64;
+fn capsule<T: Manage>(py: Python<'_>, memory: Memory) -> PyResult<Py<PyAny>> {
+    let managed = T::new(Tensor::new(&memory));
+    let axis = |bytes: isize| bytes as i64 / memory.dtype.bytes as i64;
     let export = Export {
         managed,
-        shape: array.shape.map(|len| len as i64),
-        strides: array.strides.map(axis),
-        _owner: Arc::clone(&array.owner),
+        shape: memory.shape.map(|len| len as i64),
+        strides: memory.strides.map(axis),
+        _owner: memory.owner,
     };
     let export = Box::into_raw(Box::new(export));
     // SAFETY: the allocation is valid until `delete`. Nothing else refers to it yet.
@@ -159,12 +171,11 @@ fn capsule<T: Manage>(py: Python<'_>, array: &Array) -> PyResult<Py<PyAny>> {
     }
 }
 
-/// Returns a capsule that keeps the array's memory.
-pub fn export(array: &Bound<'_, Array>, versioned: bool) -> PyResult<Py<PyAny>> {
-    let (py, array) = (array.py(), array.get());
+/// Returns a capsule that keeps the memory.
+pub fn export(py: Python<'_>, memory: Memory, versioned: bool) -> PyResult<Py<PyAny>> {
     match versioned {
-        true => capsule::<ManagedVersioned>(py, array),
-        false if array.dtype == Dtype::FP8 => Err(PyBufferError::new_err("float8 needs DLPack 1.1: pass max_version")),
-        false => capsule::<Managed>(py, array),
+        true => capsule::<ManagedVersioned>(py, memory),
+        false if memory.dtype == Dtype::FP8 => Err(PyBufferError::new_err("float8 needs DLPack 1.1: pass max_version")),
+        false => capsule::<Managed>(py, memory),
     }
 }

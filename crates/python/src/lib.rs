@@ -3,6 +3,7 @@
 mod arguments;
 mod array;
 mod dlpack;
+mod element;
 mod engine;
 mod errors;
 mod events;

@@ -11,7 +11,8 @@ use pyo3::prelude::*;
 
 use super::Engine;
 use crate::arguments::{Count, Id};
-use crate::array::{Array, Dtype};
+use crate::array::Array;
+use crate::element::Dtype;
 use crate::errors::of_engine;
 use crate::events::{broken, recipe};
 use crate::long::process;

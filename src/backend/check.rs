@@ -158,22 +158,21 @@ pub(super) fn table_writes(writes: &[TableWrite], layout: &PoolLayout, table: &T
 
 /// Checks that a layer exists and stores K and V.
 pub(super) fn layer(layer: LayerId, layout: &PoolLayout) -> Result<(), PlanError> {
+    if keeps_state(layer, layout)? { Err(PlanError::StateLayer { layer }) } else { Ok(()) }
+}
+
+/// Returns whether a layer, which must exist, keeps a state.
+fn keeps_state(layer: LayerId, layout: &PoolLayout) -> Result<bool, PlanError> {
     let layers = layout.layers();
     if layer.raw() >= layers {
         return Err(PlanError::Layer { layer, layers });
     }
-    if layout.state().is_some() && Some(layout.groups().group(layer)) == layout.groups().state_group() {
-        return Err(PlanError::StateLayer { layer });
-    }
-    Ok(())
+    Ok(layout.state().is_some() && Some(layout.groups().group(layer)) == layout.groups().state_group())
 }
 
 /// Returns the place of the state of a layer that keeps one.
 pub(super) fn state_layer(layer: LayerId, layout: &PoolLayout) -> Result<LayerPlace, PlanError> {
-    match self::layer(layer, layout) {
-        Err(PlanError::StateLayer { .. }) => Ok(layout.place(layer)),
-        other => Err(other.err().unwrap_or(PlanError::NoState { layer })),
-    }
+    if keeps_state(layer, layout)? { Ok(layout.place(layer)) } else { Err(PlanError::NoState { layer }) }
 }
 
 pub(super) fn page(page: PageId, page_count: u32) -> Result<(), PlanError> {

@@ -232,9 +232,8 @@ impl PoolConfig {
         if multiple == 0 {
             return Err(ConfigError::Zero { name: "multiple" });
         }
-        let config =
-            Self { page_size: PAGE_SIZE_MAX, capacity: Capacity::Pages(1), swap_pages: 0, stage_pages: 0, ..*self };
-        let min = match (Self { page_size: 1, ..config }).layout() {
+        let smallest = Self { page_size: 1, capacity: Capacity::Pages(1), swap_pages: 0, stage_pages: 0, ..*self };
+        let min = match smallest.layout() {
             Err(ConfigError::StatePage { min, .. }) => min,
             other => other.map(|_| 1)?,
         };

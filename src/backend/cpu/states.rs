@@ -61,18 +61,6 @@ pub enum CpuState<'a> {
     From(&'a [u8], &'a mut [u8]),
 }
 
-impl CpuState<'_> {
-    /// Returns the bytes to write, which contain the state that is read. O(bytes) if the states differ.
-    pub fn copied(&mut self) -> &mut [u8] {
-        if let Self::From(from, to) = self {
-            to.copy_from_slice(from);
-        }
-        match self {
-            Self::InPlace(bytes) | Self::From(_, bytes) => bytes,
-        }
-    }
-}
-
 impl Cpu {
     /// Returns the state of a layer for row `row` of a plan: [`lane_bytes`](crate::layout::StateLayout::lane_bytes)
     /// bytes.

@@ -208,7 +208,7 @@ pub enum Op {
 /// Config of an engine so small that sharing, splits, exhaustion and collisions are frequent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SmallConfig {
-    /// Number of pages.
+    /// Number of pages; with states, 1 counts as 2.
     pub pages: u32,
     /// Number of tokens of a page.
     pub page_size: u32,
@@ -287,7 +287,10 @@ impl SmallConfig {
     /// Returns the engine's config.
     pub fn engine(&self) -> EngineConfig {
         // A page holds the state of a layer, which takes at least 256 bytes.
-        let head_dim = if self.groups >= FIRST_STATE { 128 } else { 2 };
+        let has_states = self.groups >= FIRST_STATE;
+        let head_dim = if has_states { 128 } else { 2 };
+        // Page 0 is never given to a state.
+        let pages = if has_states { self.pages.max(2) } else { self.pages };
         let pool = PoolConfig {
             layers: if self.groups > 0 { groups(self.groups).layers() } else { self.layers },
             groups: groups(self.groups),
@@ -307,7 +310,7 @@ impl SmallConfig {
                 _ => Scaling::Static,
             },
             page_size: self.page_size,
-            capacity: Capacity::Pages(self.pages),
+            capacity: Capacity::Pages(pages),
             swap_pages: self.swap_pages,
             stage_pages: if self.swap_pages > 0 { self.swap_pages % 4 } else { 0 },
             layout: if self.page_first || self.groups >= FIRST_SHAPED { Layout::PageFirst } else { Layout::LayerFirst },
@@ -330,7 +333,7 @@ impl SmallConfig {
             state_margin: self.steps * self.page_size / 2,
             state_gap: (u32::from(self.vocabulary) % 3) * self.page_size,
             keep_used_states: !self.page_first,
-            reserved_pages: self.reserved % self.pages,
+            reserved_pages: self.reserved % pages,
             wide_slots: self.wide,
             prefault: true,
         }

@@ -167,6 +167,17 @@ const REACHED_BY_DRAFTS: &[&str] = &[
     "rollback NotAccepted",
 ];
 
+/// A fuzzer draws millions of configs, so each one is valid.
+#[test]
+fn drawn_configs_are_valid() {
+    for (family, seed) in Family::ALL.into_iter().flat_map(|family| (0..4_000).map(move |seed| (family, seed))) {
+        let config = Workload::new(family, seed).config();
+        if let Err(error) = config.engine().shape() {
+            panic!("{family:?}, seed {seed}: {error}: {config:?}");
+        }
+    }
+}
+
 #[test]
 fn any_config() {
     let reached: Vec<_> = REACHED.iter().map(|&answer| (answer, 1)).collect();

@@ -66,13 +66,15 @@ displayed! {
             /// Layers in groups.
             grouped: u32,
         } => "groups of {} do not fit a model of {}", Count(grouped, "layer"), Count(layers, "layer");
-        /// A shape is given for group 0, which always has the pool's shape, or for a group that does not exist.
+        /// A shape is given for group 0, which always has the pool's shape, for a group that keeps a state, or for a
+        /// group that does not exist.
         GroupShape {
             group: u32,
             /// Number of groups.
             groups: u32,
         } => "{}", match group {
             0 => "group 0 has the pool's shape, not one of its own".into(),
+            _ if group < groups => format!("group {group} keeps a state, which has parts and no shape"),
             _ => format!("a shape is given for group {group} of {}", Count(groups, "group")),
         };
         /// Groups with a shape or a state of their own require the layout `PageFirst`.

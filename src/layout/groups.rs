@@ -219,14 +219,14 @@ impl Groups {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError::GroupShape`] for group 0 or a group that does not exist.
+    /// [`ConfigError::GroupShape`] for group 0, a group that keeps a state, or one that does not exist.
     pub fn with_shape(
         mut self,
         group: u32,
         shape: KvShape,
         dtype: impl Into<Option<KvDtype>>,
     ) -> Result<Self, ConfigError> {
-        if group == 0 || group >= self.count {
+        if group == 0 || group >= self.count || self.state_group() == Some(group) {
             return Err(ConfigError::GroupShape { group, groups: self.count });
         }
         self.shapes[group as usize - 1] = Some(GroupShape { shape, dtype: dtype.into() });

@@ -385,8 +385,8 @@ fn other_models_are_refused_by_the_field() {
         (json!({"num_kv_shared_layers": 15}), "num_kv_shared_layers is 15, which is not supported".into()),
         (json!({"is_encoder_decoder": true}), "is_encoder_decoder is true, which is not supported".into()),
         (
-            json!({"layer_types": ["full_attention", "linear_attention"]}),
-            "layer_types is \"linear_attention\", which is not supported".into(),
+            json!({"layer_types": ["full_attention", "sparse_attention"]}),
+            "layer_types is \"sparse_attention\", which is not supported".into(),
         ),
         (json!({"layer_types": "full"}), "layer_types is \"full\", not a list".into()),
         (json!({"text_config": 3}), "text_config is 3, not an object".into()),

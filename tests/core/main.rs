@@ -8,6 +8,7 @@ mod attention;
 mod bench_work;
 mod config;
 mod config_errors;
+mod config_states;
 mod defects;
 mod drafts;
 mod either;

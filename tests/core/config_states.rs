@@ -231,8 +231,20 @@ fn families_with_states_are_read() {
         assert_eq!((bytes, pool.page_size), (state_bytes, page_size), "{model}");
         let layout = PoolConfig { capacity: Capacity::Pages(pages + 1), ..pool }.layout().expect("a pool");
         assert_eq!(layout.state().map(|state| state.pages), Some(pages), "{model}");
-        let of_page = layout.sequence_bytes(0, page_size);
-        assert_eq!(of_page, u64::from(page_size) * token_bytes, "{model}: bytes of a page's tokens");
+        assert_eq!(layout.sequence_bytes(0, page_size), u64::from(page_size) * token_bytes, "{model}");
+        assert_eq!(layout.sequence_bytes(1, 1), u64::from(pages) * layout.page_bytes(), "{model}");
+        let state = layout.state().expect("a group keeps a state");
+        assert_eq!((layout.tracks_of(1), layout.lanes_of(1)), (0, state.lanes), "{model}");
+        // A smaller page is refused, and the error names the least one.
+        let min = match (PoolConfig { page_size: 1, ..pool }).layout() {
+            Err(ConfigError::StatePage { page_size: 1, min }) => min,
+            other => other.map(|_| 1).unwrap_or_else(|error| panic!("{model}: {error}")),
+        };
+        assert_eq!(min.next_multiple_of(16), page_size, "{model}");
+        assert!(PoolConfig { page_size: min, ..pool }.layout().is_ok(), "{model}");
+        let below = PoolConfig { page_size: min - 1, ..pool }.layout().map(|_| ());
+        let refused = Err(ConfigError::StatePage { page_size: min - 1, min });
+        assert!(min == 1 || below == refused, "{model}: {below:?}");
     }
 }
 

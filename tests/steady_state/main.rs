@@ -12,10 +12,10 @@ use std::cell::Cell;
 use kvarena::backend::OpenBackend;
 use kvarena::config::PrefixMode;
 use kvarena::hash::Hashing;
-use kvarena::layout::{Groups, Reach, Scaling};
+use kvarena::layout::{Groups, Reach, Scaling, StatePart};
 use kvarena::{
-    Backend, CpuOptions, Engine, EngineConfig, Extend, KvDtype, LayerId, Namespace, Null, OutboxOptions, PoolConfig,
-    StepScratch, TokenId, Work,
+    Backend, CpuOptions, Engine, EngineConfig, Extend, KvDtype, KvShape, LayerId, Namespace, Null, OutboxOptions,
+    PoolConfig, StepScratch, TokenId, Work,
 };
 
 use host::{Done, Host, PAGES, SEQUENCES, config, mix};
@@ -127,6 +127,7 @@ fn check(done: Done) {
         followers: _, // None without reuse: see `run`.
         batches,
         aborts,
+        lost: _, // Only with states.
         finishes,
         refusals,
     } = done;
@@ -155,6 +156,22 @@ fn groups_of_layers_allocate_nothing() {
             let pool = PoolConfig { layers: 3, groups, ..plain.pool };
             check(run(EngineConfig { pool, ..plain }, Null, 50, |_, _| ()));
         }
+    }
+}
+
+/// Cached states, lost states and marks, in pages of one lane and of two, and in swap memory.
+#[test]
+fn states_allocate_nothing() {
+    let parts = [StatePart { heads: 2, head_bytes: 500 }];
+    let groups = Groups::new(&[Reach::All, Reach::Window(8), Reach::State], &[0, 1, 2, 2]);
+    let groups = groups.and_then(|groups| groups.with_state(2, &parts)).expect("each has a layer");
+    let [radix, none] = [PrefixMode::Radix, PrefixMode::None];
+    for (page_size, swap_pages, prefix) in [(1, 0, radix), (4, 64, radix), (4, 0, none)] {
+        let plain = config(page_size, prefix);
+        let pool = PoolConfig { layers: 4, groups, shape: KvShape::heads(1, 128), swap_pages, ..plain.pool };
+        let done = run(EngineConfig { pool, state_margin: 3, ..plain }, Null, 50, |_, _| ());
+        assert!(done.lost > 3 && done.drafts == 0, "{done:?}");
+        check(Done { drafts: 4, ..done });
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! The fields of the file, not the model's name, decide which models are supported. A layer stores either latent rows,
 //! or equally many heads of K and of V, all of one length. A layer reads all tokens, a window or a chunk, or keeps a
-//! state. Layers that read all tokens may have other heads than layers that do not. An error names the field that describes another layout
-//! or is missing. Module `kinds` determines what each layer keeps, and `states` the parts of a state.
+//! state. Layers that read all tokens may have other heads than layers that do not. An error names the field that
+//! describes another layout or is missing. Module `kinds` determines what each layer keeps, and `states` the parts of a
+//! state.
 
 mod kinds;
 mod states;

@@ -77,7 +77,8 @@ fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
         let parts: Vec<_> = (0..1 + size as usize % 4).map(part).collect();
         groups = groups.with_state(group, &parts).expect("valid parts");
     }
-    for group in (1..groups.count()).filter(|&group| groups.state_group() != Some(group)) {
+    let state = groups.state_group();
+    for group in (1..groups.count()).filter(|&group| state != Some(group)) {
         let shape = match rng.below(4) {
             0 => KvShape::heads(rng.within(1, 9) as u32, rng.within(1, 600) as u32),
             1 => KvShape::Latent { rank: rng.within(1, 600) as u32, rope: rng.within(1, 70) as u32 },

@@ -87,7 +87,7 @@ fn decode_in_47_gb(count: u32) -> Result<(), EngineError<Infallible>> {
         capacity: Capacity::Bytes(47_000_000_000),
         ..pool(12, 36, shape, &[(32, 65_536), (16, 3_072)])
     };
-    let config = EngineConfig { max_sequences: 256, max_tokens: 256 * 8_192, prefault: false, ..pool.into() };
+    let config = EngineConfig { max_sequences: 256, max_tokens: 256 * 8_192, max_step_tokens: 1 << 20, ..pool.into() };
     let mut engine = Engine::new(config, Null).expect("a sound config");
     let mut scratch = StepScratch::new();
     let mut items = Vec::new();

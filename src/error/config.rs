@@ -46,8 +46,8 @@ displayed! {
             /// Pages of the event buffer.
             event_pages: u32,
         } => "events of {event_pages} pages need hashing";
-        /// A group has an invalid reach. Group 0 must read all tokens and other groups must not. A window is at least
-        /// 1, and a chunk is a power of two.
+        /// A group has an invalid reach. Group 0 must read all tokens; other groups that do are the last ones. A window
+        /// is at least 1, and a chunk is a power of two.
         Reach { group: u32, reach: Reach } => "group {group} {} {reach}",
             if group == 0 { "keeps everything, and does not read" } else { "cannot read" };
         /// A layer names a group that does not exist.

@@ -287,7 +287,7 @@ impl SmallConfig {
     /// Returns the engine's config.
     pub fn engine(&self) -> EngineConfig {
         // A page holds the state of a layer, which takes at least 256 bytes.
-        let has_states = self.groups >= FIRST_STATE;
+        let has_states = groups(self.groups).state_group().is_some();
         let head_dim = if has_states { 128 } else { 2 };
         // Page 0 is never given to a state.
         let pages = if has_states { self.pages.max(2) } else { self.pages };
@@ -313,6 +313,7 @@ impl SmallConfig {
             capacity: Capacity::Pages(pages),
             swap_pages: self.swap_pages,
             stage_pages: if self.swap_pages > 0 { self.swap_pages % 4 } else { 0 },
+            extra_bytes: if self.groups >= FIRST_SHARING { 7 } else { 0 },
             layout: if self.page_first || self.groups >= FIRST_SHAPED { Layout::PageFirst } else { Layout::LayerFirst },
             ..PoolConfig::default()
         };
@@ -360,6 +361,8 @@ pub(super) fn groups(setting: u8) -> Groups {
         (&[all, window(3), state], &[2, 0, 2, 1]),
         (&[all, state, chunk(4)], &[0, 1, 1, 1, 2, 1]),
         (&[all, state], &[1, 0, 1, 1, 1]),
+        (&[all, window(5), all], &[0, 1, 0, 2]),
+        (&[all, state, all], &[1, 0, 1, 2, 2]),
     ];
     let Some(index) = usize::from(setting).checked_sub(1) else { return Groups::ONE };
     let (reaches, layers) = several[index];
@@ -373,6 +376,7 @@ pub(super) fn groups(setting: u8) -> Groups {
             .with_shape(1, KvShape::heads(3, 2), None)
             .and_then(|groups| groups.with_shape(2, KvShape::heads(1, 3), KvDtype::F16)),
         10 => groups.with_shape(1, latent, KvDtype::Bf16),
+        FIRST_SHARING => groups.with_shape(2, KvShape::heads(2, 5), None),
         _ => groups.state_group().map_or(Ok(groups), |group| groups.with_state(group, &STATE)),
     };
     shaped.expect("the groups exist")
@@ -391,10 +395,10 @@ fn with_long_states(pool: PoolConfig) -> PoolConfig {
 const STATE: [StatePart; 2] = [StatePart { heads: 2, head_bytes: 60 }, StatePart { heads: 1, head_bytes: 7 }];
 
 /// The last setting of [`groups`]. Settings 1 to this number have several groups.
-pub(super) const SETTINGS: u8 = 15;
+pub(super) const SETTINGS: u8 = 17;
 
 /// The first setting of [`groups`] whose groups have shapes of their own.
 const FIRST_SHAPED: u8 = 8;
 
-/// The first setting of [`groups`] with a group that keeps a state.
-pub(super) const FIRST_STATE: u8 = 11;
+/// The first setting of [`groups`] with a group that shares the pages of group 0.
+const FIRST_SHARING: u8 = 16;

@@ -10,6 +10,7 @@ mod config;
 mod config_errors;
 mod config_states;
 mod defects;
+mod drafter;
 mod drafts;
 mod either;
 mod ended_steps;

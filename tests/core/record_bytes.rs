@@ -39,6 +39,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         capacity: Capacity::Pages(pages),
         swap_pages: rng.below(1 << 20) as u32,
         stage_pages: rng.below(100) as u32,
+        extra_bytes: if rng.one_in(4) { rng.below(1 << 20) as u32 } else { 0 },
         layout: if rng.one_in(2) { Layout::LayerFirst } else { Layout::PageFirst },
         tp_size: 1 << rng.below(3),
         tp_rank: 0,
@@ -66,10 +67,11 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
 /// Returns random groups of `layers` layers, or one group if the drawn groups are invalid.
 fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
     let size = rng.within(1, 5000) as u32;
-    let last = if rng.one_in(2) { Reach::State } else { Reach::Window(1) };
+    let last = rng.pick(&[Reach::State, Reach::All, Reach::Window(1)]);
     let mut reaches = [Reach::All, Reach::Window(size), last, Reach::Chunk(1 << rng.below(14))];
     reaches[2..].rotate_left(rng.below(2) as usize);
     let count = rng.within(2, 4);
+    reaches[1..count as usize].sort_by_key(|reach| *reach == Reach::All);
     let of_layers: Vec<u8> = (0..layers).map(|_| rng.below(count) as u8).collect();
     let mut groups = Groups::new(&reaches[..count as usize], &of_layers).unwrap_or_default();
     if let Some(group) = groups.state_group() {
@@ -183,8 +185,8 @@ fn the_byte_forms_are_as_documented() {
     ];
     // Swap pages, staged pages, the most tokens of a step; after the groups' own shapes, reserved pages and wide slots.
     let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]).chain([5, 1]);
-    // No parts of a state; the margin and the gap of its marks, and whether used states keep their age.
-    let words = words.chain([0; 4]).chain([128, 0, 0]);
+    // No parts of a state; the margin and the gap of its marks, whether used states keep their age, the host's bytes.
+    let words = words.chain([0; 4]).chain([128, 0, 0, 0]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);
 

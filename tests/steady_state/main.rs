@@ -103,7 +103,7 @@ fn run<B: Backend>(
         stats.fetched_pages,
     ];
     let has_swap = config.pool.swap_pages > 0;
-    let has_stores = has_swap && config.pool.groups.count() == 1;
+    let has_stores = has_swap && config.hashing.is_some();
     let (hosts, stores) = tiers.split_at(4);
     assert!(hosts.iter().all(|&pages| (pages > 100) == has_swap), "{tiers:?}");
     assert!(stores.iter().all(|&pages| (pages > 100) == has_stores), "{tiers:?}");
@@ -222,13 +222,15 @@ fn work_of_an_outbox_allocates_nothing() {
 }
 
 #[test]
-fn swap_memory_with_groups_allocates_nothing() {
+fn swap_memory_and_stores_with_groups_allocate_nothing() {
     let reaches = [Reach::All, Reach::Window(8), Reach::Chunk(4)];
     let groups = Groups::new(&reaches, &[0, 1, 2, 2]).expect("each has a layer");
     for page_size in [1, 4] {
         let plain = config(page_size, PrefixMode::Radix);
-        let pool = PoolConfig { layers: 4, groups, swap_pages: 64, ..plain.pool };
-        check(run(EngineConfig { pool, ..plain }, Null, 50, |_, _| ()));
+        let pool = PoolConfig { layers: 4, groups, swap_pages: 64, stage_pages: 4, ..plain.pool };
+        for hashing in [None, Hashing::ALL.first().copied()] {
+            check(run(EngineConfig { pool, hashing, ..plain }, Null, 50, |_, _| ()));
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use cases::pages::AllocFree;
 use cases::tree::TreeCase;
 
 const SEQUENCES: usize = 1000;
-const CASES: [&str; 31] = [
+const CASES: [&str; 32] = [
     "hit",
     "hit_floor",
     "miss",
@@ -34,6 +34,7 @@ const CASES: [&str; 31] = [
     "plan",
     "plan_2_tracks",
     "plan_4_tracks",
+    "plan_state",
     "step",
     "admission",
     "admission_behind",
@@ -87,9 +88,12 @@ fn run(case: &str, page_size: u32, calls: usize) {
                 left -= round;
             }
         }
-        "plan" | "plan_2_tracks" | "plan_4_tracks" => {
+        "plan" | "plan_2_tracks" | "plan_4_tracks" | "plan_state" => {
             let tracks = case.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(1);
-            let mut decode = Decode::with_tracks(page_size, 256, 1024, tracks);
+            let mut decode = match case {
+                "plan_state" => Decode::with_state(page_size, 256, 1024),
+                _ => Decode::with_tracks(page_size, 256, 1024, tracks),
+            };
             for _ in 0..calls {
                 decode.prepare();
                 let mut step = None;

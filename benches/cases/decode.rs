@@ -1,6 +1,6 @@
 //! Plan and step: a batch of sequences that each compute one more token.
 
-use kvarena::layout::{Groups, Reach};
+use kvarena::layout::{Groups, Reach, StatePart};
 use kvarena::{Capacity, Engine, EngineConfig, Extend, Null, PoolConfig, SeqKey, StepId, StepScratch, TokenId};
 
 use super::NAMESPACE;
@@ -26,15 +26,25 @@ impl Decode {
     /// Creates the case for a model with `tracks` layers, each with a page table. The first layer reads all tokens, the
     /// others a window of 128 tokens.
     pub fn with_tracks(page_size: u32, batch: u32, kv_len: u32, tracks: u32) -> Self {
-        let len = kv_len + GROWTH + 2;
-        let pages = batch * (len.div_ceil(page_size) + 1) * tracks;
         let layers: Vec<u8> = (0..tracks).map(|layer| u8::from(layer > 0)).collect();
         let groups = match tracks {
             1 => Groups::ONE,
             _ => Groups::new(&[Reach::All, Reach::Window(128)], &layers).expect("two groups"),
         };
-        let pool =
-            PoolConfig { layers: tracks, groups, page_size, capacity: Capacity::Pages(pages), ..PoolConfig::default() };
+        Self::with_groups(page_size, batch, kv_len, (groups, tracks))
+    }
+
+    /// Creates the case for a model with a layer that reads all tokens, and one that keeps a state in a page.
+    pub fn with_state(page_size: u32, batch: u32, kv_len: u32) -> Self {
+        let part = StatePart { heads: 1, head_bytes: 512 };
+        let groups = Groups::new(&[Reach::All, Reach::State], &[0, 1]).and_then(|groups| groups.with_state(1, &[part]));
+        Self::with_groups(page_size, batch, kv_len, (groups.expect("two groups"), 2))
+    }
+
+    fn with_groups(page_size: u32, batch: u32, kv_len: u32, (groups, layers): (Groups, u32)) -> Self {
+        let len = kv_len + GROWTH + 2;
+        let capacity = Capacity::Pages(batch * (len.div_ceil(page_size) + 1) * layers);
+        let pool = PoolConfig { layers, groups, page_size, capacity, ..PoolConfig::default() };
         let config = EngineConfig {
             max_sequences: batch,
             max_sequence_len: len,
@@ -53,11 +63,13 @@ impl Decode {
         for s in 0..batch {
             let prompt: Vec<TokenId> = (0..self.kv_len).map(|i| TokenId::new(s * self.kv_len + i)).collect();
             let seq = self.engine.admit(NAMESPACE, &prompt, 0).expect("there is room");
-            let left = self.kv_len - self.engine.cached_len(seq).expect("the sequence is admitted");
-            let prefill = [Extend { seq, len: left }];
-            let plan = self.engine.plan_batch(&mut self.scratch, &prefill);
-            let step = plan.expect("there is room").step();
-            self.finish_step(step);
+            // With a state, items end at marks.
+            while self.engine.planned_len(seq).expect("the sequence is admitted") < self.kv_len {
+                let len = self.engine.next_len(seq, self.kv_len).expect("it has tokens");
+                let plan = self.engine.plan_batch(&mut self.scratch, &[Extend { seq, len }]);
+                let step = plan.expect("there is room").step();
+                self.finish_step(step);
+            }
             self.engine.append(seq, &[TokenId::new(0)]).expect("there is room");
             self.items.push(Extend { seq, len: 1 });
         }

@@ -385,7 +385,7 @@ fn invalid_groups_are_refused() {
     let many = [all, window, window, window, window];
     for (reaches, layers, want) in [
         (&[window, all][..], &[0, 1][..], reach(0, window)),
-        (&[all, all], &[0, 1], reach(1, all)),
+        (&[all, all, window], &[0, 1, 2], reach(2, window)),
         (&[all, Reach::Window(0)], &[0, 1], reach(1, Reach::Window(0))),
         (&[all, window, Reach::Chunk(0)], &[0, 1, 2], reach(2, Reach::Chunk(0))),
         (&[all, Reach::Chunk(24)], &[0, 1], reach(1, Reach::Chunk(24))),

@@ -36,8 +36,8 @@ macro_rules! stats {
         impl Add for Stats {
             type Output = Self;
 
-            /// Returns the sums of the counters, and the levels of `self`: those of the engine that runs now, if `earlier`
-            /// is of an engine before it.
+            /// Returns the sums of the counters, and the levels of `self`: those of the engine that runs now, if
+            /// `earlier` is of an engine before it.
             fn add(self, earlier: Self) -> Self {
                 Self { $($counter: self.$counter + earlier.$counter,)* ..self }
             }

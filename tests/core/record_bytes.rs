@@ -187,8 +187,8 @@ fn the_byte_forms_are_as_documented() {
     ];
     // Swap pages, staged pages, the most tokens of a step; after the groups' own shapes, reserved pages and wide slots.
     let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]).chain([5, 1]);
-    // No parts of a state; the margin and the gap of its marks, whether used states keep their age, the host's bytes, and
-    // the pages of a record.
+    // No parts of a state; the margin and the gap of its marks, whether used states keep their age, the host's bytes,
+    // and the pages of a record.
     let words = words.chain([0; 4]).chain([128, 0, 0, 0, 4]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);

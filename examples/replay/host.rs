@@ -264,7 +264,8 @@ impl<'a> Host<'a> {
         self.progress.inc(1);
     }
 
-    /// Fetches what the cached prefix of a prompt lacks, as far as the store has it. Returns the number of fetched pages.
+    /// Fetches what the cached prefix of a prompt lacks, as far as the store has it. Returns the number of fetched
+    /// pages.
     pub fn fetch(&mut self, prompt: &[TokenId]) -> Result<u32, EngineError<Infallible>> {
         let Self { engine, core, store: Some(store), .. } = self else { return Ok(0) };
         core.measure(|| store.fetch(engine, NAMESPACE, prompt))

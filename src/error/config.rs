@@ -90,9 +90,12 @@ displayed! {
             /// The least page size whose pages hold the state of a layer.
             min: u32,
         } => "pages of {} do not hold the state of a layer, which takes at least {min}", Count(page_size, "token");
-        /// A record of a store has no such number of pages: a power of two from 1 to 64, and 1 with groups of layers.
-        RecordPages { record_pages: u32, groups: u32 } => "a record of {} is impossible with {}",
-            Count(record_pages, "page"), Count(groups, "group");
+        /// The number of pages of a store's record is not a power of two up to the maximum.
+        RecordPages {
+            record_pages: u32,
+            /// 64, or 1 if a group of layers reads a window or a chunk or keeps a state.
+            max: u32,
+        } => "record_pages {record_pages} is not a power of two up to {max}";
         /// The stage is smaller than a record of a store.
         StagePages {
             stage_pages: u32,

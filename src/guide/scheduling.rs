@@ -297,8 +297,8 @@
 //! [`save_ahead`](crate::Engine::save_ahead) keeps the oldest pages saved, so evicting them needs no copy.
 //! With groups of layers, the cached pages of a window or a chunk move to swap memory and back as well.
 //!
-//! [`puts`](crate::Engine::puts) and [`fetch`](crate::Engine::fetch) exchange [records](crate::moves) of swap pages with
-//! a store of the host, by page hashes. A thread of the store asks it for the records that a
+//! [`puts`](crate::Engine::puts) and [`fetch`](crate::Engine::fetch) exchange [records](crate::moves) of swap pages
+//! with a store of the host, by page hashes. A thread of the store asks it for the records that a
 //! [`lookup`](crate::Engine::lookup) names:
 //!
 //! ```

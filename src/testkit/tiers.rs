@@ -1,8 +1,8 @@
 //! A model, in plain maps, of a cache with groups of layers, swap memory and a store. It serves one request at a time.
 //!
-//! A number identifies a page by its tokens and all tokens before them. A counter is the clock, and an eviction searches
-//! all pages. Group 0 is like the other groups: it has one track, and its tail at a mark is the whole prefix. Outside
-//! group 0, an item is a cell.
+//! A number identifies a page by its tokens and all tokens before them. A counter is the clock, and an eviction
+//! searches all pages. Group 0 is like the other groups: it has one track, and its tail at a mark is the whole prefix.
+//! Outside group 0, an item is a cell.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -471,7 +471,8 @@ impl Tiers {
         taken == size
     }
 
-    /// Saves an idle item of the device. Returns false if swap pages are lacking, or if taking one has removed the item.
+    /// Saves an idle item of the device. Returns false if swap pages are lacking, or if taking one has removed the
+    /// item.
     fn save(&mut self, key: &Key) -> bool {
         for taken in 0..self.size(key) {
             let has_page = self.take_swap();

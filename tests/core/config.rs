@@ -74,7 +74,8 @@ fn a_config_keeps_its_values_in_text() {
         "layers": 36, "shape": {"heads": {"kv_heads": 8, "head_dim": 128}}, "dtype": "bf16", "page_size": 16,
         "capacity": {"bytes": 15_032_385_536_u64}, "layout": "layer_first", "tp_size": 2, "tp_rank": 1,
         "scaling": "static",
-        "label_channels": 0, "swap_pages": 7, "stage_pages": 2, "extra_bytes": 0, "groups": {"reaches": ["all"], "layers": []},
+        "label_channels": 0, "swap_pages": 7, "stage_pages": 2, "extra_bytes": 0,
+        "groups": {"reaches": ["all"], "layers": []},
     });
     assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON")["pool"], pool);
 }

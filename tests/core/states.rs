@@ -1,9 +1,32 @@
-//! Layouts of states, by the shapes of published models, and the rejected ones. Random programs check the engine's
-//! calls.
+//! The contract of backends with states. Layouts of states, by the shapes of published models, and the rejected ones.
+//! Random programs check the engine's calls.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::seeds;
+use kvarena::backend::Either;
 use kvarena::config::EngineShape;
 use kvarena::layout::{Groups, Layout, Reach, StatePart};
-use kvarena::{Capacity, ConfigError, EngineConfig, KvDtype, KvShape, PoolConfig};
+use kvarena::testkit::contract::check_states;
+use kvarena::testkit::late::LateOptions;
+use kvarena::testkit::posted::PostedOptions;
+use kvarena::{Capacity, ConfigError, CpuOptions, EngineConfig, KvDtype, KvShape, PoolConfig};
+
+#[test]
+fn backends_keep_the_contract_of_states() {
+    let cpu = || CpuOptions::with_threads(1);
+    let report = check_states(cpu, seeds(20, 80));
+    println!("{report}");
+    assert!(report.steps > 10 * report.runs, "{report}");
+    println!("{}", check_states(|| LateOptions(cpu()), seeds(4, 20)));
+    println!("{}", check_states(|| PostedOptions(cpu()), seeds(4, 20)));
+    let is_right = AtomicBool::new(false);
+    let either = || match is_right.fetch_not(Ordering::Relaxed) {
+        true => Either::Right(cpu()),
+        false => Either::Left(cpu()),
+    };
+    println!("{}", check_states(either, seeds(4, 20)));
+}
 
 /// Returns a pool of `attention` layers with this shape in bf16, and `states` layers that keep these parts.
 fn pool(attention: usize, states: usize, shape: KvShape, parts: &[(u32, u32)]) -> PoolConfig {

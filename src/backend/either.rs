@@ -4,7 +4,8 @@ use std::error::Error;
 use std::fmt;
 
 use super::{
-    Attend, Backend, Moved, OpenBackend, Operand, Queries, Rope, Select, Selection, SparseBackend, SwapMemory,
+    Attend, Backend, Moved, OpenBackend, Operand, Queries, Rope, Select, Selection, SparseBackend, StateBackend,
+    SwapMemory,
 };
 use crate::config::StepBounds;
 use crate::id::{LayerId, MoveId, SwapPageId};
@@ -267,5 +268,11 @@ impl<L: SparseBackend, R: SparseBackend> SparseBackend for Either<L, R> {
             let lse = lse.map(|lse| take(lse, Operand::Lse)).transpose()?;
             backend.attend_selected(plan, layer, attend, selection, q, out, lse).map_err(failed)
         })
+    }
+}
+
+impl<L: StateBackend, R: StateBackend> StateBackend for Either<L, R> {
+    forward! {
+        copy_states(plan: &BatchPlan<'_>) -> ();
     }
 }

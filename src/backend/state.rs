@@ -12,6 +12,8 @@ use crate::plan::BatchPlan;
 ///
 /// * B20. [`copy_states`](StateBackend::copy_states) makes the state that each row writes equal to the one that it
 ///   reads. Kernels that update states in place call it first; other kernels read one page and write the other.
+/// * B21. A backend returns the states of the rows of any open plan, with the words that the rows had when the plan
+///   began: `Cpu` their bytes (`Cpu::state`), `Cuda` the addresses of their slots (`Cuda::slots`).
 /// * B22. A page that a row of a plan writes is neither read nor written by another row. No call writes page 0.
 pub trait StateBackend: Backend {
     /// Copies the state of each row of a plan whose pages to read and to write differ (B20). O(pages copied).

@@ -80,6 +80,11 @@
 //! slots use both; before a kernel that works in place, [`StateBackend::copy_states`] copies. New sequences read page
 //! 0, which no sequence gets and which stays zero.
 //!
+//! A host with the crate's backends takes the states from them, for any open step. `Cpu::state` returns the bytes of a
+//! row. `Cuda::slots` returns the device addresses of a layer's states, of the pages to read and to write, and of the
+//! rows' first tokens. Steps with the same graph key have the same addresses, so a graph may contain launches of such
+//! kernels. `copy_states` is not for captures, because a replay would copy the same pages again.
+//!
 //! # Failures
 //!
 //! An abort of an item that updated a state in place loses the state, and so does a rollback of planned tokens

@@ -5,7 +5,7 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use super::replay::Inspect;
-use crate::backend::{Backend, Moved, OpenBackend, SwapMemory};
+use crate::backend::{Backend, Moved, OpenBackend, StateBackend, SwapMemory};
 use crate::config::StepBounds;
 use crate::id::{LayerId, MoveId, SlotId, SwapPageId};
 use crate::layout::{PlaneName, PoolLayout, TableShape};
@@ -20,8 +20,8 @@ pub enum Fault {
     After,
 }
 
-/// Forwards to a backend, but some calls of `begin`, `copy_pages`, `compact`, `save_pages`, `load_pages` and `moved`
-/// fail. `Failing` can also wrap the options of a backend; it then opens a failing backend.
+/// Forwards to a backend, but some calls of `begin`, `copy_pages`, `copy_states`, `compact`, `save_pages`, `load_pages`
+/// and `moved` fail. `Failing` can also wrap the options of a backend; it then opens a failing backend.
 #[derive(Clone, Debug)]
 pub struct Failing<B> {
     inner: B,
@@ -156,6 +156,12 @@ impl<B: Backend> Backend for Failing<B> {
 
     fn moved(&mut self) -> Result<Moved, Self::Error> {
         self.call(B::moved)
+    }
+}
+
+impl<B: StateBackend> StateBackend for Failing<B> {
+    fn copy_states(&mut self, plan: &BatchPlan<'_>) -> Result<(), Self::Error> {
+        self.call(|inner| inner.copy_states(plan))
     }
 }
 

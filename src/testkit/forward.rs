@@ -1,8 +1,8 @@
 //! Forwards calls of [`Backend`](crate::Backend) to an inner backend, for test doubles that change only some calls.
 
 /// Implements the given calls of `Backend`. Each call forwards to the backend in a field, and maps its error. `types`
-/// are the associated types except the error; `leases` are those and the calls of `SwapMemory`. Parentheses enclose a
-/// field that contains the backend in a cell: `(inner.get_mut()): B`.
+/// are the associated types except the error; `leases` are those and the calls of `SwapMemory`, and `states` the calls
+/// of `StateBackend`. Parentheses enclose a field that contains the backend in a cell: `(inner.get_mut()): B`.
 ///
 /// ```ignore
 /// impl<B: Backend> Backend for Failing<B> {
@@ -113,6 +113,11 @@ macro_rules! forward_backend {
 
         fn lease_mut(&mut self, page: $crate::id::SwapPageId) -> Self::Write {
             self.$($field)+.lease_mut(page)
+        }
+    };
+    (@states ($($field:tt)+), $inner:ty, $error:expr) => {
+        fn copy_states(&mut self, plan: &$crate::BatchPlan<'_>) -> Result<(), Self::Error> {
+            self.$($field)+.copy_states(plan).map_err($error)
         }
     };
     (@swap_pages ($($field:tt)+), $inner:ty, $error:expr) => {

@@ -10,7 +10,7 @@ use std::convert::identity;
 
 use super::replay::Inspect;
 use crate::backend::{
-    Backend, Cpu, CpuError, CpuOptions, CpuRead, CpuWrite, Moved, OpenBackend, PlanError, SwapMemory,
+    Backend, Cpu, CpuError, CpuOptions, CpuRead, CpuWrite, Moved, OpenBackend, PlanError, StateBackend, SwapMemory,
 };
 use crate::config::StepBounds;
 use crate::id::{LayerId, MoveId, PageId, SlotId, SwapPageId};
@@ -226,6 +226,10 @@ impl Backend for Late {
     }
 }
 
+impl StateBackend for Late {
+    forward_backend!((inner.get_mut()): Cpu, identity; states);
+}
+
 impl SwapMemory for Late {
     type Read = CpuRead;
     type Write = CpuWrite;
@@ -256,6 +260,14 @@ impl Inspect for Late {
         let row = cpu.read_slot(plane, layer, slot).ok();
         cpu.write_page(page, &now).expect("a page of the pool");
         row
+    }
+
+    fn read_state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize) -> Option<Vec<u8>> {
+        self.inner.get_mut().read_state(plan, layer, row)
+    }
+
+    fn write_state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize, bytes: &[u8]) {
+        self.inner.get_mut().write_state(plan, layer, row, bytes);
     }
 
     fn words(&self) -> Option<&[u32]> {

@@ -5,12 +5,13 @@
 //! watermarks and then does the work, so polling makes progress.
 
 use std::cell::RefCell;
+use std::convert::identity;
 
-use super::contract::{Case, TestBackend};
+use super::contract::{Case, StateTestBackend, TestBackend};
 use super::replay::Inspect;
 use crate::backend::{
     Attend, Backend, Cpu, CpuError, CpuOptions, CpuRead, CpuRows, CpuRowsMut, CpuWrite, Moved, OpenBackend, Outbox,
-    OutboxError, OutboxOptions, PlanError, Queries, Rope, SlotMove, SwapMemory, Work,
+    OutboxError, OutboxOptions, PlanError, Queries, Rope, SlotMove, StateBackend, SwapMemory, Work,
 };
 use crate::config::StepBounds;
 use crate::id::{LayerId, MoveId, PageId, SlotId, SwapPageId};
@@ -225,6 +226,10 @@ impl Posted {
     }
 }
 
+impl StateBackend for Posted {
+    forward_backend!((settled()): Cpu, identity; states);
+}
+
 impl SwapMemory for Posted {
     type Read = CpuRead;
     type Write = CpuWrite;
@@ -258,6 +263,12 @@ impl TestBackend for Posted {
     }
 }
 
+impl StateTestBackend for Posted {
+    fn slots(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> [Vec<i32>; 2] {
+        self.unsettled().slots(plan, layer)
+    }
+}
+
 impl Inspect for Posted {
     fn store(&mut self, plan: &BatchPlan<'_>, layer: LayerId, k: &[f32], v: &[f32]) -> Result<(), CpuError> {
         self.store_cache(plan, layer, k.into(), v.into())
@@ -265,6 +276,14 @@ impl Inspect for Posted {
 
     fn load(&self, plane: PlaneName, layer: LayerId, slot: SlotId) -> Option<Vec<f32>> {
         self.posted.borrow_mut().settle().read_slot(plane, layer, slot).ok()
+    }
+
+    fn read_state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize) -> Option<Vec<u8>> {
+        self.settled().read_state(plan, layer, row)
+    }
+
+    fn write_state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize, bytes: &[u8]) {
+        self.settled().write_state(plan, layer, row, bytes);
     }
 
     fn words(&self) -> Option<&[u32]> {

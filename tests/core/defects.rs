@@ -9,15 +9,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use half::{bf16, f16};
 use kvarena::backend::{
-    CpuError, CpuRows, CpuRowsMut, ElementsMut, Moved, NO_POSITION, OpenBackend, Queries, Rope, Select, Selection,
-    SparseBackend, SwapMemory,
+    CpuError, CpuRows, CpuRowsMut, ElementsMut, Moved, NO_POSITION, OpenBackend, PlanError, Queries, Rope, Select,
+    Selection, SparseBackend, StateBackend, SwapMemory,
 };
 use kvarena::config::StepBounds;
 use kvarena::id::MoveId;
 use kvarena::layout::{PoolLayout, TableShape};
 use kvarena::plan::{BatchRow, Compaction, PageCopy, PageMove, SlotMapping, StepEnd};
 use kvarena::testkit::contract::{
-    Case, Filter, SparseTestBackend, TestBackend, check_cases, check_rotated, check_served, check_sparse_backend,
+    Case, Filter, SparseTestBackend, StateTestBackend, TestBackend, check_cases, check_rotated, check_served,
+    check_sparse_backend, check_states,
 };
 use kvarena::{Attend, Backend, BatchPlan, Cpu, CpuOptions, LayerId, PageId, forward_backend, forward_buffers};
 
@@ -65,6 +66,10 @@ enum Defect {
     Load,
     /// The watermark of saves is too high.
     Moved,
+    /// States are not copied.
+    CopyStates,
+    /// The page that the last row writes is another one.
+    Slots,
 }
 
 impl Defect {
@@ -77,6 +82,8 @@ impl Defect {
             Self::Select => &["left == right"],
             Self::End => &["of the ended"],
             Self::Moved => &["saved: "],
+            Self::CopyStates => &["B20"],
+            Self::Slots => &["B21"],
             // Pages whose bytes are missing are full of NaN.
             Self::Store(_) | Self::Begin | Self::Copy | Self::Compact | Self::Save | Self::Load => &["NaN", "differs"],
         }
@@ -86,14 +93,15 @@ impl Defect {
 /// Opens a [`Defective`].
 struct Options {
     cpu: CpuOptions,
-    case: Case,
+    /// The case; `None` for states, whose calls do not use it.
+    case: Option<Case>,
     defect: Option<Defect>,
 }
 
 /// A [`Cpu`] with a mistake, or without.
 struct Defective {
     cpu: Cpu,
-    case: Case,
+    case: Option<Case>,
     defect: Option<Defect>,
 }
 
@@ -113,8 +121,9 @@ impl OpenBackend for Options {
 
 impl Defective {
     fn call<'a>(&self, plan: &'a BatchPlan<'a>, layer: LayerId) -> Call<'a> {
-        let group = self.case.layout.place(layer).group;
-        Call { plan, case: self.case.of_group(group), group }
+        let case = self.case.expect("the check has cases");
+        let group = case.layout.place(layer).group;
+        Call { plan, case: case.of_group(group), group }
     }
 
     /// Returns all items, or all except the last one if the defect satisfies `is`. Keeps a single item, because the
@@ -172,7 +181,7 @@ impl Backend for Defective {
         let Some(Defect::Store(wrong)) = self.defect else {
             return self.cpu.store_cache(plan, layer, k, v);
         };
-        if layer.raw() >= self.case.layout.layers() {
+        if layer.raw() >= self.cpu.layout().layers() {
             return self.cpu.store_cache(plan, layer, k, v); // An error.
         }
         let (wrong, tokens) = (wrong(&self.call(plan, layer)), plan.token_count());
@@ -301,6 +310,29 @@ impl SparseBackend for Defective {
     }
 }
 
+impl StateBackend for Defective {
+    fn copy_states(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
+        if !matches!(self.defect, Some(Defect::CopyStates)) {
+            return self.cpu.copy_states(plan);
+        }
+        // Only a plan whose step has ended is rejected.
+        match self.cpu.state(plan, LayerId::new(0), 0) {
+            Err(ended @ CpuError::Plan(PlanError::Ended { .. })) => Err(ended),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl StateTestBackend for Defective {
+    fn slots(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> [Vec<i32>; 2] {
+        let mut slots = self.cpu.slots(plan, layer);
+        if let (Some(Defect::Slots), Some(last)) = (self.defect, slots[1].last_mut()) {
+            *last += 1;
+        }
+        slots
+    }
+}
+
 impl SwapMemory for Defective {
     forward_backend!(cpu: Cpu, identity; leases);
 }
@@ -353,6 +385,7 @@ enum Check {
     Sparse(Filter),
     /// Engines with one group of layers or several.
     Served(bool),
+    States,
 }
 
 impl Check {
@@ -360,7 +393,7 @@ impl Check {
         let options = |case: &Case| {
             let (scales, labels) = (case.scales(), case.labels());
             let cpu = CpuOptions { scales, labels, ..CpuOptions::with_threads(1) };
-            Options { cpu, case: *case, defect }
+            Options { cpu, case: Some(*case), defect }
         };
         let seeds = seed..seed + 1;
         match self {
@@ -368,6 +401,7 @@ impl Check {
             Self::Rotated(filter) => check_rotated(&filter, options, seeds),
             Self::Sparse(filter) => check_sparse_backend(&filter, options, seeds),
             Self::Served(in_groups) => check_served(in_groups, options, seeds, |_| {}),
+            Self::States => check_states(|| Options { cpu: CpuOptions::with_threads(1), case: None, defect }, seeds),
         };
     }
 
@@ -497,6 +531,8 @@ fn each_call_has_a_defect_that_the_contract_reports() {
     ] {
         all.reports(name, defect, 65, first);
     }
+    Check::States.reports("copy_states", Defect::CopyStates, 4, 0);
+    Check::States.reports("slots", Defect::Slots, 4, 0);
     Check::Served(false).reports("served", Defect::Attend(MEMBER), 4, 0);
     Check::Served(true).reports("served, in groups", Defect::Attend(PAST_WINDOW), 4, 0);
 }

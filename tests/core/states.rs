@@ -1,14 +1,36 @@
-//! Layouts of states, the rejected ones, and how many sequences fit. `config_states` has the published models. Random
-//! programs check the engine's calls.
+//! The contract of backends with states; layouts of states, the rejected ones, and how many sequences fit.
+//! `config_states` has the published models. Random programs check the engine's calls.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::seeds;
+use kvarena::backend::Either;
 use kvarena::config::EngineShape;
 use kvarena::layout::{Groups, Layout, Reach, StatePart};
+use kvarena::testkit::contract::check_states;
+use kvarena::testkit::late::LateOptions;
+use kvarena::testkit::posted::PostedOptions;
 use kvarena::{
-    Capacity, ConfigError, Engine, EngineConfig, EngineError, Error, Extend, KvDtype, KvShape, Namespace, Null,
-    PoolConfig, StepScratch, TokenId,
+    Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, KvDtype, KvShape, Namespace,
+    Null, PoolConfig, StepScratch, TokenId,
 };
+
+#[test]
+fn backends_keep_the_contract_of_states() {
+    let cpu = || CpuOptions::with_threads(1);
+    let report = check_states(cpu, seeds(20, 80));
+    println!("{report}");
+    assert!(report.steps > 10 * report.runs, "{report}");
+    println!("{}", check_states(|| LateOptions(cpu()), seeds(4, 20)));
+    println!("{}", check_states(|| PostedOptions(cpu()), seeds(4, 20)));
+    let is_right = AtomicBool::new(false);
+    let either = || match is_right.fetch_not(Ordering::Relaxed) {
+        true => Either::Right(cpu()),
+        false => Either::Left(cpu()),
+    };
+    println!("{}", check_states(either, seeds(4, 20)));
+}
 
 /// Returns a pool of `attention` layers with this shape in bf16, and `states` layers that keep these parts.
 fn pool(attention: usize, states: usize, shape: KvShape, parts: &[(u32, u32)]) -> PoolConfig {

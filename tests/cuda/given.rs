@@ -11,7 +11,7 @@ use kvarena::backend::cuda::{
 use kvarena::backend::{OpenBackend, SwapMemory};
 use kvarena::config::StepBounds;
 use kvarena::id::MoveId;
-use kvarena::layout::{Groups, Layout, PlaneName, PoolLayout, Reach, Scaling};
+use kvarena::layout::{Groups, Layout, PlaneName, PoolLayout, Reach, Scaling, StatePart};
 use kvarena::plan::PageMove;
 use kvarena::testkit::contract::{Case, Filter, TestBackend, check_cases, check_rotated};
 use kvarena::testkit::rng::Rng;
@@ -235,6 +235,10 @@ fn memory_that_cannot_be_the_pool_is_an_error_with_its_value() {
         whole(PoolConfig { groups: shapes, layout: Layout::PageFirst, ..config() }),
         given(GivenError::Shapes { groups: 2 })
     );
+    let states = Groups::new(&[Reach::All, Reach::State], &[0, 1]).expect("groups");
+    let states = states.with_state(1, &[StatePart { heads: 2, head_bytes: 64 }]).expect("a part");
+    let states = PoolConfig { groups: states, layout: Layout::PageFirst, ..config() };
+    assert_eq!(whole(states), given(GivenError::States));
     let narrow = PoolConfig { shape: KvShape::heads(2, 4), groups, ..config() };
     assert_eq!(whole(narrow), given(GivenError::HeadBytes { bytes: 8 }));
     let many = PoolConfig { shape: KvShape::heads(65_536, 8), page_size: 1, layers: 1, ..config() };

@@ -29,6 +29,7 @@ mod shared;
 mod spans;
 mod sparse;
 mod staged;
+mod states;
 mod swap_memory;
 mod upload;
 

@@ -7,10 +7,10 @@ use std::ops::Range;
 use cust::sys;
 use half::{bf16, f16};
 use kvarena::backend::cuda::{Cuda, CudaError, CudaOptions, CudaStream, DeviceBuffer, DeviceRows, DeviceRowsMut, Gpu};
-use kvarena::backend::{OpenBackend, Queries, Select, Selection, SparseBackend, SwapMemory};
+use kvarena::backend::{OpenBackend, Queries, Select, Selection, SparseBackend, StateBackend, SwapMemory};
 use kvarena::config::StepBounds;
 use kvarena::layout::{Dtype, KvScales, LabelChannels, PoolLayout, Reach, Scaling, TableShape};
-use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, TestBackend, bytes, rounding};
+use kvarena::testkit::contract::{Case, HostRows, SparseTestBackend, StateTestBackend, TestBackend, bytes, rounding};
 use kvarena::{Attend, Backend, BatchPlan, KvShape, LayerId, PageId, forward_backend};
 
 use crate::given_memory::{Form, GivenMemory};
@@ -139,6 +139,20 @@ impl OnGpu {
     }
 }
 
+/// Reads memory of the device after all submitted work.
+pub fn read_device<T: bytemuck::Pod>(gpu: &Gpu, address: u64, len: usize) -> Vec<T> {
+    let mut items = vec![T::zeroed(); len];
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut items);
+    gpu.bind().expect("a device");
+    // SAFETY: the caller passes memory of a backend, whose users are waited for.
+    unsafe {
+        assert_eq!(sys::cuCtxSynchronize(), sys::CUresult::CUDA_SUCCESS);
+        let copied = sys::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len());
+        assert_eq!(copied, sys::CUresult::CUDA_SUCCESS);
+    }
+    items
+}
+
 /// Writes to memory of the device after all submitted work.
 pub fn write_device(gpu: &Gpu, address: u64, bytes: &[u8]) {
     gpu.bind().expect("a device");
@@ -242,6 +256,21 @@ impl Backend for OnGpu {
         types, begin, end, store_cache, rope_store, attend, copy_pages, compact, swap_pages, save_pages, load_pages,
         moved, synchronize
     );
+}
+
+impl StateBackend for OnGpu {
+    forward_backend!(cuda: Cuda, identity; states);
+}
+
+impl StateTestBackend for OnGpu {
+    fn slots(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> [Vec<i32>; 2] {
+        let slots = self.cuda.slots(plan, layer).expect("a layer that keeps a state");
+        let (gpu, rows) = (self.cuda.gpu(), plan.rows.len());
+        let starts: Vec<u32> = read_device(gpu, slots.starts, rows + 1);
+        let wanted = plan.rows.iter().map(|row| row.qo_start).chain([plan.token_count() as u32]);
+        assert_eq!(starts, wanted.collect::<Vec<_>>(), "the first tokens of the rows");
+        [slots.reads, slots.writes].map(|address| read_device(gpu, address, rows))
+    }
 }
 
 impl SwapMemory for OnGpu {

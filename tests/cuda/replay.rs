@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::convert::identity;
+use std::thread::yield_now;
 
 use half::{bf16, f16};
 use kvarena::backend::cuda::{CudaError, DeviceBuffer};
@@ -9,14 +10,14 @@ use kvarena::backend::{Moved, OpenBackend, SwapMemory};
 use kvarena::config::{EngineShape, StepBounds};
 use kvarena::id::SwapPageId;
 use kvarena::layout::{PlaneName, PoolLayout, Reach, Scaling, TableShape};
-use kvarena::testkit::contract::bytes;
+use kvarena::testkit::contract::{StateTestBackend, bytes};
 use kvarena::testkit::op::SmallConfig;
 use kvarena::testkit::quantised::value;
 use kvarena::testkit::replay::{Inspect, Summary, replay_on};
 use kvarena::testkit::workload::{Family, Workload};
 use kvarena::{Backend, BatchPlan, KvDtype, LayerId, SlotId, forward_backend};
 
-use crate::on_gpu::{OnGpu, OnGpuOptions};
+use crate::on_gpu::{OnGpu, OnGpuOptions, read_device, write_device};
 use crate::{gpu, seeds};
 
 /// A backend whose page tables and pool the replay reads after every op.
@@ -33,6 +34,13 @@ impl Watched {
     fn layout_of(&self, layer: LayerId) -> PoolLayout {
         let layout = self.gpu.cuda.layout();
         layout.of_group(layout.place(layer).group)
+    }
+
+    /// Returns the address of the state that a row of a plan reads (part 0) or writes (1).
+    fn state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, (part, row): (usize, usize)) -> u64 {
+        let page = self.gpu.slots(plan, layer)[part][row];
+        let slots = self.gpu.cuda.slots(plan, layer).expect("a layer that keeps a state");
+        slots.states + slots.stride * u64::try_from(page).expect("the row is not padding")
     }
 
     /// Returns the backend for a call that changes the pool.
@@ -54,7 +62,12 @@ impl OpenBackend for WatchedOptions {
         table: &TableShape,
         bounds: impl Into<StepBounds>,
     ) -> Result<Watched, CudaError> {
-        let gpu = self.0.open(layout, table, bounds)?;
+        let mut gpu = self.0.open(layout, table, bounds)?;
+        // The model has all swap pages from the start; a thread pins them.
+        while gpu.swap_pages() < layout.swap_region_pages() {
+            gpu.moved()?;
+            yield_now();
+        }
         Ok(Watched { words: gpu.cuda.table_words()?, gpu, pool: RefCell::default(), moved: Moved::default() })
     }
 }
@@ -100,6 +113,17 @@ impl Inspect for Watched {
             KvDtype::Bf16 => row.chunks_exact(2).map(|x| bytemuck::pod_read_unaligned::<bf16>(x).into()).collect(),
             other => panic!("{other:?}"),
         })
+    }
+
+    fn read_state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize) -> Option<Vec<u8>> {
+        let address = self.state(plan, layer, (0, row));
+        let bytes = self.gpu.cuda.layout().state()?.lane_bytes;
+        Some(read_device(self.gpu.cuda.gpu(), address, bytes as usize))
+    }
+
+    fn write_state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize, bytes: &[u8]) {
+        let address = self.state(plan, layer, (1, row));
+        write_device(self.written().cuda.gpu(), address, bytes);
     }
 
     fn words(&self) -> Option<&[u32]> {
@@ -148,8 +172,8 @@ fn quantised(layout: &PoolLayout, bytes: &[u8], plane: PlaneName, layer: LayerId
     heads.flat_map(head).collect()
 }
 
-/// Returns whether no group has latent rows or keeps a state, and the groups' chunk sizes are multiples of the tokens
-/// of a page table leaf.
+/// Returns whether no group has latent rows, and the groups' chunk sizes are multiples of the tokens of a page table
+/// leaf.
 fn has_served_groups(config: &SmallConfig) -> bool {
     let EngineShape { layout, table, .. } = config.engine().shape().expect("a small engine");
     let leaf_tokens = table.leaf_pages * layout.page_size();
@@ -157,8 +181,7 @@ fn has_served_groups(config: &SmallConfig) -> bool {
         Reach::Chunk(size) => size % leaf_tokens == 0,
         _ => true,
     };
-    let keeps_state = layout.state().is_some();
-    !keeps_state && layout.groups().limited().all(is_served) && !layout.views().any(|view| view.is_latent())
+    layout.groups().limited().all(is_served) && !layout.views().any(|view| view.is_latent())
 }
 
 #[test]

@@ -12,6 +12,7 @@ use common::files::Dir;
 use common::gpu::{device, lock_gpus};
 use kvarena::backend::{OpenBackend, SwapMemory};
 use kvarena::id::{MoveId, SwapPageId};
+use kvarena::layout::Groups;
 use kvarena::plan::PageMove;
 use kvarena::{Backend, Capacity, CpuOptions, Engine, EngineConfig, KvDtype, PageId, PoolConfig};
 use kvarena_host::cpu::CpuRunner;
@@ -58,21 +59,24 @@ impl Sink for Logits {
     }
 }
 
-/// Serves requests one after the other.
+/// Serves requests one after the other. Also returns the number of prompt tokens that were cached.
 fn serve<R: Runner>(
     runner: R,
     options: impl OpenBackend<Backend = R::Backend>,
     warm: impl FnOnce(&mut R, &mut R::Backend),
-    requests: &[Request],
-) -> Logits {
+    (policy, requests): (Policy, &[Request]),
+) -> (Logits, u64) {
     let config = runner.config();
     let pool = PoolConfig {
         layers: config.layers as u32,
+        groups: if config.delta.is_some() { config.groups() } else { Groups::ONE },
         shape: config.kv_shape(),
         dtype: KvDtype::Bf16,
         capacity: Capacity::Pages(200),
         ..PoolConfig::default()
     };
+    let page_size = pool.page_size.max(pool.state_page_size(8).expect("pages hold a state"));
+    let pool = PoolConfig { page_size, ..pool };
     let config = EngineConfig {
         max_sequences: POLICY.concurrency,
         max_sequence_len: config.max_len as u32,
@@ -84,27 +88,29 @@ fn serve<R: Runner>(
     let mut engine = Engine::new(config, options).expect("the config is sound");
     let mut runner = runner;
     warm(&mut runner, engine.backend_mut());
-    let mut server = Server::new(runner, engine, POLICY);
+    let mut server = Server::new(runner, engine, policy);
     let mut logits = Logits::default();
     for request in requests {
         server.submit(request.clone()).expect("it fits");
         server.run(&mut logits).expect("it serves");
     }
-    logits
+    (logits, server.engine().stats().hit_tokens)
 }
 
-/// Checks that the GPU's logits nearly equal the CPU's.
-fn compare(device: &Rc<Device>, dir: &Path, requests: &[Request]) {
+/// Checks that the GPU's logits nearly equal the CPU's, and that both find the same tokens in their caches. Returns
+/// the number of these tokens.
+fn compare(device: &Rc<Device>, dir: &Path, policy: Policy, requests: &[Request]) -> u64 {
     let model = Model::read(dir).expect("the model loads");
     let options = CpuOptions::with_threads(1);
-    let expected = serve(CpuRunner::new(&model), options, |_, _| {}, requests);
+    let (expected, hits) = serve(CpuRunner::new(&model), options, |_, _| {}, (policy, requests));
     let weights = WeightSource::Files(ModelFiles::Folder(dir.into())).weights(device, &model.config, Share::WHOLE);
     let weights = Rc::new(weights.expect("the weights fit"));
     let runner = GpuRunner::new(device.clone(), model.config.clone(), weights, OPTIONS);
     let runner = runner.expect("the GPU can serve");
     let options = runner.backend();
     let warm = |runner: &mut GpuRunner, backend: &mut _| runner.warm(backend, &[1]).expect("kernels");
-    let found = serve(runner, options, warm, requests);
+    let (found, found_hits) = serve(runner, options, warm, (policy, requests));
+    assert_eq!(found_hits, hits, "cached tokens");
     assert!(found.0.keys().eq(expected.0.keys()));
     for (place, expected) in &expected.0 {
         let found = &found.0[place];
@@ -114,6 +120,7 @@ fn compare(device: &Rc<Device>, dir: &Path, requests: &[Request]) {
         let apart = (squares(apart) / squares(expected.clone())).sqrt();
         assert!(apart < 0.03, "{place:?}: the logits differ by {apart} of their size");
     }
+    hits
 }
 
 fn request(prompt: impl Iterator<Item = u32>) -> Request {
@@ -129,7 +136,7 @@ fn long_prompts_are_scored_whole() {
     let Some(device) = device() else { return };
     let scored = |i: u32| Request { scores_prompt: true, ..request((0..300).map(|j| (7 * j + i) % 500)) };
     let requests: Vec<Request> = (0..3_u32).map(scored).collect();
-    compare(&device, &common::dir("qwen3-tiny"), &requests);
+    compare(&device, &common::dir("qwen3-tiny"), POLICY, &requests);
 }
 
 /// A yarn rope scales only the logits of the layers that use it.
@@ -142,7 +149,22 @@ fn layers_have_the_amplitude_of_their_rope() {
             "rope_theta": 1e6, "factor": 64.0, "original_max_position_embeddings": 32 });
     });
     let requests: Vec<Request> = (0..4).map(|i| request((0..60).map(|j| (7 * j + i) % 500))).collect();
-    compare(&device, dir.path(), &requests);
+    compare(&device, dir.path(), POLICY, &requests);
+}
+
+/// A prompt, the same prompt and its next turn, in one step or in several, with and without failed steps. A failed
+/// step loses the states that it updates in place.
+#[test]
+fn prompts_with_cached_states_have_the_cpus_logits() {
+    let _lock = lock_gpus();
+    let Some(device) = device() else { return };
+    let lens = [300, 300, 420];
+    let requests: Vec<Request> = lens.iter().map(|&len| request((0..len).map(|j| (7 * j + j / 9) % 500))).collect();
+    for (chunk, fail_every) in [(512, None), (60, None), (60, Some(4))] {
+        let policy = Policy { chunk, fail_every, ..POLICY };
+        let hits = compare(&device, &common::dir("qwen3-5-tiny"), policy, &requests);
+        assert!(hits > 200, "{hits} cached tokens");
+    }
 }
 
 /// A swap page has a part on each rank. A lease contains the parts in the order of the ranks.

@@ -8,12 +8,11 @@ use std::rc::Rc;
 use common::contiguous;
 use common::gpu::{buffer, device, lock_gpus};
 use half::bf16;
-use kvarena::backend::cuda::{Cuda, CudaOptions, DeviceBuffer, PinnedBuffer, Prepare};
+use kvarena::backend::cuda::{Cuda, CudaOptions, PinnedBuffer, Prepare};
 use kvarena::{Capacity, Engine, EngineConfig, Extend, KvDtype, Namespace, PoolConfig, StepScratch, TokenId};
 use kvarena_host::checkpoint::Checkpoint;
-use kvarena_host::delta::ConvDtype;
 use kvarena_host::gpu::device::Device;
-use kvarena_host::gpu::forward::{Forward, LayerSlots, Parts, StateSlots, StepAddresses, StepLimits};
+use kvarena_host::gpu::forward::{Forward, Parts, StepAddresses, StepLimits};
 use kvarena_host::gpu::kernels::DeviceDraw;
 use kvarena_host::gpu::products::Choice;
 use kvarena_host::gpu::weights::{Share, Weights};
@@ -21,50 +20,24 @@ use kvarena_host::model::Model;
 
 const NAME: &str = "qwen3-5-tiny";
 
-/// The states of one sequence: slot 0 is zero, and steps write slots 1 and 2 in turn.
-struct States {
-    memory: DeviceBuffer,
-    stride: usize,
-    read: i32,
-}
-
-impl States {
-    const SLOTS: usize = 3;
-
-    /// Returns the slots of a step of `len` tokens, and buffers that must live until the step is done.
-    fn next(&mut self, device: &Device, model: &Model, len: usize) -> (StateSlots, [DeviceBuffer; 3]) {
-        let write = self.read % 2 + 1;
-        let starts = buffer(device, &[0, len as u32]);
-        let (reads, writes) = (buffer(device, &[self.read]), buffer(device, &[write]));
-        self.read = write;
-        let layer = |layer: usize| LayerSlots {
-            states: self.memory.address() + (layer * Self::SLOTS * self.stride) as u64,
-            reads: reads.address(),
-            writes: writes.address(),
-        };
-        let layers = (0..model.config.layers).map(|i| model.config.delta_of(i).map(|_| layer(i))).collect();
-        (StateSlots { starts: starts.address(), stride: self.stride as u64, layers }, [starts, reads, writes])
-    }
-}
-
 fn engine(device: &Device, model: &Model) -> Engine<Cuda> {
     let pool = PoolConfig {
         layers: model.config.layers as u32,
+        groups: model.config.groups(),
         shape: model.config.kv_shape(),
         dtype: KvDtype::Bf16,
-        capacity: Capacity::Pages(40),
+        capacity: Capacity::Pages(60),
         ..PoolConfig::default()
     };
-    let config = EngineConfig { max_sequences: 1, max_step_tokens: 512, ..EngineConfig::from(pool) };
+    let page_size = pool.state_page_size(8).expect("pages hold a state");
+    let config = EngineConfig::from(PoolConfig { page_size, ..pool });
+    let config = EngineConfig { max_sequences: 1, max_step_tokens: 512, state_margin: 0, ..config };
     let options = CudaOptions { stream: Some(device.stream.clone()), ..CudaOptions::new(&device.gpu) };
     Engine::new(config, options).expect("the config is sound")
 }
 
 /// Runs a stream in steps of up to `chunk` tokens, and returns the logits after each step.
 fn run(device: &Device, model: &Model, forward: &mut Forward, stream: &[u32], chunk: usize) -> Vec<(usize, Vec<f32>)> {
-    let stride = model.config.delta.as_ref().expect("states").state(ConvDtype::Bf16).bytes().next_multiple_of(256);
-    let memory = device.zeros(model.config.layers * States::SLOTS * stride).unwrap();
-    let mut states = States { memory, stride, read: 0 };
     let mut engine = engine(device, model);
     forward.prepare(engine.backend_mut(), &Prepare::new(&[])).unwrap();
     let host = PinnedBuffer::new(&device.gpu, 64).unwrap();
@@ -73,7 +46,9 @@ fn run(device: &Device, model: &Model, forward: &mut Forward, stream: &[u32], ch
     let seq = engine.admit(Namespace::default(), &tokens, 0).unwrap();
     let (mut scratch, mut done, mut logits) = (StepScratch::new(), 0, Vec::new());
     while done < stream.len() {
-        let len = chunk.min(stream.len() - done);
+        // Steps end at marks, where the state becomes a cell; the next step reads it.
+        let most = chunk.min(stream.len() - done) as u32;
+        let len = engine.next_len(seq, most).unwrap() as usize;
         let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len: len as u32 }]).unwrap();
         let step = plan.step();
         let inputs: Vec<i32> = stream[done..done + len].iter().map(|&token| token as i32).collect();
@@ -87,9 +62,6 @@ fn run(device: &Device, model: &Model, forward: &mut Forward, stream: &[u32], ch
             filtered: false,
             shapes: None,
         };
-        let (slots, _buffers) = states.next(device, model, len);
-        // SAFETY: the buffers live until the step is done, below.
-        unsafe { forward.set_states(slots) };
         forward.choose_products(device, (len, 1), false).unwrap();
         forward.run(device, engine.backend_mut(), &plan, addresses, Parts::ALL, |_, _| Ok(())).unwrap();
         let mut row = PinnedBuffer::new(&device.gpu, 2 * model.config.vocab).unwrap();

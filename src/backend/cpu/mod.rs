@@ -38,6 +38,7 @@ pub use swap::{CpuRead, CpuWrite};
 
 use super::by_shape::ByShape;
 use super::sparse::{self, Select, Selection, SparseBackend};
+use super::step_states::StepStates;
 use super::{Attend, Backend, Moved, OpenSteps, Operand, PlanError, Queries, Rope, check};
 use crate::id::{LayerId, MoveId};
 use crate::layout::{LayerPlace, PoolLayout, TableShape};
@@ -51,7 +52,6 @@ use planes::Planes;
 use pool::{Pool, with_number};
 use scales::{Row, side_count};
 use simd::Isa;
-use states::StepStates;
 use swap::SwapPages;
 use unit::Job;
 
@@ -252,7 +252,7 @@ impl Backend for Cpu {
             self.words[write.index as usize] = write.value;
         }
         self.steps.begin(plan.step);
-        self.states.begin(plan, &self.table, &self.words);
+        self.states.begin(plan);
         Ok(())
     }
 

@@ -8,10 +8,10 @@ use super::path::CpuPath;
 use super::planes::Planes;
 use super::pool::{self, Pool};
 use super::simd::Isa;
-use super::states::StepStates;
 use super::swap::SwapPages;
 use super::{Cpu, CpuError};
 use crate::backend::by_shape::ByShape;
+use crate::backend::step_states::StepStates;
 use crate::backend::{OpenBackend, OpenSteps};
 use crate::config::StepBounds;
 use crate::layout::{KvScales, LabelChannels, PoolLayout, TableShape};
@@ -86,7 +86,7 @@ impl OpenBackend for CpuOptions {
             wide: pool::zeroed(wide.into())?,
             words: pool::zeroed::<u32>(table.words() as u64)?,
             steps: OpenSteps::try_new(steps).map_err(refused)?,
-            states: StepStates::default(),
+            states: StepStates::new(table),
             max_step_tokens: tokens,
             spans: SpanCheck::default(),
             scratch: Vec::new(),

@@ -1,56 +1,11 @@
 //! States in the pool of a [`Cpu`].
 
-use std::collections::VecDeque;
-
 use super::{Cpu, CpuError};
-use crate::backend::OpenSteps;
 use crate::backend::check;
 use crate::backend::plan_error::PlanError;
 use crate::backend::state::StateBackend;
-use crate::id::{LayerId, StepId};
-use crate::layout::TableShape;
-use crate::plan::BatchPlan;
-
-/// For each open step, the pages of the states that its rows read and write. The words of a row change with its next
-/// plan, which may begin before a host computes this one.
-#[derive(Debug, Default)]
-pub(super) struct StepStates {
-    steps: VecDeque<(StepId, Pages)>,
-    /// Lists of ended steps, for reuse.
-    spare: Vec<Pages>,
-}
-
-/// `[row, page of the state]`: the page to read and the one to write; zeros for padding.
-type Pages = Vec<[u32; 2]>;
-
-impl StepStates {
-    /// Copies the pages of a plan's rows from the page tables.
-    pub fn begin(&mut self, plan: &BatchPlan<'_>, table: &TableShape, words: &[u32]) {
-        if table.state_pages == 0 {
-            return;
-        }
-        let mut pages = self.spare.pop().unwrap_or_default();
-        pages.clear();
-        for row in plan.rows {
-            let first = (row.kv_len > 0).then(|| [0, 1].map(|part| table.state_word(row.row, part)));
-            let page = |track| first.map_or([0; 2], |first| first.map(|word| words[(word + track) as usize]));
-            pages.extend((0..table.state_pages).map(page));
-        }
-        self.steps.push_back((plan.step, pages));
-    }
-
-    /// Drops the pages of steps that are no longer open.
-    pub fn end(&mut self, open: &OpenSteps) {
-        while let Some(at) = self.steps.iter().position(|(step, _)| !open.contains(*step)) {
-            self.spare.extend(self.steps.remove(at).map(|(_, pages)| pages));
-        }
-    }
-
-    fn pages(&self, step: StepId, table: &TableShape, row: usize) -> &[[u32; 2]] {
-        let (_, pages) = self.steps.iter().find(|(other, _)| *other == step).expect("the step is open");
-        &pages[row * table.state_pages as usize..][..table.state_pages as usize]
-    }
-}
+use crate::id::{LayerId, PageId};
+use crate::plan::{BatchPlan, PageCopy};
 
 /// The state of one layer and one row of a plan: the bytes of all its parts.
 #[derive(Debug, PartialEq, Eq)]
@@ -71,9 +26,9 @@ impl Cpu {
     pub fn state(&mut self, plan: &BatchPlan<'_>, layer: LayerId, row: usize) -> Result<CpuState<'_>, CpuError> {
         self.check_open(plan)?;
         let lane = check::state_layer(layer, &self.layout)?;
-        let [read, write] = self.state_pages(plan, row)?[lane.track as usize].map(|page| {
-            let state = self.layout.state().expect("checked");
-            let start = u64::from(page) * self.layout.page_bytes() + u64::from(lane.lane) * state.lane_bytes;
+        let [read, write] = self.state_pages(plan, row)?.map(|pages| {
+            let (state, page) = (self.layout.state().expect("checked"), pages[lane.track as usize]);
+            let start = u64::from(page.raw()) * self.layout.page_bytes() + u64::from(lane.lane) * state.lane_bytes;
             start as usize..(start + state.lane_bytes) as usize
         });
         let bytes = self.pool.bytes_mut();
@@ -91,12 +46,10 @@ impl Cpu {
         })
     }
 
-    /// Returns the pages of a row's state that a plan reads and writes.
-    fn state_pages(&self, plan: &BatchPlan<'_>, row: usize) -> Result<&[[u32; 2]], CpuError> {
-        if plan.rows.get(row).is_none_or(|row| row.kv_len == 0) {
-            return Err(PlanError::StateRow { row, rows: plan.rows.len() }.into());
-        }
-        Ok(self.states.pages(plan.step, &self.table, row))
+    /// Returns the pages of a row's state that a plan reads, and those that it writes.
+    pub(crate) fn state_pages(&self, plan: &BatchPlan<'_>, row: usize) -> Result<[&[PageId]; 2], CpuError> {
+        let pages = self.states.pages(plan, row);
+        pages.ok_or_else(|| PlanError::StateRow { row, rows: plan.rows.len() }.into())
     }
 }
 
@@ -104,14 +57,12 @@ impl StateBackend for Cpu {
     fn copy_states(&mut self, plan: &BatchPlan<'_>) -> Result<(), CpuError> {
         self.check_open(plan)?;
         let page_bytes = self.layout.page_bytes() as usize;
-        for row in (0..plan.rows.len()).filter(|&row| plan.rows[row].kv_len > 0) {
-            for track in 0..self.table.state_pages as usize {
-                let [read, write] = self.state_pages(plan, row)?[track].map(|page| page as usize * page_bytes);
-                if read != write {
-                    self.pool.bytes_mut().copy_within(read..read + page_bytes, write);
-                }
-            }
+        let copies = self.states.take_copies(plan);
+        for PageCopy { source, target } in &copies {
+            let start = source.index() * page_bytes;
+            self.pool.bytes_mut().copy_within(start..start + page_bytes, target.index() * page_bytes);
         }
+        self.states.return_copies(copies);
         Ok(())
     }
 }

@@ -60,6 +60,7 @@ impl Backend for Cuda {
             swap.end(end, self.steps.last());
         }
         self.steps.end(end);
+        self.stage.states.end(&self.steps);
     }
 
     /// The rows have the dtype of the layer's group; if it is quantised, that of

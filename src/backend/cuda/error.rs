@@ -126,6 +126,9 @@ displayed! {
         /// During a capture, a call would have to send its plan to the device. Begin or stage the plan before the
         /// capture.
         NotStaged { step: StepId } => "the plan of step {} was not staged before the capture", step.raw();
+        /// The states of a plan were to be copied during a capture. A replay would copy the same pages again. Copy them
+        /// before the replay.
+        CapturedStates { step: StepId } => "the states of step {} were to be copied in a capture", step.raw();
         /// During a capture, a call needed a kernel that is not compiled, a variant of attention without memory, or a
         /// save or load of pages. [`prepare`](super::Cuda::prepare) compiles kernels.
         NotPrepared => "this variant of attention or copy was not prepared before the capture";
@@ -149,6 +152,8 @@ displayed! {
             => "given memory has planes K and V alone, but the pool has {} of other contents", Count(planes, "plane");
         /// Groups of the pool have their own shapes.
         Shapes { groups: u32 } => "given memory has one shape, but the pool's {groups} groups have several";
+        /// Layers keep a state, whose pages must be contiguous.
+        States => "given memory has no states, but layers of the pool keep them";
         /// A head of K or V is not a multiple of 16 bytes.
         HeadBytes { bytes: u64 } => "a head of {} is not a multiple of 16 bytes", Count(bytes, "byte");
         /// The given layers are not the layers of the pool, or with groups those of group 0.

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! options, prepare, calls_prepare, opened  opening and preparation
-//!   calls, calls_sparse                    the calls of `Backend`
+//!   calls, calls_sparse, calls_states      the calls of `Backend`, sparse reads, states
 //!   check, error                           checks of arguments, errors
 //!   store                                  the pool, stores of K and V
 //!   attention                              splits and launches of each variant
@@ -43,6 +43,7 @@ mod attention;
 mod calls;
 mod calls_prepare;
 mod calls_sparse;
+mod calls_states;
 mod check;
 mod driver;
 mod error;
@@ -57,6 +58,7 @@ mod store;
 pub use attention::graph_key::GraphKey;
 #[doc(hidden)]
 pub use attention::split::{SpanCosts, SpanWork};
+pub use calls_states::StateSlots;
 pub use driver::gpu::Gpu;
 pub use driver::launch::Launch;
 pub use driver::memory::{DeviceBuffer, DeviceRows, DeviceRowsMut, PinnedBuffer};

@@ -46,7 +46,7 @@ pub struct Cuda {
 pub struct StagedPlan {
     /// The key of the graphs that may be replayed for this plan.
     pub graph: GraphKey,
-    image: Image,
+    pub(super) image: Image,
 }
 
 impl StagedPlan {
@@ -150,7 +150,7 @@ impl Cuda {
     pub fn stage(&mut self, plan: &BatchPlan<'_>) -> Result<StagedPlan, CudaError> {
         self.gpu.bind()?;
         let stream = self.stream.raw();
-        check::is_open(&self.steps, plan.step)?;
+        self.check_open(plan)?;
         if let Some(attend) = &self.limited {
             check::window(plan, attend)?;
         }

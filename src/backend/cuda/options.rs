@@ -125,6 +125,10 @@ impl OpenBackend for CudaOptions {
         let uploads = 2 * steps as usize + 2;
         let capability = self.selected_capability.unwrap_or(gpu.capability());
         let memory = PoolMemory::new(&gpu, layout, self.pool)?;
+        if let Some(state) = layout.state() {
+            // Rows of new sequences read page 0.
+            memory.own().clear((u64::from(state.lanes) * state.lane_bytes) as usize, stream.raw())?;
+        }
         let (scales, channels) = (self.scales.as_ref(), self.labels.as_ref());
         let mut shapes = 0..;
         let pools = ByShape::new(layout, |layout| {

@@ -3,10 +3,11 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::{Case, HostRows, SparseTestBackend, TestBackend};
+use super::{Case, HostRows, SparseTestBackend, StateTestBackend, TestBackend};
 use crate::backend::{Cpu, CpuRows, CpuRowsMut};
-use crate::id::PageId;
+use crate::id::{LayerId, PageId};
 use crate::layout::Dtype;
+use crate::plan::BatchPlan;
 
 /// Numbers of one element type.
 #[derive(Clone, Debug)]
@@ -151,5 +152,13 @@ impl SparseTestBackend for Cpu {
 
     fn read_lists(&mut self, lists: &Vec<u32>) -> Vec<u32> {
         lists.clone()
+    }
+}
+
+impl StateTestBackend for Cpu {
+    fn slots(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> [Vec<i32>; 2] {
+        let track = self.layout().place(layer).track as usize;
+        let page = |part: usize, row| self.state_pages(plan, row).map_or(-1, |pages| pages[part][track].raw() as i32);
+        [0, 1].map(|part| (0..plan.rows.len()).map(|row| page(part, row)).collect())
     }
 }

@@ -1,8 +1,9 @@
 //! The contract's buffers for an [`Either`]: those of the chosen backend.
 
-use super::{Case, HostRows, SparseTestBackend, TestBackend};
+use super::{Case, HostRows, SparseTestBackend, StateTestBackend, TestBackend};
 use crate::backend::Either;
-use crate::id::PageId;
+use crate::id::{LayerId, PageId};
+use crate::plan::BatchPlan;
 
 /// Applies an expression to the chosen side of a backend and of a buffer.
 macro_rules! both {
@@ -116,5 +117,14 @@ impl<L: SparseTestBackend, R: SparseTestBackend> SparseTestBackend for Either<L,
 
     fn read_lists(&mut self, lists: &Self::Lists) -> Vec<u32> {
         both!(self, lists; |backend, x| backend.read_lists(x))
+    }
+}
+
+impl<L: StateTestBackend, R: StateTestBackend> StateTestBackend for Either<L, R> {
+    fn slots(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> [Vec<i32>; 2] {
+        match self {
+            Self::Left(backend) => backend.slots(plan, layer),
+            Self::Right(backend) => backend.slots(plan, layer),
+        }
     }
 }

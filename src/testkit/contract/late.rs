@@ -1,8 +1,9 @@
 //! [`Late`] as a backend under test. Its buffers are those of the CPU backend.
 
-use super::{Case, TestBackend};
+use super::{Case, StateTestBackend, TestBackend};
 use crate::backend::Cpu;
-use crate::id::PageId;
+use crate::id::{LayerId, PageId};
+use crate::plan::BatchPlan;
 use crate::testkit::late::Late;
 
 impl TestBackend for Late {
@@ -22,5 +23,11 @@ impl TestBackend for Late {
 
     fn write_pages(&mut self, pages: &[PageId], source: &[u8]) {
         self.settled().write_pages(pages, source);
+    }
+}
+
+impl StateTestBackend for Late {
+    fn slots(&mut self, plan: &BatchPlan<'_>, layer: LayerId) -> [Vec<i32>; 2] {
+        self.unsettled().slots(plan, layer)
     }
 }

@@ -1,6 +1,6 @@
 //! The contract of [`Backend`](crate::Backend), checked for any implementation: B1 to B8 and B11 to B18 over random
-//! shapes and batches; B9 and B10 in `sparse`, B19 in `rotated`. No valid call fails in a run, so the failures of B6
-//! and B15 are not checked.
+//! shapes and batches; B9 and B10 in `sparse`, B19 in `rotated`, B20 to B22 in `states`. No valid call fails in a run,
+//! so the failures of B6 and B15 are not checked.
 //!
 //! A run uses one pool for a few rounds. A round admits, forks and finishes sequences, and begins one plan or more.
 //! Some plans are padded, or decoded from bytes. The round runs the plans layer by layer, sometimes on another thread.
@@ -36,6 +36,7 @@ mod run;
 mod served;
 mod shadow;
 mod sparse;
+mod states;
 mod stored;
 mod swap_shadow;
 
@@ -49,6 +50,7 @@ pub use filter::Filter;
 pub use rotated::check_rotated;
 pub use served::check_served;
 pub use sparse::{SparseTestBackend, check_sparse_backend};
+pub use states::{StateTestBackend, check_states};
 
 use crate::backend::{OpenBackend, SwapMemory};
 use crate::id::PageId;

@@ -39,9 +39,9 @@ FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..4 -- $core --test cuda -- $plain --sk
 FAKE_DRIVER_CAPABILITY=80 KVARENA_SEEDS=0..4 -- $core --test cuda -- contract_over_latent_rows
 FAKE_DRIVER_ORDER=1 KVARENA_SEEDS=$seeds -- $core --test cuda -- contract_over_latent_rows
 FAKE_DRIVER_VERSION=12000 $again=0..1 -- $core --test cuda -- graph:: errors::
-FAKE_DRIVER_STREAMS=1 -- $core --test cuda -- copies:: swap_memory:: move_order::
+FAKE_DRIVER_STREAMS=1 -- $core --test cuda -- copies:: swap_memory:: move_order:: states::
 FAKE_DRIVER_STREAMS=1 $again=0..4 -- $core --test cuda -- --exact contract::cuda_keeps_the_contract
-FAKE_DRIVER_STREAMS=2 -- $core --test cuda -- copies:: swap_memory:: move_order::
+FAKE_DRIVER_STREAMS=2 -- $core --test cuda -- copies:: swap_memory:: move_order:: states::
 FAKE_DRIVER_PIN_MS=700 -- $core --test cuda -- opening_waits_for_no_pinning
 FAKE_DRIVER_PINS=16777216 -- $core --test cuda -- --ignored memory_that_is_not_pinned
 KVARENA_REPEATS=3 -- $core --lib backend::cuda${CI_FULL:+$long}

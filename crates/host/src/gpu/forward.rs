@@ -34,7 +34,6 @@ use crate::config::ModelConfig;
 use crate::sparse::channels::Measured;
 use experts::Mixture;
 use states::States;
-pub use states::{LayerSlots, StateSlots};
 
 /// A deliberate fault, to verify that a comparison with the CPU finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -339,7 +338,7 @@ impl Forward {
                 }
             }
             if parts.attention && keeps_state {
-                self.advance_states(device, plan, index)?;
+                self.advance_states(device, backend, plan, index)?;
             } else if parts.attention {
                 self.attend_layer(backend, plan, index)?;
                 self.gate_attention(device, tokens)?;

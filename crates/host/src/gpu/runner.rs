@@ -99,9 +99,6 @@ impl GpuRunner {
         options: GpuOptions,
         link: Option<Link>,
     ) -> GpuResult<Self> {
-        if config.delta.is_some() {
-            return Err(GpuError::Missing { what: "serving of layers that keep a state" });
-        }
         let rows = padded_rows(options.concurrency as usize);
         let (_, decode) = options.decode_max();
         let tokens = options.chunk as usize + decode;

@@ -44,10 +44,16 @@ impl DeviceBuffer {
     /// of 4.
     pub(in crate::backend::cuda) fn zeros(gpu: &Gpu, bytes: usize, stream: RawStream) -> Result<Self, CudaError> {
         let buffer = Self::lasting(gpu, bytes as u64)?;
-        // SAFETY: the range is this buffer.
-        let result = unsafe { sys::cuMemsetD32Async(buffer.address, 0, bytes / 4, raw(stream)) };
-        check("cuMemsetD32Async", result)?;
+        buffer.clear(bytes, stream)?;
         Ok(buffer)
+    }
+
+    /// Fills the first `bytes` bytes, a multiple of 4, with zeros in the stream's order. The context is bound.
+    pub(in crate::backend::cuda) fn clear(&self, bytes: usize, stream: RawStream) -> Result<(), CudaError> {
+        assert!(bytes as u64 <= self.bytes);
+        // SAFETY: the range is inside this buffer.
+        let result = unsafe { sys::cuMemsetD32Async(self.address, 0, bytes / 4, raw(stream)) };
+        check("cuMemsetD32Async", result)
     }
 
     fn take(gpu: &Gpu, bytes: u64, pooled: bool) -> Result<Self, CudaError> {

@@ -22,6 +22,11 @@ pub struct Image {
     pub chunks: u64,
     /// First chunk of each row's scores, in pools with labels.
     pub starts: u64,
+    /// The pages of states, i32 `[2, pages of a state, rows]`: those to read, then those to write. Then the first token
+    /// of each row and the number of tokens, u32 `[rows + 1]`. Only in pools with states.
+    pub states: u64,
+    /// Bytes from one page of states to the next.
+    pub state_bytes: u64,
     /// The decode splits of each variant of attention, and the plans of shared spans.
     pub splits: u64,
     /// Masks of trees.

@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! slots [tokens] | positions [tokens] | rows [rows] | with labels: first score chunk of each row [rows + 1]
-//!     | slots of further tracks [tracks - 1, tokens] | rows cut at the ends of chunks, for each chunk size
+//!     | slots of further tracks [tracks - 1, tokens] | with states: their pages, and the first token of each row
+//!     | rows cut at the ends of chunks, for each chunk size
 //!     | decode split of each variant | plan of shared spans of each variant that has one
 //! ```
 //!
@@ -21,6 +22,7 @@
 use super::chunk_rows::{self, ChunkRows};
 use super::image::{Image, StepLimits, put};
 use super::ring::{Payload, UploadRing};
+use super::states;
 use super::tables::Tables;
 use crate::backend::cuda::attention::graph_key::GraphKey;
 use crate::backend::cuda::attention::shared::SharedDecode;
@@ -33,6 +35,7 @@ use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
 use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::{TREE_ROW, is_tree};
 use crate::backend::cuda::store::labels;
+use crate::backend::step_states::StepStates;
 use crate::backend::{Attend, check};
 use crate::id::{RowId, StepId};
 use crate::layout::{PoolLayout, TableShape};
@@ -66,6 +69,9 @@ struct Offsets {
     /// Slots of the second track, and bytes from one track to the next.
     tracks: usize,
     track_bytes: usize,
+    /// Pages of states, and bytes from one page of a state to the next.
+    states: usize,
+    state_bytes: usize,
     /// Chunk rows.
     chunks: usize,
     decode: usize,
@@ -84,9 +90,15 @@ impl Offsets {
         let starts = rows_at + rows * size_of::<BatchRow>();
         let words = if layout.label_channels() > 0 { rows + 1 } else { 0 };
         let tracks = starts + (4 * words).next_multiple_of(16);
-        let chunks = tracks + (layout.tracks() as usize - 1) * track_bytes;
+        let states = tracks + (layout.tracks() as usize - 1) * track_bytes;
+        let state_bytes = (4 * rows.max(1)).next_multiple_of(16);
+        let starts_bytes = (4 * (rows + 1)).next_multiple_of(16);
+        let chunks = match layout.state_pages() as usize {
+            0 => states,
+            pages => states + 2 * pages * state_bytes + starts_bytes,
+        };
         let decode = chunks + chunk_rows::bytes(layout, tokens, rows);
-        Self { positions, rows: rows_at, starts, tracks, track_bytes, chunks, decode }
+        Self { positions, rows: rows_at, starts, tracks, track_bytes, states, state_bytes, chunks, decode }
     }
 }
 
@@ -99,6 +111,8 @@ pub struct Stage {
     layout: PoolLayout,
     staged: Option<Staged>,
     spans: SpanCheck,
+    /// The pages of states of the open steps.
+    pub states: StepStates,
     /// The chunk rows of the staged plan.
     chunks: ChunkRows,
     /// The masks of the staged plan, if it has some.
@@ -137,6 +151,7 @@ impl Stage {
             layout: *layout,
             staged: None,
             spans: SpanCheck::default(),
+            states: StepStates::new(table),
             chunks: ChunkRows::new(layout, table, limits)?,
             trees: false,
             masks: DeviceBuffer::lasting(gpu, (tokens * size_of::<u64>()).next_multiple_of(16) as u64)?,
@@ -185,6 +200,8 @@ impl Stage {
             positions: at + offsets.positions as u64,
             rows: at + offsets.rows as u64,
             chunks: at + offsets.chunks as u64,
+            states: at + offsets.states as u64,
+            state_bytes: offsets.state_bytes as u64,
             starts: at + offsets.starts as u64,
             splits: at + offsets.decode as u64,
             masks: self.masks.address(),
@@ -227,6 +244,7 @@ impl Stage {
     ) -> Result<(), CudaError> {
         self.check(plan, tables)?;
         check::table_writes(plan.table_writes, &self.layout, tables.shape())?;
+        self.states.begin(plan);
         let sent = self.send(gpu, plan, plan.table_writes, variants, tables, stream)?;
         // Each further upload sends as many of the remaining writes as fit one slot of the upload ring.
         let empty = self.empty_payload(tables);
@@ -277,6 +295,7 @@ impl Stage {
             let mut at = offsets.starts;
             labels::starts(plan.rows, |start| at = put(bytes, at, &[start]));
         }
+        states::put(&self.states, plan, &mut bytes[offsets.states..offsets.chunks], offsets.state_bytes);
         self.chunks.cut(plan.rows, plan.token_count());
         for (at, _, rows) in self.chunks.all() {
             put(bytes, offsets.chunks + at, rows);

@@ -24,8 +24,8 @@ pub struct GivenPlane {
 /// of slot s of page p of a plane begins at `origin + p * page + s * slot + h * head`, and is contiguous. All planes
 /// have the same strides, because kernels take one set.
 ///
-/// The pool has planes K and V alone, of one shape: no latent rows, labels or scales by token, and no groups with their
-/// own shapes. Addresses, strides and heads are multiples of 16 bytes. The config's
+/// The pool has planes K and V alone, of one shape: no latent rows, labels or scales by token, no groups with their own
+/// shapes, and no states. Addresses, strides and heads are multiples of 16 bytes. The config's
 /// [`Layout`](crate::layout::Layout) then has no meaning, and swap pages still belong to the backend.
 #[derive(Clone, Debug)]
 pub struct GivenPool {
@@ -81,6 +81,9 @@ impl GivenPool {
     pub(in crate::backend::cuda) fn check(&self, gpu: &Gpu, layout: &PoolLayout) -> Result<(), CudaError> {
         if !layout.has_one_shape() {
             return Err(GivenError::Shapes { groups: layout.groups().count() }.into());
+        }
+        if layout.state().is_some() {
+            return Err(GivenError::States.into());
         }
         let planes = layout.planes();
         if !planes.iter().map(|plane| plane.name).eq(PLANES) {

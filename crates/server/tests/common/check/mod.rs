@@ -201,8 +201,13 @@ impl Case {
         let engine = server.engine();
         engine.verify().unwrap_or_else(|broken| panic!("{setting:?}: {broken}"));
         let stats = engine.stats();
-        // Streams that yield to other requests are finished and admitted again, not preempted.
-        assert_eq!(stats.preemptions > 0, setting.schedule == Schedule::Preempting, "{setting:?}: preemptions");
+        let keeps_states = engine.shape().layout.state().is_some();
+        assert!(!keeps_states || stats.kept_states > 0, "{setting:?}: no state is cached");
+        // Streams that yield to other requests are finished and admitted again, not preempted. A failed step loses
+        // states, and preempts their streams.
+        let loses_states = keeps_states && setting.fail_every.is_some();
+        let preempts = setting.schedule == Schedule::Preempting;
+        assert!(loses_states || (stats.preemptions > 0) == preempts, "{setting:?}: preemptions");
         assert_eq!(server.runner().late_modules(engine.backend()), 0, "{setting:?}: modules loaded after the start");
         assert!(!setting.swap_pages || stats.loaded_pages > 0, "{setting:?}: no page was loaded");
         let drafts = setting.drafts.is_some() && sampling.temperature == 0.0;
@@ -270,13 +275,15 @@ impl Case {
         };
         let promise_ahead = policy.promise_ahead(setting.page_size);
         let limits = EngineConfig { promise_ahead, ..EngineConfig::from(pool) }.shape().expect("a pool");
+        let null_page = u32::from(limits.layout.state().is_some());
         let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(1) as u32 + NEW_TOKENS - 1;
         pool.capacity = Capacity::Pages(match setting.schedule {
-            Schedule::Preempting => limits.most_pages(longest) as u32,
-            _ => 4096_u32.div_ceil(setting.page_size) * limits.layout.tracks(),
+            Schedule::Preempting => limits.most_pages(longest) as u32 + null_page,
+            _ => 4096_u32.div_ceil(setting.page_size) * limits.layout.tracks() + 64 * limits.layout.state_pages(),
         });
         let engine_config = EngineConfig {
             promise_ahead,
+            state_margin: 0, // The prompts are short.
             prefix: PrefixMode::Radix,
             max_sequences: policy.concurrency,
             max_sequence_len: config.max_len as u32,

@@ -1,0 +1,9 @@
+//! Stores of K and V for `kvarena` engines.
+//!
+//! A store keeps records: pages of one group of layers, with the tokens that they belong to and checks of all bytes.
+
+pub mod check;
+pub mod identity;
+pub mod miss;
+pub mod name;
+pub mod record;

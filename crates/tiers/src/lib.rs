@@ -3,7 +3,10 @@
 //! A store keeps records: pages of one group of layers, with the tokens that they belong to and checks of all bytes.
 
 pub mod check;
+pub mod disk;
 pub mod identity;
 pub mod miss;
 pub mod name;
 pub mod record;
+pub mod store;
+pub mod testing;

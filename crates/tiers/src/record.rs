@@ -267,3 +267,8 @@ impl Header {
         if head[CHECK_AT..HEADER] == expected { Ok(()) } else { Err(Miss::HeadCheck) }
     }
 }
+
+/// Returns the first place in a head. Stores use it to order records by age; no reader relies on it.
+pub(crate) fn first_place(head: &[u8]) -> u32 {
+    head.get(20..24).map_or(0, |bytes| u32::from_le_bytes(bytes.try_into().expect("4 bytes")))
+}

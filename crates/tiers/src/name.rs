@@ -126,7 +126,10 @@ fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
 }
 
 /// Parses `2 * N` hexadecimal digits.
-pub(crate) fn read_hex<const N: usize>(text: &str) -> Result<[u8; N], NotAName> {
+///
+/// # Errors
+/// [`NotAName`] for another number of digits, or other characters.
+pub fn read_hex<const N: usize>(text: &str) -> Result<[u8; N], NotAName> {
     let mut bytes = [0; N];
     if text.len() != 2 * N || !text.bytes().all(|c| c.is_ascii_hexdigit()) {
         return Err(NotAName);

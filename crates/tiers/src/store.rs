@@ -1,5 +1,6 @@
 //! [`Store`]: a place that keeps records by name.
 
+use std::sync::Arc;
 use std::{fmt, io};
 
 use crate::name::{Fingerprint, Name, Space};
@@ -50,7 +51,11 @@ pub enum Got {
 /// same length. A store does not check records: readers do. It may lose any record at any time. A reader sees a record
 /// as one writer has put it, or not at all, as far as the store can promise it.
 pub trait Store: Send + Sync + 'static {
-    /// Returns, for each name, whether the store has the record. Makes one round trip.
+    /// Returns, for each name, whether the store has the record. Makes one round trip, or few.
+    ///
+    /// Names of group 0 come first, in the order of a prompt. A store that asks for each name separately may take a name
+    /// of group 0 as absent if an earlier one is, and as stored if a later one is; and a cell as absent if the page of
+    /// group 0 with its key is.
     ///
     /// # Errors
     /// If the store cannot be asked.
@@ -80,6 +85,28 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// If the store fails: any of the records may remain.
     fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError>;
+}
+
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        (**self).have(names)
+    }
+
+    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
+        (**self).get(name, part, head, pages)
+    }
+
+    fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
+        (**self).put(name, head, pages)
+    }
+
+    fn remove(&self, names: &[Name]) -> Result<(), StoreError> {
+        (**self).remove(names)
+    }
+
+    fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError> {
+        (**self).remove_space(fingerprint, space)
+    }
 }
 
 /// The error of a store.

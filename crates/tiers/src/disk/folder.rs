@@ -1,7 +1,7 @@
 //! A cache folder: its handle, and the files below it. No call follows a link below the folder.
 
 use std::fs::{DirBuilder, File};
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,6 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
 use crate::name::Name;
-
-/// Maximum number of buffers of one call (`IOV_MAX`).
-const BUFFERS_MAX: usize = 1024;
 
 /// Mode of files: only the owner reads and writes them.
 const FILE: Mode = Mode::RUSR.union(Mode::WUSR);
@@ -221,36 +218,6 @@ pub(super) fn remove_files(folder: &OwnedFd) -> io::Result<()> {
 pub(super) fn create(folder: BorrowedFd, name: &str) -> io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(folder, name, flags, FILE)?)
-}
-
-/// Writes all buffers.
-pub(super) fn write_all(file: &OwnedFd, mut buffers: &mut [IoSlice]) -> io::Result<()> {
-    while !buffers.is_empty() {
-        match rustix::io::writev(file, &buffers[..buffers.len().min(BUFFERS_MAX)]) {
-            Ok(0) => return Err(ErrorKind::WriteZero.into()),
-            Ok(written) => IoSlice::advance_slices(&mut buffers, written),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
-}
-
-/// Fills all buffers from an offset on. Returns false at the end of the file.
-pub(super) fn read_all(file: &OwnedFd, mut offset: u64, mut buffers: &mut [IoSliceMut]) -> io::Result<bool> {
-    while !buffers.is_empty() {
-        let count = buffers.len().min(BUFFERS_MAX);
-        match rustix::io::preadv(file, &mut buffers[..count], offset) {
-            Ok(0) => return Ok(false),
-            Ok(read) => {
-                offset += read as u64;
-                IoSliceMut::advance_slices(&mut buffers, read);
-            }
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(true)
 }
 
 #[cfg(test)]

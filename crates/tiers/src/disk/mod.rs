@@ -13,29 +13,30 @@
 //! The time of a file's last modification is that of its last use. A thread removes the oldest files when the folder
 //! exceeds its limit, or when less than 5 % of the disk is free.
 
+mod cache;
 mod collect;
 mod folder;
 mod index;
 mod temp;
 
 use std::fs::TryLockError;
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+pub use cache::{Cache, Listed};
 pub use collect::Collected;
 use folder::{Folder, Opened};
 use index::Index;
 use temp::Temp;
 
 use crate::name::{Fingerprint, Name, Space};
-use crate::record::{BLOCK, first_place};
-use crate::store::{Got, Part, Store, StoreError};
-
-const ZEROS: [u8; BLOCK] = [0; BLOCK];
+use crate::record::first_place;
+use crate::store::{Got, Part, Store, StoreError, stride};
+use crate::vectored::{read_record, write_record};
 
 /// Options of a [`Disk`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -209,13 +210,7 @@ impl Shared {
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> io::Result<()> {
         let temp = self.temp();
         let (file, file_name) = temp.create()?;
-        let mut buffers = vec![IoSlice::new(head)];
-        for page in pages {
-            buffers.push(IoSlice::new(page));
-            let padding = page.len().next_multiple_of(BLOCK) - page.len();
-            buffers.push(IoSlice::new(&ZEROS[..padding]));
-        }
-        let written = folder::write_all(&file, &mut buffers)
+        let written = write_record(&file, 0, head, pages)
             .and_then(|()| collect::touch(&file, self.now(), first_place(head)))
             .and_then(|()| self.folder.move_in(temp.as_fd(), &file_name, name));
         if written.is_err() {
@@ -250,20 +245,7 @@ impl Store for Disk {
         if bytes != part.record_bytes(head.len(), page_bytes) {
             return Ok(Got::Length);
         }
-        let padding = page_bytes.next_multiple_of(BLOCK) - page_bytes;
-        let (mut unused, head_bytes) = (vec![0; padding * pages.len()], head.len());
-        let mut unused = unused.chunks_mut(padding.max(1));
-        let mut buffers = vec![IoSliceMut::new(head)];
-        for page in pages.iter_mut() {
-            buffers.push(IoSliceMut::new(page));
-            buffers.extend(unused.next().map(IoSliceMut::new));
-        }
-        let is_read = if part.first == 0 {
-            folder::read_all(&file, 0, &mut buffers)?
-        } else {
-            folder::read_all(&file, 0, &mut buffers[..1])?
-                && folder::read_all(&file, part.start(head_bytes, page_bytes), &mut buffers[1..])?
-        };
+        let is_read = read_record(&file, 0, part, head, pages)?;
         // A folder that cannot be written keeps the times.
         let _ = collect::touch(&file, self.shared.now(), first_place(head));
         Ok(if is_read { Got::Read } else { Got::Length })
@@ -287,7 +269,7 @@ impl Store for Disk {
         }
         put?;
         shared.index.insert(name);
-        let bytes = head.len() + pages.iter().map(|page| page.len().next_multiple_of(BLOCK)).sum::<usize>();
+        let bytes = head.len() + pages.iter().map(|page| stride(page.len())).sum::<usize>();
         if shared.used.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64 > shared.options.limit {
             shared.wake();
         }

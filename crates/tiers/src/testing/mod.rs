@@ -2,7 +2,7 @@
 
 mod contract;
 mod doubles;
-mod memory;
+pub(crate) mod memory;
 
 pub use contract::contract;
 pub use doubles::{Full, Gone, Liar, Slow, Torn};

@@ -128,7 +128,7 @@ impl Tiers {
         for prompt in prompts {
             let fetch = self.engine.fetch(NAMESPACE, prompt, MOVED).expect("the backend moves nothing");
             let fetch = fetch.expect("the prompt is new");
-            let (id, count) = (fetch.id, fetch.pages.len() as u32);
+            let (id, count) = (fetch.id, fetch.len());
             assert!(self.engine.fetched(id, count));
         }
     }

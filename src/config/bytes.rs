@@ -13,7 +13,7 @@ use crate::layout::{
 };
 
 /// Magic number and version of the byte form.
-const MAGIC: u64 = u64::from_le_bytes(*b"kvshap03");
+const MAGIC: u64 = u64::from_le_bytes(*b"kvshap04");
 
 // The byte form stores the index of a value in these lists.
 const DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4M3];
@@ -93,17 +93,18 @@ struct Words {
     state_margin: u64,
     state_gap: u64,
     keep_used_states: u64,
+    record_pages: u64,
 }
 
 impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 56 little-endian words of 64 bits.
+    /// Returns the byte form: 57 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
-    /// | 0 | the ASCII letters `kvshap03`; the digits are the version |
+    /// | 0 | the ASCII letters `kvshap04`; the digits are the version |
     /// | 1 | layers |
     /// | 2 to 4 | 0, heads, their elements; or 1, `rank`, `rope` of latent rows |
     /// | 5, 6 | dtype (0 f32, 1 f16, 2 bf16, 3 fp8); scaling (0 static or none, 1 by token) |
@@ -124,6 +125,7 @@ impl EngineShape {
     /// | 47, 48 | `reserved_pages`, `wide_slots` |
     /// | 49 to 52 | for each part of a state: its heads + 2^32 * bytes of a head; 0 for no part |
     /// | 53 to 55 | `state_margin`, `state_gap`, `keep_used_states` |
+    /// | 56 | `record_pages` |
     ///
     /// A group with the pool's shape has two words of 0. Otherwise the first word is
     /// `1 + 2 * dtype + 8 * (0 for heads, 1 for latent rows)`. The second word contains the two sizes, in 32 bits each
@@ -166,6 +168,7 @@ impl EngineShape {
             state_margin: self.state_margin.into(),
             state_gap: self.state_gap.into(),
             keep_used_states: number(&BOOLS, self.keep_used_states),
+            record_pages: self.record_pages.into(),
         };
         let mut bytes = [0; Self::BYTES];
         bytes.copy_from_slice(bytemuck::bytes_of(&words));
@@ -244,6 +247,7 @@ impl EngineShape {
             state_margin: narrow("state_margin", words.state_margin)?,
             state_gap: narrow("state_gap", words.state_gap)?,
             keep_used_states: one_of("keep_used_states", &BOOLS, words.keep_used_states)?,
+            record_pages: narrow("record_pages", words.record_pages)?,
             prefault: one_of("prefault", &BOOLS, words.prefault)?,
         };
         let shape = config.shape().map_err(ShapeBytesError::Config)?;

@@ -13,6 +13,9 @@ pub use bytes::ShapeBytesError;
 /// Default of [`EngineConfig::max_step_tokens`].
 const STEP_TOKENS: u32 = 16 << 10;
 
+/// Maximum of [`EngineConfig::record_pages`].
+const RECORD_PAGES_MAX: u32 = 64;
+
 /// Limits of a backend's steps. They determine its memory for plans.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepBounds {
@@ -59,6 +62,9 @@ pub struct EngineConfig {
     /// [`Engine::drain_events`](crate::Engine::drain_events). After an overflow the next drain emits the whole tree.
     /// Requires `hashing`; without effect in [`PrefixMode::None`]. Default: 0, no events, which costs nothing.
     pub event_pages: u32,
+    /// Number of consecutive pages of group 0 that a store keeps as one record: a power of two from 1 to 64. Larger
+    /// records pack small pages. With groups of layers, only 1. Default: 1.
+    pub record_pages: u32,
     /// Maximum number of sequences, including preempted ones. Default: 256.
     pub max_sequences: u32,
     /// Maximum number of tokens of a sequence. The engine caps it at 2^30, at the tokens of the pages that
@@ -107,6 +113,7 @@ impl From<PoolConfig> for EngineConfig {
             prefix: PrefixMode::Radix,
             hashing: None,
             event_pages: 0,
+            record_pages: 1,
             max_sequences: 256,
             max_sequence_len: 128 << 10,
             max_tokens: 4 << 20,
@@ -162,6 +169,8 @@ pub struct EngineShape {
     pub hashing: Option<Hashing>,
     /// Maximum number of pages whose events wait for a drain.
     pub event_pages: u32,
+    /// Number of pages of group 0 in a record of a store.
+    pub record_pages: u32,
     /// Whether the engine touches its large tables at the start: see [`EngineConfig::prefault`].
     pub prefault: bool,
 }
@@ -247,6 +256,7 @@ impl EngineConfig {
         if self.event_pages > 0 && self.hashing.is_none() {
             return Err(ConfigError::EventsWithoutHashes { event_pages: self.event_pages });
         }
+        self.check_records(&layout)?;
         // Cells have 32-bit numbers, and 0 is no cell.
         let all_pages = u64::from(layout.page_count()) + u64::from(layout.swap_pages());
         let limits = Limits::new(&layout, 0, true);
@@ -281,7 +291,21 @@ impl EngineConfig {
             prefix: self.prefix,
             hashing: self.hashing.filter(|_| self.prefix == PrefixMode::Radix),
             event_pages: if self.prefix == PrefixMode::Radix { self.event_pages } else { 0 },
+            record_pages: self.record_pages,
             prefault: self.prefault,
         })
+    }
+
+    /// Checks the sizes of the records of stores.
+    fn check_records(&self, layout: &PoolLayout) -> Result<(), ConfigError> {
+        let (record_pages, groups) = (self.record_pages, layout.groups().count());
+        let max = if groups > 1 { 1 } else { RECORD_PAGES_MAX };
+        if !record_pages.is_power_of_two() || record_pages > max {
+            return Err(ConfigError::RecordPages { record_pages, groups });
+        }
+        let cells = Limits::new(layout, 0, true).tails(0).map(|held| held.tracks).max();
+        let (stage_pages, min) = (layout.stage_pages(), record_pages.max(cells.unwrap_or(0)));
+        // Without a stage, only pages in swap memory are put.
+        if (1..min).contains(&stage_pages) { Err(ConfigError::StagePages { stage_pages, min }) } else { Ok(()) }
     }
 }

@@ -1,12 +1,13 @@
 //! The host's API: [`Engine`] contains the tables and a backend, and calls the systems.
 
-// The calls are in `requests`, `steps`, `cache`, `tiers` and `query`, the systems in `system/`, and the bytes of K and
+// The calls are in `requests`, `steps`, `cache`, `tiers`, `stores` and `query`, the systems in `system/`, and the bytes of K and
 // V in `backend/`.
 
 mod cache;
 mod query;
 mod requests;
 mod steps;
+mod stores;
 mod tiers;
 
 use crate::backend::{Backend, OpenBackend};

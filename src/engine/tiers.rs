@@ -1,9 +1,8 @@
-//! Calls about pages in swap memory: loads, saves ahead of evictions, puts and fetches of stores.
+//! Calls about pages in swap memory: loads, and saves ahead of evictions.
 
 use crate::backend::Backend;
-use crate::error::{EngineError, Error};
-use crate::id::{Namespace, SeqKey, TokenId};
-use crate::moves::{Fetch, FetchId, Put, PutId};
+use crate::error::EngineError;
+use crate::id::SeqKey;
 use crate::system::load::{Load, begin_load, end_load};
 use crate::world::World;
 
@@ -20,8 +19,9 @@ impl<B: Backend> Engine<B> {
     /// first. A call for sequences that wait for nothing does nothing.
     ///
     /// # Errors
-    /// [`EngineError::Core`] with [`Error::UnknownSequence`], [`Error::Preempted`] or [`Error::OutOfPages`]: nothing
-    /// has changed. [`EngineError::Backend`] if the load failed: the sequences wait as before, and evicted pages stay
+    /// [`EngineError::Core`] with [`Error::UnknownSequence`](crate::Error::UnknownSequence),
+    /// [`Error::Preempted`](crate::Error::Preempted) or [`Error::OutOfPages`](crate::Error::OutOfPages): nothing has
+    /// changed. [`EngineError::Backend`] if the load failed: the sequences wait as before, and evicted pages stay
     /// evicted.
     pub fn load(&mut self, seqs: &[SeqKey]) -> Result<(), EngineError<B::Error>> {
         seqs.iter().try_for_each(|seq| self.world.sequences.running(*seq).map(drop))?;
@@ -58,7 +58,8 @@ impl<B: Backend> Engine<B> {
     /// backend's progress and stores it, so it takes `&mut self`.
     ///
     /// # Errors
-    /// [`EngineError::Core`] with [`Error::UnknownSequence`]; [`EngineError::Backend`].
+    /// [`EngineError::Core`] with [`Error::UnknownSequence`](crate::Error::UnknownSequence);
+    /// [`EngineError::Backend`].
     pub fn is_loading(&mut self, seq: SeqKey) -> Result<bool, EngineError<B::Error>> {
         let World { prefixes, sequences, shape, .. } = &self.world;
         let sequence = sequences.get(seq)?;
@@ -120,109 +121,5 @@ impl<B: Backend> Engine<B> {
         buffers.pool_pages.clear();
         prefixes.end_saves(failed, &mut buffers.pool_pages);
         pages.free_cached(&buffers.pool_pages);
-    }
-}
-
-/// Stores: puts and fetches.
-impl<B: Backend> Engine<B> {
-    /// Calls `sink` with cached pages that no store has, including those of running sequences. Selects at most `max`
-    /// pages, in the order in which they were published; pages that a store refused come later, in the order of the
-    /// refusals. At most 1,024 puts are open at a time. Returns the number of calls of `sink`. O(pages).
-    ///
-    /// Needs hashes of pages ([`EngineConfig::hashing`](crate::EngineConfig::hashing)) and swap memory. A page that is
-    /// on the device alone is copied to one of the [`stage_pages`](crate::PoolConfig::stage_pages) swap pages. A call
-    /// after the end of the copy passes the page to `sink`. The store reads the swap page until
-    /// [`put_done`](Engine::put_done).
-    ///
-    /// # Errors
-    /// [`EngineError::Core`] with [`Error::StoreGroups`]. [`EngineError::Backend`] if the copy failed: a later call
-    /// selects the same pages again.
-    pub fn puts(&mut self, max: usize, sink: impl FnMut(Put<'_>)) -> Result<usize, EngineError<B::Error>> {
-        self.check_groups()?;
-        if !self.world.prefixes.has_swap() {
-            return Ok(0);
-        }
-        self.look_at_swap();
-        self.world.prefixes.begin_puts(max);
-        if let Some((id, moves)) = self.world.prefixes.swap_mut().staged()
-            && let Err(error) = self.backend.save_pages(id, moves)
-        {
-            self.world.prefixes.swap_mut().fail_staged();
-            return Err(EngineError::Backend(error));
-        }
-        let moved = self.backend.moved().map_err(EngineError::Backend)?;
-        Ok(self.world.prefixes.give_puts(moved.saved, sink))
-    }
-
-    /// Ends a put. `ok` is set if the store has the page; otherwise the page is put again, after the pages that
-    /// wait now. Returns whether the put was open. O(open puts).
-    ///
-    /// A refused page waits for a call of [`puts`](Engine::puts) that selects no page. So a loop over `puts` ends even
-    /// if the store refuses every page.
-    ///
-    /// The store drops the put's [leases](crate::backend::SwapMemory) first: the engine may save another page to the
-    /// swap page from now on, and backends reject saves to a leased page.
-    pub fn put_done(&mut self, id: PutId, ok: bool) -> bool {
-        self.world.prefixes.has_swap() && self.world.prefixes.swap_mut().end_put(id, ok)
-    }
-
-    /// Takes at most `most` swap pages, into which a store writes the pages of a prompt that follow its cached prefix.
-    /// The prefix stays cached until [`fetched`](Engine::fetched). O(prompt + pages + free swap pages with unfinished
-    /// moves), and O(idle nodes) if only swap pages of the prefix could make room.
-    ///
-    /// Returns `None` without swap memory or hashes, if `most` is 0, for a prompt that contains [`TokenId::PENDING`],
-    /// or while 256 fetches are open. Also returns `None` if no whole page without the last token follows the prefix,
-    /// no swap page without unfinished moves can be taken, or promises need the pages of the prefix. `None` changes
-    /// nothing, not even recency.
-    ///
-    /// # Errors
-    /// [`EngineError::Core`] with [`Error::StoreGroups`] or [`Error::UnnamedNamespace`]; [`EngineError::Backend`].
-    pub fn fetch(
-        &mut self,
-        namespace: Namespace,
-        prompt: &[TokenId],
-        most: u32,
-    ) -> Result<Option<Fetch<'_>>, EngineError<B::Error>> {
-        self.check_groups()?;
-        if !self.world.prefixes.names.is_named(namespace) {
-            return Err(EngineError::Core(Error::UnnamedNamespace { namespace }));
-        }
-        if !self.world.prefixes.has_swap() || prompt.is_empty() || prompt.contains(&TokenId::PENDING) {
-            return Ok(None);
-        }
-        self.look_at_swap();
-        let moved = self.backend.moved().map_err(EngineError::Backend)?;
-        // No sequence can use tokens beyond the maximum.
-        let end = (prompt.len() - 1).min(self.world.shape.max_sequence_len as usize);
-        let tokens = &prompt[..end];
-        let (available, moved) = (self.world.available(), [moved.saved, moved.loaded]);
-        let World { prefixes, fence, .. } = &mut self.world;
-        Ok(prefixes.begin_fetch(namespace, tokens, most, available, moved, fence))
-    }
-
-    /// Checks that the model has one group of layers. Puts and fetches do not include cells, which other groups need.
-    fn check_groups(&self) -> Result<(), Error> {
-        match self.world.shape.layout.groups().count() {
-            1 => Ok(()),
-            groups => Err(Error::StoreGroups { groups }),
-        }
-    }
-
-    /// Ends a fetch of which the store has written the first `count` pages: prompts match them from now on. Returns
-    /// whether the fetch was open. O(pages of open fetches).
-    ///
-    /// The store drops the fetch's [leases](crate::backend::SwapMemory) first: the engine may load the pages, and save
-    /// others to them, from now on. Backends reject loads from a page with a write lease, and saves to a leased page.
-    ///
-    /// If [`reset`](Engine::reset) was called after [`fetch`](Engine::fetch), no fetched page is cached.
-    pub fn fetched(&mut self, id: FetchId, count: u32) -> bool {
-        if !self.world.prefixes.has_swap() {
-            return false;
-        }
-        let World { prefixes, fence, pages, buffers, .. } = &mut self.world;
-        buffers.pool_pages.clear();
-        let open = prefixes.end_fetch(id, count, fence, &mut buffers.pool_pages, &mut buffers.tokens);
-        pages.free_cached(&buffers.pool_pages);
-        open
     }
 }

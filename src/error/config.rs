@@ -88,6 +88,15 @@ displayed! {
             /// The least page size whose pages hold the state of a layer.
             min: u32,
         } => "pages of {} do not hold the state of a layer, which takes at least {min}", Count(page_size, "token");
+        /// A record of a store has no such number of pages: a power of two from 1 to 64, and 1 with groups of layers.
+        RecordPages { record_pages: u32, groups: u32 } => "a record of {} is impossible with {}",
+            Count(record_pages, "page"), Count(groups, "group");
+        /// The stage is smaller than a record of a store.
+        StagePages {
+            stage_pages: u32,
+            /// The pages of the largest record.
+            min: u32,
+        } => "a stage of {} does not hold a record of {min}", Count(stage_pages, "page");
         /// The rank is not below the number of ranks.
         Rank { tp_rank: u32, tp_size: u32 } => "rank {tp_rank} is not below tp_size {tp_size}";
         /// The system cannot allocate the memory of the tables.

@@ -216,8 +216,6 @@ displayed! {
         StateDraft { seq: SeqKey } => "layers that keep a state have no drafts, as of sequence {seq:?}";
         /// The sequence has the maximum number of waiting marks from [`Engine::mark`](crate::Engine::mark).
         OutOfMarks { max: u32 } => "{max} marks wait in the sequence already";
-        /// Stores do not support models with groups of layers.
-        StoreGroups { groups: u32 } => "stores do not support models with {groups} groups of layers";
         /// The step is not open, or was never planned.
         UnknownStep { step: StepId } => "step {} is not open", step.raw();
         /// Steps commit in the order of planning, and an earlier step is open.

@@ -256,11 +256,15 @@ impl Hashing {
     /// # Panics
     /// If `page_size` is 0.
     pub fn chain(self, names: &NamespaceNames, tokens: &[TokenId], page_size: u32) -> Vec<PageHash> {
-        let named = Named::new(self, names.clone());
+        self.chain_of(&Named::new(self, names.clone()), tokens, page_size)
+    }
+
+    /// Returns [`Hashing::chain`] in a namespace with known names.
+    pub(crate) fn chain_of(self, named: &Named, tokens: &[TokenId], page_size: u32) -> Vec<PageHash> {
         let mut before = None;
         let pages = tokens.chunks_exact(page_size as usize);
         let hash = |page| {
-            let hash = self.page(&named, before, page);
+            let hash = self.page(named, before, page);
             before = Some(hash);
             hash
         };

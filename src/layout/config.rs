@@ -59,7 +59,7 @@ pub struct PoolConfig {
     /// tables at pages of 16 to 64 tokens ([`EngineConfig::bytes`](crate::EngineConfig::bytes)). Default: 0.
     pub swap_pages: u32,
     /// Number of additional pages of swap memory. [`Engine::puts`](crate::Engine::puts) copies pages that are on the
-    /// device alone to them, for an external store. Default: 0.
+    /// device alone to them, for an external store. At least the pages of a record, or 0. Default: 0.
     pub stage_pages: u32,
     /// Physical order of the pool. Default: [`Layout::PageFirst`].
     pub layout: Layout,

@@ -45,7 +45,7 @@ use crate::plan::PageMove;
 use super::ages::Ages;
 use super::cursors::{Cursors, Seek};
 use super::entry_list::EntryLists;
-use super::nodes::{NO_PAGE, Nodes, Sides};
+use super::nodes::{NO_PAGE, NO_SWAP_PAGE, Nodes, Sides};
 use super::swap::Swap;
 use super::{SizeInfo, TreeShape};
 
@@ -61,7 +61,7 @@ struct Cell {
     waiting: u32,
     entry: u32,
     group: u16,
-    /// Where the pages are: [`DEVICE`], [`SWAP`] or both; and [`SAVING`], [`JUNCTION`], [`SUPERSEDED`].
+    /// Where the pages are: [`DEVICE`], [`SWAP`] or both; and [`SAVING`], [`STORED`], [`JUNCTION`], [`SUPERSEDED`].
     sides: u16,
     older: CellId,
     younger: CellId,
@@ -73,6 +73,8 @@ const DEVICE: u16 = 1;
 const SWAP: u16 = 2;
 /// The engine has not yet passed the cell's save to the backend.
 const SAVING: u16 = 4;
+/// A store has the pages.
+const STORED: u16 = 8;
 /// Prompts part at the end of the cell's entry, so no later state supersedes the cell.
 const JUNCTION: u16 = 16;
 /// The last user that left read the cell's state and keeps a later one.
@@ -228,8 +230,51 @@ impl Cells {
         self.groups[usize::from(self.cells[cell.index()].group)].tracks
     }
 
+    /// Returns the swap pages of a cell that is in swap memory.
+    pub(super) fn swap_pages(&self, cell: CellId) -> &[SwapPageId] {
+        &self.swap_pages[self.range(cell)]
+    }
+
+    /// Returns whether a store has the pages of a cell.
+    pub(super) fn is_stored(&self, cell: CellId) -> bool {
+        self.cells[cell.index()].sides & STORED > 0
+    }
+
+    /// Records whether a store has the pages of the cell at an entry, if there is one.
+    pub(super) fn set_stored(&mut self, group: u32, entry: u32, is_stored: bool) {
+        let cell = self.at(group, entry);
+        if cell.is_some() {
+            let sides = &mut self.cells[cell.index()].sides;
+            *sides = *sides & !STORED | if is_stored { STORED } else { 0 };
+        }
+    }
+
+    /// Appends the device pages and the swap pages of a cell to `out`; [`NO_SWAP_PAGE`] for lacking swap pages.
+    pub(super) fn write_pages(&self, cell: CellId, out: &mut Vec<(PageId, SwapPageId)>) {
+        let in_swap = self.cells[cell.index()].sides & SWAP > 0;
+        let pages = self.pages(cell).iter().zip(self.swap_pages(cell));
+        out.extend(pages.map(|(&device, &swap)| (device, if in_swap { swap } else { NO_SWAP_PAGE })));
+    }
+
+    /// Makes a cell of these swap pages at an entry, with one user. A store has the pages.
+    pub(super) fn create_fetched(&mut self, group: u32, entry: u32, pages: &[SwapPageId]) -> CellId {
+        let cell = self.add(group, entry, SWAP | STORED);
+        self.pages_mut(cell).fill(NO_PAGE);
+        let range = self.range(cell);
+        self.swap_pages[range].copy_from_slice(pages);
+        cell
+    }
+
     /// Makes a cell of these pages at an entry, with one user.
     pub fn create(&mut self, group: u32, entry: u32, pages: impl Iterator<Item = PageId>) -> CellId {
+        let cell = self.add(group, entry, DEVICE);
+        self.pages_mut(cell).iter_mut().zip(pages).for_each(|(own, page)| *own = page);
+        self.size.protected += self.tracks(cell);
+        cell
+    }
+
+    /// Adds a cell at an entry, with one user. The caller writes its pages.
+    fn add(&mut self, group: u32, entry: u32, sides: u16) -> CellId {
         let cells = &mut self.groups[group as usize];
         let cell = match cells.free {
             CellId::NONE => {
@@ -241,16 +286,14 @@ impl Cells {
                 cell
             }
         };
-        let new = Cell { users: 1, entry, group: group as u16, sides: DEVICE, ..Cell::default() };
-        self.cells[cell.index()] = new;
-        self.pages_mut(cell).iter_mut().zip(pages).for_each(|(own, page)| *own = page);
+        self.cells[cell.index()] = Cell { users: 1, entry, group: group as u16, sides, ..Cell::default() };
         self.of_entry[group as usize * self.entry_count + entry as usize] = cell;
         self.count += 1;
-        self.size.protected += self.tracks(cell);
         cell
     }
 
-    /// Frees a cell without users; its device pages are appended to `freed`. An evicted cell's pages are lost.
+    /// Frees a cell without users; its device pages are appended to `freed`. An evicted cell's pages are lost, unless a
+    /// store has them.
     pub(super) fn remove(
         &mut self,
         cell: CellId,
@@ -264,7 +307,8 @@ impl Cells {
         let on_device = self.is_on_device(cell);
         if is_evicted {
             self.evicted += u64::from(on_device);
-            swap.into_iter().for_each(|swap| swap.counts.lost += u64::from(self.tracks(cell)));
+            let lost = if self.is_stored(cell) { 0 } else { self.tracks(cell).into() };
+            swap.into_iter().for_each(|swap| swap.counts.lost += lost);
         }
         if on_device {
             self.size.evictable -= self.tracks(cell);
@@ -425,7 +469,7 @@ impl Cells {
         assert!(swap.saves.is_empty(), "the backend has received the saves");
         self.drop_copy(cell, Some(swap));
         let sides = &mut self.cells[cell.index()].sides;
-        *sides = *sides & (JUNCTION | SUPERSEDED) | DEVICE;
+        *sides = *sides & (STORED | JUNCTION | SUPERSEDED) | DEVICE;
         self.size.protected += self.tracks(cell);
     }
 }

@@ -53,6 +53,11 @@ impl Chain {
         })
     }
 
+    /// Returns the recipe of the hashes.
+    pub fn hashing(&self) -> Hashing {
+        self.hashes.hashing
+    }
+
     /// Returns the hash of an entry's page.
     pub fn of(&self, entry: u32) -> PageHash {
         self.hashes.of(entry)

@@ -203,7 +203,7 @@ impl PrefixTree {
         true
     }
 
-    /// Drops an idle cell, and counts its pages as lost.
+    /// Drops an idle cell, and counts its pages as lost unless a store has them.
     pub(super) fn drop_cell(&mut self, cell: CellId, freed: &mut Vec<PageId>) {
         let Self { cells: Some(cells), swap, .. } = self else { return };
         cells.remove(cell, true, swap.as_deref_mut(), freed);
@@ -215,18 +215,24 @@ impl PrefixTree {
     /// appended to `freed`.
     fn take_swap_page(&mut self, freed: &mut Vec<PageId>) -> Option<SwapPageId> {
         loop {
-            let pool = &mut self.swap.as_mut()?.pool;
-            if let Some(page) = pool.take() {
+            if let Some(page) = self.swap.as_mut()?.pool.take() {
                 return Some(page);
             }
-            let before = pool.cached_count();
-            match self.oldest(Seek::SwapOnly)? {
-                Oldest::Node(node) => self.drop_entries(node, 1, freed),
-                Oldest::Cell(cell) => self.drop_cell(cell, freed),
-            }
-            let swap = self.swap_mut();
-            swap.counts.evicted += u64::from(before - swap.pool.cached_count());
+            let oldest = self.oldest(Seek::SwapOnly)?;
+            self.drop_oldest(oldest, freed);
         }
+    }
+
+    /// Drops the oldest entry or cell that is in swap memory alone, to free swap pages. Device pages of the cells of the
+    /// entry are appended to `freed`.
+    pub(super) fn drop_oldest(&mut self, oldest: Oldest, freed: &mut Vec<PageId>) {
+        let before = self.swap().pool.cached_count();
+        match oldest {
+            Oldest::Node(node) => self.drop_entries(node, 1, freed),
+            Oldest::Cell(cell) => self.drop_cell(cell, freed),
+        }
+        let swap = self.swap_mut();
+        swap.counts.evicted += u64::from(before - swap.pool.cached_count());
     }
 
     /// Saves the oldest dirty device pages until the `ahead` oldest device pages are clean. Stops early if no swap page

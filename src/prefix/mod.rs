@@ -56,6 +56,7 @@ mod nodes;
 mod order;
 pub(crate) mod outline;
 mod puts;
+mod records;
 mod saves;
 mod shared_spans;
 mod split;
@@ -122,6 +123,8 @@ pub(crate) struct TreeShape {
     /// Number of swap pages, and of those of the stage, which follow them.
     pub swap_pages: u32,
     pub stage_pages: u32,
+    /// Number of pages of a record of group 0 in a store.
+    pub record_pages: u32,
     /// The recipe of the pages' hashes, if pages are hashed.
     pub hashing: Option<Hashing>,
     /// Maximum number of pages in the buffer of events; 0 for no events.
@@ -143,9 +146,18 @@ pub(crate) struct TreeBytes {
 impl TreeShape {
     /// Returns the shape of a tree without hashes, events, cells and swap memory.
     pub fn new(page_count: u32, page_size: u32, hash_bits: u32) -> Self {
-        let (swap_pages, stage_pages, event_pages, max_steps) = (0, 0, 0, 0);
-        let (hashing, limits) = (None, Limits::NONE);
-        Self { page_count, page_size, hash_bits, swap_pages, stage_pages, hashing, event_pages, limits, max_steps }
+        Self {
+            page_count,
+            page_size,
+            hash_bits,
+            swap_pages: 0,
+            stage_pages: 0,
+            record_pages: 1,
+            hashing: None,
+            event_pages: 0,
+            limits: Limits::NONE,
+            max_steps: 0,
+        }
     }
 
     /// Returns the maximum number of nodes: no node is empty, so there are no more nodes than pages.
@@ -153,9 +165,14 @@ impl TreeShape {
         self.page_count + self.swap_pages
     }
 
-    /// Returns whether stores put and fetch pages, which needs swap memory, hashes and one group.
+    /// Returns whether stores put and fetch pages, which needs swap memory and hashes.
     fn has_stores(&self) -> bool {
-        self.swap_pages > 0 && self.hashing.is_some() && self.limits.is_none()
+        self.swap_pages > 0 && self.hashing.is_some()
+    }
+
+    /// Returns the maximum number of pages of a record.
+    fn most_record_pages(&self) -> u32 {
+        self.limits.tails(0).map(|held| held.tracks).fold(self.record_pages, u32::max)
     }
 }
 

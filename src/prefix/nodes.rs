@@ -121,6 +121,19 @@ impl Nodes {
         Cursor { node, pages_in_node: node.map_or(0, |node| self.entries(node)) }
     }
 
+    /// Returns the position of `at` pages on the path to a position with `pages` pages before it.
+    pub(super) fn cursor_at(&self, end: Cursor, pages: u32, at: u32) -> Cursor {
+        let (mut cursor, mut pages) = (end, pages);
+        while let Some(node) = cursor.node
+            && pages - cursor.pages_in_node >= at
+        {
+            pages -= cursor.pages_in_node;
+            cursor = self.end_of(self.link[node].parent);
+        }
+        cursor.pages_in_node -= pages - at;
+        cursor
+    }
+
     /// Returns the nodes on the path to a position, the deepest first, each with the number of its pages on the path.
     #[inline]
     pub(super) fn up(&self, from: Cursor) -> impl Iterator<Item = (NodeKey, u32)> {
@@ -247,6 +260,23 @@ impl Nodes {
             let mut path = path;
             let places = (held.first..pages).rev();
             places.map(move |place| TailPlace { held, place, entry: self.entry_at(&mut path, place) })
+        })
+    }
+
+    /// Returns the places of the tails of `target` pages, in the order of [`Nodes::tails`]. The path ends at a position
+    /// with `pages` pages before it; later places have no entry.
+    pub(super) fn tails_to<'a>(
+        &'a self,
+        limits: &'a Limits,
+        end: Cursor,
+        pages: u32,
+        target: u32,
+    ) -> impl Iterator<Item = (HeldGroup, u32, Option<u32>)> + use<'a> {
+        let path = self.path_from(end, pages);
+        limits.tails(target).flat_map(move |held| {
+            let mut path = path;
+            let places = (held.first..target).rev();
+            places.map(move |place| (held, place, (place < pages).then(|| self.entry_at(&mut path, place))))
         })
     }
 }

@@ -1,27 +1,29 @@
-//! Puts: cached pages that a store outside the engine reads. They are selected in the order in which they were
-//! published.
+//! Puts: records of cached pages that a store outside the engine reads. They are selected in the order in which their
+//! last pages were published and their cells were made.
 //!
-//! An entry whose page a store has is not put again. If an entry has a swap page, the store reads that page. Otherwise
-//! the device page is first copied to a page of the *stage*, a reserved part of swap memory. If the entry is freed
-//! during the put, the page stays until the put is done.
+//! A record that a store has is not put again. The store reads the swap pages of entries and cells that have some. The
+//! other device pages are first copied to pages of the *stage*, a reserved part of swap memory. If an entry or a cell
+//! is freed during the put, its swap pages stay until the put is done.
 //!
-//! * M1. No writer touches a page that a put reads: the store receives the put after the last save to the page. A page
+//! * M1. No writer touches a page that a put reads: the store receives the put after the last save to each page. A page
 //!   that a fetch writes has no other user, and no unfinished save or load.
-//! * M3. `stored` is set only for an entry whose hash is the key of the page in the store.
+//! * M3. `stored` is set only for an entry whose hash is that of its page in the store, and for a cell of the record's
+//!   group at such an entry, also if the cell was made again during the put.
 //!
-//! Not here: fetches (`fetches.rs`), the states of swap pages (`swap/`).
+//! Not here: which pages a record has (`records.rs`), fetches (`fetches.rs`), the states of swap pages (`swap/`).
 
 use std::collections::{HashSet, VecDeque};
 
 use crate::bitmap::{Bitmap, Bits};
 use crate::hash::PageHash;
-use crate::id::{MoveId, NodeKey, SwapPageId};
+use crate::id::{MoveId, NodeKey, PageId, SwapPageId, TokenId};
 use crate::memory::{Memory, OutOfMemory};
 use crate::moves::{Put, PutId};
 use crate::plan::PageMove;
 use crate::swap::SwapPool;
 
-use super::PrefixTree;
+use super::TreeShape;
+use super::cells::Cells;
 use super::chain::Chain;
 use super::entry_list::EntryLists;
 use super::nodes::{NO_SWAP_PAGE, Nodes};
@@ -31,67 +33,100 @@ const PUTS_MAX: usize = 1024;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// An entry, and the number of times that it was freed before. While the number is current, the entry has the same
-/// page.
+/// A record: its group and the entry of its last page. `version` is the number of times that the entry was freed
+/// before. While it is current, the entry has the same page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Version {
-    entry: u32,
-    count: u32,
+pub(super) struct Record {
+    pub group: u32,
+    pub entry: u32,
+    version: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct OpenPut {
     id: PutId,
-    /// The entry; `None` once its generation has ended.
-    version: Option<Version>,
+    /// The record; `None` once its generation has ended.
+    record: Option<Record>,
     key: PageHash,
-    page: SwapPageId,
-    /// The save to the page.
+    /// Number of its pages in [`Puts::pages`].
+    len: u32,
+    /// The last save to one of the pages.
     save: MoveId,
     is_staged: bool,
     /// Whether the store has received the put.
     is_given: bool,
 }
 
-/// The open puts, and the entries that stores have or will get.
+/// The open puts, and the records that stores have or will get.
 pub(super) struct Puts {
-    /// Entries whose page a store has.
+    /// Entries whose pages a store has.
     stored: Bitmap,
     /// How often each entry was freed.
     versions: Vec<u32>,
-    /// By entry, the entry of the page before it.
+    /// By entry, the entry of the page before it, and the place of its page.
     before: Vec<u32>,
-    /// Entries to put, in the order of publishing. Entries whose put failed are queued again.
-    queue: VecDeque<Version>,
-    /// Number of entries at the front of the queue that belong to the present round. An entry that a store refused
+    places: Vec<u32>,
+    /// Number of pages of a record of group 0.
+    record_pages: u32,
+    /// For each group other than group 0, the entries whose record of the group is queued or open.
+    waiting: Vec<Bitmap>,
+    /// Records to put, in the order of publishing. Records whose put failed are queued again.
+    queue: VecDeque<Record>,
+    queue_max: usize,
+    /// Number of records at the front of the queue that belong to the present round. A record that a store refused
     /// belongs to the next round, which begins after a call that selected nothing. So a loop over a store that refuses
-    /// all pages ends.
+    /// all records ends.
     round: usize,
-    /// The open puts, by rising ids.
+    /// The open puts, by rising ids, and their pages, in the same order.
     open: VecDeque<OpenPut>,
+    pages: Vec<SwapPageId>,
     last: u64,
-    /// Free pages of the stage, once they are ready.
+    /// Free pages of the stage, once they are ready, and the first page of the stage.
     stage: Vec<SwapPageId>,
+    stage_start: u32,
     stage_pages: u32,
     /// Saves to the stage.
     pub staged: Vec<PageMove>,
+    /// Buffers for the pages and the tokens of one record.
+    parts: Vec<(PageId, SwapPageId)>,
+    tokens: Vec<TokenId>,
+    /// Number of pages that stores have taken.
     pub done: u64,
 }
 
 impl Puts {
-    /// Creates the records of puts; with 0 entries, nothing is put.
-    pub fn new(entries: u32, stage_pages: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+    /// Creates the records of puts; without stores, nothing is put.
+    pub fn new(shape: &TreeShape, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+        let nodes = u64::from(shape.nodes());
+        let is_on = u64::from(shape.has_stores());
+        let entries = is_on * u64::from(EntryLists::entry_count(shape.nodes()));
+        let cells: u64 = shape.limits.tails(0).map(|held| held.cells_in(nodes)).sum();
+        let stage_pages = is_on * u64::from(shape.stage_pages);
+        let most = is_on * u64::from(shape.most_record_pages());
+        let open = is_on * PUTS_MAX as u64;
+        let mut waiting = memory.reserved(u64::from(shape.limits.count()))?;
+        for _ in 0..shape.limits.count() {
+            waiting.push(Bitmap::new(entries as u32, false, memory)?);
+        }
         Ok(Self {
-            stored: Bitmap::new(entries, false, memory)?,
-            versions: memory.zeroed(entries.into())?,
-            before: memory.zeroed(entries.into())?,
-            queue: memory.queue(entries.into())?,
+            stored: Bitmap::new(entries as u32, false, memory)?,
+            versions: memory.zeroed(entries)?,
+            before: memory.zeroed(entries)?,
+            places: memory.zeroed(entries)?,
+            record_pages: shape.record_pages,
+            waiting,
+            queue: memory.queue(entries + is_on * cells)?,
+            queue_max: (entries + is_on * cells) as usize,
             round: 0,
-            open: memory.queue(if entries > 0 { PUTS_MAX as u64 } else { 0 })?,
+            open: memory.queue(open)?,
+            pages: memory.reserved(open * most)?,
             last: 0,
-            stage: memory.reserved(stage_pages.into())?,
-            stage_pages,
-            staged: memory.reserved(stage_pages.into())?,
+            stage: memory.reserved(stage_pages)?,
+            stage_start: u32::MAX,
+            stage_pages: stage_pages as u32,
+            staged: memory.reserved(stage_pages)?,
+            parts: memory.reserved(most)?,
+            tokens: memory.reserved(is_on * u64::from(shape.record_pages) * u64::from(shape.page_size))?,
             done: 0,
         })
     }
@@ -100,9 +135,15 @@ impl Puts {
     pub fn set_ready(&mut self, first: u32) {
         let pages = std::mem::take(&mut self.stage_pages);
         self.stage.extend((first..first + pages).rev().map(SwapPageId::new));
+        self.stage_start = first;
     }
 
-    /// Returns whether nothing is put, because pages have no hashes or there are groups.
+    /// Returns the number of pages of a record of group 0.
+    pub fn record_pages(&self) -> u32 {
+        self.record_pages
+    }
+
+    /// Returns whether nothing is put, because pages have no hashes.
     pub fn is_off(&self) -> bool {
         self.versions.is_empty()
     }
@@ -111,8 +152,8 @@ impl Puts {
     pub fn forget(&mut self, entry: u32) {
         let Some(version) = self.versions.get_mut(entry as usize) else { return };
         *version += 1;
-        if self.stored.contains(entry) {
-            self.stored.remove(Bits::one(entry as usize));
+        for set in [&mut self.stored].into_iter().chain(&mut self.waiting) {
+            set_bit(set, entry, false);
         }
     }
 
@@ -122,13 +163,20 @@ impl Puts {
 
     /// Records that a store has an entry's page.
     pub fn set_stored(&mut self, entry: u32) {
-        if !self.stored.contains(entry) {
-            self.stored.insert(Bits::one(entry as usize));
+        set_bit(&mut self.stored, entry, true);
+    }
+
+    /// Records whether a store has the pages of the record of group 0 that ends with an entry.
+    pub fn set_record_stored(&mut self, entry: u32, is_stored: bool) {
+        let mut at = entry;
+        for _ in 0..self.record_pages {
+            set_bit(&mut self.stored, at, is_stored);
+            at = self.before[at as usize];
         }
     }
 
     /// Records the entry before each of the last `count` entries of a node, unless nothing is put. If `are_new`, queues
-    /// these entries to be put.
+    /// the records that end with one of them.
     pub fn attach(&mut self, nodes: &Nodes, node: NodeKey, count: u32, are_new: bool) {
         if self.is_off() {
             return;
@@ -142,188 +190,286 @@ impl Puts {
         }
     }
 
-    /// Records the entry before an entry. If `is_new`, queues the entry to be put.
+    /// Records the entry before an entry. If `is_new`, queues the record that ends with the entry, if there is one.
     pub fn attach_entry(&mut self, entry: u32, before: Option<u32>, is_new: bool) {
+        let place = before.map_or(0, |before| self.places[before as usize] + 1);
         self.before[entry as usize] = before.unwrap_or(NONE);
-        if is_new {
-            let is_one_round = self.round == self.queue.len();
-            self.push(Version { entry, count: self.versions[entry as usize] });
-            if is_one_round {
-                self.round = self.queue.len();
-            }
+        self.places[entry as usize] = place;
+        if is_new && (place + 1).is_multiple_of(self.record_pages) {
+            self.add(0, entry);
         }
     }
 
-    /// Queues an entry for the next round.
-    fn push(&mut self, version: Version) {
-        if self.queue.len() == self.versions.len() {
-            self.queue.pop_front();
+    /// Queues a record, unless nothing is put, or the record of this cell is queued or open.
+    pub fn add(&mut self, group: u32, entry: u32) {
+        if self.is_off() {
+            return;
+        }
+        if let Some(index) = group.checked_sub(1) {
+            let waiting = &mut self.waiting[index as usize];
+            if waiting.contains(entry) {
+                return;
+            }
+            set_bit(waiting, entry, true);
+        }
+        let is_one_round = self.round == self.queue.len();
+        self.push(Record { group, entry, version: self.versions[entry as usize] });
+        if is_one_round {
+            self.round = self.queue.len();
+        }
+    }
+
+    /// Queues a record for the next round.
+    fn push(&mut self, record: Record) {
+        if self.queue.len() == self.queue_max {
+            let dropped = self.queue.pop_front().expect("the queue is full");
+            self.stop_waiting(dropped);
             self.round = self.round.saturating_sub(1);
         }
-        self.queue.push_back(version);
+        self.queue.push_back(record);
     }
 
-    /// Returns the next entry of the round, and removes it from the queue.
-    fn pop(&mut self) -> Option<Version> {
+    /// Returns the next record of the round, and removes it from the queue.
+    fn pop(&mut self) -> Option<Record> {
         self.round = self.round.checked_sub(1)?;
         self.queue.pop_front()
     }
 
-    fn is_present(&self, version: Version) -> bool {
-        self.versions[version.entry as usize] == version.count
+    /// Records that a record is neither queued nor open.
+    fn stop_waiting(&mut self, record: Record) {
+        if self.is_present(record)
+            && let Some(index) = record.group.checked_sub(1)
+        {
+            set_bit(&mut self.waiting[index as usize], record.entry, false);
+        }
     }
 
-    /// Returns the entry of an open put, if it still has the put's page and its generation has not ended.
-    fn entry_of(&self, put: &OpenPut) -> Option<u32> {
-        put.version.filter(|&version| self.is_present(version)).map(|version| version.entry)
+    fn is_present(&self, record: Record) -> bool {
+        self.versions[record.entry as usize] == record.version
     }
 
-    /// Ends the generation of all pages. No store receives them from now on, and no page is queued again.
+    /// Returns the record of an open put, if its entry still has the same page and its generation has not ended.
+    fn present(&self, put: &OpenPut) -> Option<Record> {
+        put.record.filter(|&record| self.is_present(record))
+    }
+
+    /// Ends the generation of all pages. No store receives them from now on, and no record is queued again.
     pub fn end_generation(&mut self) {
-        self.queue.clear();
+        while let Some(record) = self.queue.pop_front() {
+            self.stop_waiting(record);
+        }
         self.round = 0;
-        self.open.iter_mut().for_each(|put| put.version = None);
+        for index in 0..self.open.len() {
+            self.open[index].record.take().into_iter().for_each(|record| self.stop_waiting(record));
+        }
+    }
+
+    /// Opens puts of the next records of the round, at most `max`. `find` writes the pages of a record to a buffer;
+    /// false if the record's cell is gone or a store has the record. Saves to the stage, in the batch `save`, are
+    /// collected in `staged`. If the round has no record to put, begins the next round.
+    pub fn begin(
+        &mut self,
+        max: usize,
+        (chain, pool, save): (&Chain, &mut SwapPool, MoveId),
+        find: impl Fn(&Self, Record, &mut Vec<(PageId, SwapPageId)>) -> bool,
+    ) {
+        self.staged.clear();
+        let (before, end) = (self.open.len(), PUTS_MAX.min(self.open.len().saturating_add(max)));
+        let mut parts = std::mem::take(&mut self.parts);
+        while self.open.len() < end {
+            let Some(record) = self.pop() else { break };
+            parts.clear();
+            if !self.is_present(record) || !find(self, record, &mut parts) {
+                self.stop_waiting(record);
+                continue;
+            }
+            if parts.iter().filter(|part| part.1 == NO_SWAP_PAGE).count() > self.stage.len() {
+                self.queue.push_front(record);
+                self.round += 1;
+                self.parts = parts;
+                return;
+            }
+            self.open(record, chain.of(record.entry), &parts, pool, save);
+        }
+        self.parts = parts;
+        if self.round == 0 && self.open.len() == before {
+            self.round = self.queue.len();
+        }
+    }
+
+    /// Opens the put of a record with these pages.
+    fn open(
+        &mut self,
+        record: Record,
+        key: PageHash,
+        parts: &[(PageId, SwapPageId)],
+        pool: &mut SwapPool,
+        next_save: MoveId,
+    ) {
+        let (mut save, mut is_staged) = (MoveId::default(), false);
+        for &(device, mut swap) in parts {
+            if swap == NO_SWAP_PAGE {
+                swap = self.stage.pop().expect("the stage has enough pages");
+                self.staged.push(PageMove { device, swap });
+                (save, is_staged) = (next_save, true);
+            } else {
+                pool.begin_read(swap);
+                save = save.max(pool.last_save(swap));
+            }
+            self.pages.push(swap);
+        }
+        self.last += 1;
+        let (id, len) = (PutId(self.last), parts.len() as u32);
+        self.open.push_back(OpenPut { id, record: Some(record), key, len, save, is_staged, is_given: false });
     }
 
     /// Calls `sink` with the puts whose pages the store can read. All saves up to `saved` are done. Returns the number
     /// of calls.
-    fn give(
+    pub fn give(
         &mut self,
-        lists: &EntryLists,
-        chain: &Chain,
+        (lists, chain, mut cells): (&EntryLists, &Chain, Option<&mut Cells>),
         pool: &mut SwapPool,
         saved: MoveId,
         mut sink: impl FnMut(Put<'_>),
     ) -> usize {
-        let mut given = 0;
+        let (mut given, mut end) = (0, 0);
+        let mut tokens = std::mem::take(&mut self.tokens);
         for index in 0..self.open.len() {
             let put = self.open[index];
+            let start = end;
+            end += put.len as usize;
             // If the entry has been freed, the put's bytes are still valid, but the entry may have other tokens.
-            let Some(entry) = self.entry_of(&put).filter(|_| !put.is_given && put.save <= saved) else {
+            let Some(record) = self.present(&put).filter(|_| !put.is_given && put.save <= saved) else {
                 continue;
             };
             self.open[index].is_given = true;
             given += 1;
-            let before = self.before[entry as usize];
+            let (first, before) = self.write_tokens(record, lists, &mut tokens);
             let parent = (before != NONE).then(|| chain.of(before));
-            let OpenPut { id, key, page, .. } = put;
-            sink(Put { id, key, parent, tokens: lists.tokens_of(entry), page });
+            let pages = &self.pages[start..end];
+            sink(Put { id: put.id, group: record.group, key: put.key, parent, first, tokens: &tokens, pages });
         }
+        self.tokens = tokens;
         // Ends the puts that the store has not received and whose entries were freed or are of an earlier generation.
-        while let Some(gone) = self.open.iter().find(|put| !put.is_given && self.entry_of(put).is_none()) {
-            self.end(pool, gone.id, false);
+        while let Some(gone) = self.open.iter().find(|put| !put.is_given && self.present(put).is_none()) {
+            self.end(pool, cells.as_deref_mut(), gone.id, false);
         }
         given
     }
 
-    /// Ends the puts whose saves to the stage, in the batch `save`, failed. Queues their entries again.
-    pub fn fail_staged(&mut self, save: MoveId) {
-        let failed = |put: &OpenPut| put.is_staged && put.save == save;
-        for put in self.open.iter().rev().filter(|put| failed(put)) {
-            self.stage.push(put.page);
-            self.queue.push_front(put.version.expect("this call opened the put"));
+    /// Writes the tokens of a record to `tokens`. Returns the place of its first page, and the entry before this page.
+    fn write_tokens(&self, record: Record, lists: &EntryLists, tokens: &mut Vec<TokenId>) -> (u32, u32) {
+        let count = if record.group == 0 { self.record_pages } else { 1 };
+        let page_size = lists.tokens_of(record.entry).len();
+        let mut entry = record.entry;
+        tokens.resize(page_size * count as usize, TokenId::default());
+        for page in tokens.chunks_exact_mut(page_size).rev() {
+            page.copy_from_slice(lists.tokens_of(entry));
+            entry = self.before[entry as usize];
+        }
+        (self.places[record.entry as usize] + 1 - count, entry)
+    }
+
+    /// Returns the entries of the record of group 0 that ends with an entry, the last one first.
+    pub fn entries_back(&self, entry: u32) -> impl Iterator<Item = u32> {
+        std::iter::successors(Some(entry), |&at| Some(self.before[at as usize])).take(self.record_pages as usize)
+    }
+
+    /// Ends the puts whose saves to the stage, in the batch `save`, failed. Queues their records again.
+    pub fn fail_staged(&mut self, pool: &mut SwapPool, save: MoveId) {
+        while let Some(index) = self.open.iter().rposition(|put| put.is_staged && put.save == save) {
+            let put = self.remove(index, pool);
+            self.queue.push_front(put.record.expect("this call opened the put"));
             self.round += 1;
         }
-        self.open.retain(|put| !failed(put));
         self.staged.clear();
     }
 
-    /// Ends a put, as [`Engine::put_done`](crate::Engine::put_done).
-    pub fn end(&mut self, pool: &mut SwapPool, id: PutId, ok: bool) -> bool {
-        let Ok(index) = self.open.binary_search_by_key(&id, |put| put.id) else { return false };
+    /// Removes an open put, and gives up its pages.
+    fn remove(&mut self, index: usize, pool: &mut SwapPool) -> OpenPut {
+        let start: usize = self.open.iter().take(index).map(|put| put.len as usize).sum();
         let put = self.open.remove(index).expect("it was found");
-        if put.is_staged {
-            self.stage.push(put.page);
-        } else {
-            pool.end_read(put.page);
-        }
-        if let Some(version) = put.version.filter(|&version| self.is_present(version)) {
-            if ok {
-                self.set_stored(version.entry);
+        for page in self.pages.drain(start..start + put.len as usize) {
+            if page.raw() >= self.stage_start {
+                self.stage.push(page);
             } else {
-                self.push(version);
+                pool.end_read(page);
             }
         }
-        self.done += u64::from(ok);
+        put
+    }
+
+    /// Ends a put, as [`Engine::put_done`](crate::Engine::put_done).
+    pub fn end(&mut self, pool: &mut SwapPool, cells: Option<&mut Cells>, id: PutId, ok: bool) -> bool {
+        let Ok(index) = self.open.binary_search_by_key(&id, |put| put.id) else { return false };
+        let put = self.remove(index, pool);
+        match self.present(&put) {
+            Some(record) if ok => {
+                self.stop_waiting(record);
+                match cells.filter(|_| record.group > 0) {
+                    Some(cells) => cells.set_stored(record.group - 1, record.entry, true),
+                    None => self.set_record_stored(record.entry, true),
+                }
+            }
+            Some(record) => self.push(record),
+            None => {}
+        }
+        self.done += if ok { u64::from(put.len) } else { 0 };
         true
     }
 
-    /// Checks a part of M1, for the pages that puts read, and a part of M3. O(entries and open puts).
+    /// Checks a part of M1, for the pages that puts read, and parts of M3. O(entries and open puts).
     pub fn check(
         &self,
         pool: &SwapPool,
         lists: &EntryLists,
         key_of: impl Fn(u32) -> Option<PageHash>,
     ) -> Result<(), &'static str> {
-        let (staged, read): (Vec<&OpenPut>, Vec<_>) = self.open.iter().partition(|put| put.is_staged);
-        let stage = self.stage.iter().chain(staged.iter().map(|put| &put.page));
-        let apart = stage.collect::<HashSet<_>>().len() == self.stage.len() + staged.len();
-        let unwritten = |put: &&OpenPut| pool.is_read(put.page) && pool.last_save(put.page) == put.save;
-        if !apart || !read.iter().all(unwritten) {
+        let mut apart: HashSet<&SwapPageId> = self.stage.iter().collect();
+        let mut count = self.stage.len();
+        let mut rest = &self.pages[..];
+        let mut is_unwritten = true;
+        for put in &self.open {
+            let own = rest.split_off(..put.len as usize).ok_or("M1: open puts have their pages")?;
+            let (staged, read): (Vec<_>, Vec<_>) = own.iter().partition(|page| page.raw() >= self.stage_start);
+            count += staged.len();
+            apart.extend(staged);
+            is_unwritten &= read.iter().all(|&&page| pool.is_read(page) && pool.last_save(page) <= put.save);
+        }
+        if apart.len() < count || !rest.is_empty() || !is_unwritten {
             return Err("M1: no writer touches a page that a put reads");
         }
-        let keeps = |put| self.entry_of(put).is_none_or(|entry| key_of(entry) == Some(put.key));
+        let keeps = |put| self.present(put).is_none_or(|record| key_of(record.entry) == Some(put.key));
         if !self.open.iter().all(keeps) {
             return Err("M3: an entry has the hash that its put has");
         }
         let mut entries = 0..self.versions.len() as u32;
-        match entries.any(|entry| self.is_stored(entry) && lists.is_free(entry)) {
-            true => Err("M3: a stored entry has a page"),
-            false => Ok(()),
+        if entries.any(|entry| self.is_stored(entry) && lists.is_free(entry)) {
+            return Err("M3: a stored entry has a page");
+        }
+        self.check_waiting()
+    }
+
+    /// Checks that each record of a cell is queued or open at most once.
+    fn check_waiting(&self) -> Result<(), &'static str> {
+        let open = self.open.iter().filter_map(|put| put.record);
+        let records = self.queue.iter().copied().chain(open).filter(|record| self.is_present(*record));
+        let cells: Vec<_> = records.filter(|record| record.group > 0).map(|r| (r.group, r.entry)).collect();
+        let once = cells.iter().collect::<HashSet<_>>().len() == cells.len();
+        let listed = cells.iter().all(|&(group, entry)| self.waiting[group as usize - 1].contains(entry));
+        let count: u32 = self.waiting.iter().map(Bitmap::count).sum();
+        if once && listed && count as usize == cells.len() {
+            Ok(())
+        } else {
+            Err("M3: the record of a cell is queued or open once")
         }
     }
 }
 
-impl PrefixTree {
-    /// Opens puts of the next pages to be put, at most `max`; saves to the stage are collected in `staged`. If the
-    /// round has no page to put, begins the next round.
-    pub(crate) fn begin_puts(&mut self, max: usize) {
-        let Self { nodes, swap: Some(swap), chain: Some(chain), .. } = self else { return };
-        let next_move = swap.next_move();
-        let (puts, pool) = (&mut swap.puts, &mut swap.pool);
-        puts.staged.clear();
-        let (before, end) = (puts.open.len(), PUTS_MAX.min(puts.open.len().saturating_add(max)));
-        while puts.open.len() < end {
-            let Some(version) = puts.pop() else { break };
-            if !puts.is_present(version) || puts.is_stored(version.entry) {
-                continue;
-            }
-            let mut page = swap.of_entry[version.entry as usize];
-            let is_staged = page == NO_SWAP_PAGE;
-            let save;
-            if is_staged {
-                let Some(stage) = puts.stage.pop() else {
-                    puts.queue.push_front(version);
-                    puts.round += 1;
-                    return;
-                };
-                puts.staged.push(PageMove { device: nodes.lists.pages_of_run(version.entry, 1)[0], swap: stage });
-                (page, save) = (stage, next_move);
-            } else {
-                pool.begin_read(page);
-                save = pool.last_save(page);
-            }
-            puts.last += 1;
-            let id = PutId(puts.last);
-            puts.open.push_back(OpenPut {
-                id,
-                version: Some(version),
-                key: chain.of(version.entry),
-                page,
-                save,
-                is_staged,
-                is_given: false,
-            });
-        }
-        if puts.round == 0 && puts.open.len() == before {
-            puts.round = puts.queue.len();
-        }
-    }
-
-    /// Calls `sink` with the puts whose pages the store can read. All saves up to `saved` are done. Returns the number
-    /// of calls.
-    pub(crate) fn give_puts(&mut self, saved: MoveId, sink: impl FnMut(Put<'_>)) -> usize {
-        let Self { nodes, swap: Some(swap), chain: Some(chain), .. } = self else { return 0 };
-        swap.puts.give(&nodes.lists, chain, &mut swap.pool, saved, sink)
+fn set_bit(set: &mut Bitmap, number: u32, is_set: bool) {
+    match (set.contains(number), is_set) {
+        (false, true) => set.insert(Bits::one(number as usize)),
+        (true, false) => set.remove(Bits::one(number as usize)),
+        _ => {}
     }
 }

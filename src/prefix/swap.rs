@@ -21,7 +21,6 @@ mod check;
 
 use crate::id::{MoveId, NodeKey, PageId, PrefixLock, SwapPageId};
 use crate::memory::{Memory, OutOfMemory};
-use crate::moves::PutId;
 use crate::plan::PageMove;
 use crate::stats::Stats;
 use crate::swap::SwapPool;
@@ -44,8 +43,7 @@ pub(crate) struct SwapCounts {
     pub loaded: u64,
     /// Swap pages of entries and cells that were dropped so that other pages could use them.
     pub evicted: u64,
-    /// Pages of entries and cells dropped from the tree to make room or after a failed save. An entry is not counted if
-    /// a store has its page.
+    /// Pages of entries and cells dropped from the tree to make room or after a failed save, unless a store has them.
     pub lost: u64,
     /// Pages whose save failed.
     pub failed: u64,
@@ -85,13 +83,12 @@ pub(crate) struct Swap {
 }
 
 impl Swap {
-    /// Creates the columns. Stores need hashes and one group.
+    /// Creates the columns.
     pub(super) fn new(shape: &TreeShape, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         let &TreeShape { page_count, swap_pages, stage_pages, .. } = shape;
         let entries = EntryLists::entry_count(shape.nodes());
-        let stores = u32::from(shape.has_stores());
         Ok(Self {
-            pool: SwapPool::new(swap_pages, memory)?,
+            pool: SwapPool::new(swap_pages, shape.record_pages > 1, memory)?,
             of_entry: memory.filled(entries.into(), NO_SWAP_PAGE)?,
             clean: 0,
             saves: SaveBatch::new(page_count, memory)?,
@@ -100,8 +97,8 @@ impl Swap {
             loads: memory.zeroed(page_count.into())?,
             last_load: MoveId::default(),
             done_load: MoveId::default(),
-            puts: Puts::new(stores * entries, stores * stage_pages, memory)?,
-            fetches: Fetches::new(stores * swap_pages, memory)?,
+            puts: Puts::new(shape, memory)?,
+            fetches: Fetches::new(if shape.has_stores() { swap_pages } else { 0 }, memory)?,
             swap_pages,
             stage_pages,
             counts: SwapCounts::default(),
@@ -151,13 +148,7 @@ impl Swap {
 
     /// Undoes the puts whose saves to the stage failed.
     pub fn fail_staged(&mut self) {
-        self.puts.fail_staged(self.last_move);
-    }
-
-    /// Ends a put. `ok` is set if the store has the page; otherwise its entry is queued for the next round. Returns
-    /// whether the put was open.
-    pub fn end_put(&mut self, id: PutId, ok: bool) -> bool {
-        self.puts.end(&mut self.pool, id, ok)
+        self.puts.fail_staged(&mut self.pool, self.last_move);
     }
 
     /// Returns the number of the next batch of moves.
@@ -200,10 +191,9 @@ impl Swap {
         }
     }
 
-    /// Returns whether dropping an entry frees its swap page, without unfinished moves.
-    pub(super) fn is_droppable(&self, entry: u32, saved: MoveId, loaded: MoveId) -> bool {
-        let page = self.of_entry[entry as usize];
-        !self.pool.is_read(page) && self.pool.is_idle(page, saved, loaded)
+    /// Returns whether dropping the entry or the cell of a swap page frees this page, without unfinished moves.
+    pub(super) fn is_droppable(&self, page: SwapPageId, moved: [MoveId; 2]) -> bool {
+        !self.pool.is_read(page) && self.pool.is_idle(page, moved)
     }
 
     /// Frees the swap pages of the last `count` entries of a node, which are about to be removed, and removes those

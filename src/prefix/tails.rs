@@ -33,14 +33,7 @@ impl PrefixTree {
             }
             break;
         }
-        let (mut cursor, mut end) = (full, pages);
-        while let Some(node) = cursor.node
-            && end - cursor.pages_in_node >= hit
-        {
-            end -= cursor.pages_in_node;
-            cursor = nodes.end_of(nodes.link[node].parent);
-        }
-        cursor.pages_in_node -= end - hit;
+        let cursor = nodes.cursor_at(full, pages, hit);
         let goes_on = |node| full.pages_in_node < nodes.entries(node) || self.usage[node].child_count > 0;
         let branches = full.node.is_some_and(goes_on);
         let mut found = PrefixMatch { full_pages: pages, branches, ..self.match_at(scope, cursor, hit) };

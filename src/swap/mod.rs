@@ -33,6 +33,8 @@ pub(crate) struct SwapPool {
     /// Pages that puts read: some Cached pages, and all Leaving pages.
     reading: Bitmap,
     leaving: u32,
+    /// Number of puts that read each page, if several may read one.
+    readers: Vec<u16>,
     /// The page from which the next search for a free page starts.
     next: u32,
     /// The last save to each page, and the last load from it.
@@ -41,7 +43,8 @@ pub(crate) struct SwapPool {
 }
 
 impl SwapPool {
-    pub fn new(page_count: u32, memory: &mut Memory) -> Result<Self, OutOfMemory> {
+    /// Creates pages that are not ready. `is_shared`: whether several puts may read one page.
+    pub fn new(page_count: u32, is_shared: bool, memory: &mut Memory) -> Result<Self, OutOfMemory> {
         Ok(Self {
             page_count,
             ready: 0,
@@ -50,6 +53,7 @@ impl SwapPool {
             filling: Bitmap::new(page_count, false, memory)?,
             reading: Bitmap::new(page_count, false, memory)?,
             leaving: 0,
+            readers: memory.zeroed(if is_shared { page_count.into() } else { 0 })?,
             next: 0,
             saves: memory.zeroed(page_count.into())?,
             loads: memory.zeroed(page_count.into())?,
@@ -81,13 +85,14 @@ impl SwapPool {
         Some(SwapPageId::new(page as u32))
     }
 
-    /// Returns the next free page whose last save and load are done. O(1 + free pages with unfinished moves).
-    pub fn next_idle(&self, saved: MoveId, loaded: MoveId) -> Option<SwapPageId> {
+    /// Returns the next free page whose last save and load are done. `moved` contains the last completed save and load.
+    /// O(1 + free pages with unfinished moves).
+    pub fn next_idle(&self, moved: [MoveId; 2]) -> Option<SwapPageId> {
         let mut at = self.free.next(self.next as usize)?;
         let first = at;
         loop {
             let page = SwapPageId::new(at as u32);
-            if self.is_idle(page, saved, loaded) {
+            if self.is_idle(page, moved) {
                 return Some(page);
             }
             at = self.free.next(at + 1)?;
@@ -115,13 +120,25 @@ impl SwapPool {
         }
     }
 
-    /// Records that a put reads an entry's page.
+    /// Records that a put reads the page of an entry or a cell.
     pub fn begin_read(&mut self, page: SwapPageId) {
+        if let Some(readers) = self.readers.get_mut(page.index()) {
+            *readers += 1;
+            if *readers > 1 {
+                return;
+            }
+        }
         self.reading.insert(Bits::one(page.index()));
     }
 
-    /// Records that the put of a page has ended. A Leaving page becomes Free.
+    /// Records that a put of a page has ended. A Leaving page becomes Free after its last put.
     pub fn end_read(&mut self, page: SwapPageId) {
+        if let Some(readers) = self.readers.get_mut(page.index()) {
+            *readers -= 1;
+            if *readers > 0 {
+                return;
+            }
+        }
         self.reading.remove(Bits::one(page.index()));
         if !self.cached.contains(page.raw()) {
             self.leaving -= 1;
@@ -137,7 +154,7 @@ impl SwapPool {
     }
 
     /// Returns whether the last save and the last load of a page are done.
-    pub fn is_idle(&self, page: SwapPageId, saved: MoveId, loaded: MoveId) -> bool {
+    pub fn is_idle(&self, page: SwapPageId, [saved, loaded]: [MoveId; 2]) -> bool {
         self.saves[page.index()] <= saved && self.loads[page.index()] <= loaded
     }
 

@@ -80,7 +80,7 @@ fn keep_state(
     }
     let state = row.limits().state().expect("a group keeps a state");
     let lock = row.sequence.lock.as_ref().expect("a running sequence holds its prefix");
-    let nodes = prefixes.nodes();
+    let (scope, nodes) = (lock.scope(), prefixes.nodes());
     let entry = nodes.entry_at(&mut nodes.path_of(lock, published), mark - 1);
     let mut cell = prefixes.cells().at(state.group, entry);
     let own = row.state_pages(at);
@@ -95,7 +95,7 @@ fn keep_state(
             prefixes.acquire_cell(cell, fence);
             prefixes.restore_cell(cell, own.iter().copied());
         } else {
-            cell = prefixes.cells_mut().create(state.group, entry, own.iter().copied());
+            cell = prefixes.create_cell(scope, state.group, entry, own.iter().copied());
         }
         row.states_mut().places[usize::from(at)].owner = StateOwner::Cell(cell);
     }

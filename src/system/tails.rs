@@ -25,7 +25,7 @@ pub(crate) fn keep_tails(
     row.set_kept(mark);
     for held in limits.held_groups(mark) {
         let lock = row.sequence.lock.as_ref().expect("a running sequence holds its prefix");
-        let mut path = prefixes.nodes().path_of(lock, published);
+        let (scope, mut path) = (lock.scope(), prefixes.nodes().path_of(lock, published));
         for place in (held.first..mark).rev() {
             if row.cell(held.group, place).is_some() {
                 continue;
@@ -44,7 +44,7 @@ pub(crate) fn keep_tails(
                 row.name_cell(&held, place, cell, prefixes.cells().pages(cell));
                 row.sequence.dirty_from = row.sequence.dirty_from.min(place);
             } else {
-                let cell = prefixes.cells_mut().create(held.group, entry, own);
+                let cell = prefixes.create_cell(scope, held.group, entry, own);
                 kept.extend_from_slice(prefixes.cells().pages(cell));
                 row.set_cell(held.group, place, cell);
             }

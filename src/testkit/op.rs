@@ -141,22 +141,29 @@ pub enum Op {
     PutDone {
         /// The open put, modulo the number of open puts.
         pick: u8,
-        /// Whether the store has the page.
+        /// Whether the store has the record.
         ok: bool,
     },
-    /// `fetch`; the store writes the pages that it contains.
+    /// `lookup` and `fetch`; the store writes the records that it contains.
     Fetch {
         /// The prompt.
         prompt: Prompt,
-        /// Maximum number of pages, modulo 6.
+        /// Even: the fetch reaches the target; odd: half of this number, modulo 6, of pages more than the hit.
         most: u8,
     },
     /// `fetched`
     Fetched {
         /// The open fetch, modulo the number of open fetches.
         pick: u8,
-        /// Even: all pages that the store has written arrive; odd: some of them, a number that depends on this value.
+        /// Even: all records that the store has written arrive; odd: some of them, a number that depends on this value.
         count: u8,
+    },
+    /// `restate_puts`, after the store has lost about half of the prompt's records.
+    RestatePuts {
+        /// The prompt.
+        prompt: Prompt,
+        /// Seed of the lost records.
+        lost: u8,
     },
     /// `promise`
     Promise {
@@ -241,6 +248,8 @@ pub struct SmallConfig {
     pub groups: u8,
     /// Number of swap pages.
     pub swap_pages: u32,
+    /// A record of a store has 2 to the power of this number of pages, modulo 4; with groups, one page.
+    pub record_pages: u8,
     /// 0 for no hashes; else one of [`Hashing::ALL`], modulo their number.
     pub hashing: u8,
     /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
@@ -270,6 +279,7 @@ impl Default for SmallConfig {
             wide: false,
             groups: 0,
             swap_pages: 0,
+            record_pages: 0,
             hashing: 0,
             event_pages: 0,
             drain_every: 1,
@@ -309,15 +319,20 @@ impl SmallConfig {
             page_size: self.page_size,
             capacity: Capacity::Pages(self.pages),
             swap_pages: self.swap_pages,
-            stage_pages: if self.swap_pages > 0 { self.swap_pages % 4 } else { 0 },
             layout: if self.page_first || self.groups >= FIRST_SHAPED { Layout::PageFirst } else { Layout::LayerFirst },
             ..PoolConfig::default()
         };
         let pool = if self.groups.is_multiple_of(2) { pool } else { with_long_states(pool) };
+        let record_pages = if self.groups == 0 { 1 << (self.record_pages % 4) } else { 1 };
+        let stage_pages = match self.swap_pages % 4 {
+            0 => 0,
+            more => most_record_pages(&pool, record_pages) + more - 1,
+        };
         EngineConfig {
             hashing: self.hashing(),
             event_pages: self.hashing().map_or(0, |_| self.event_pages.into()),
-            pool,
+            pool: PoolConfig { stage_pages, ..pool },
+            record_pages,
             prefix: if self.share_prefixes { PrefixMode::Radix } else { PrefixMode::None },
             max_sequences: self.sequences,
             max_sequence_len: self.sequence_len,
@@ -382,6 +397,13 @@ fn with_long_states(pool: PoolConfig) -> PoolConfig {
     let head_bytes = (layout.page_bytes() / 256 * 256) as u32;
     let groups = pool.groups.with_state(group, &[StatePart { heads: 1, head_bytes }]).expect("the group keeps a state");
     PoolConfig { groups, ..pool }
+}
+
+/// Returns the maximum number of pages of a record.
+fn most_record_pages(pool: &PoolConfig, record_pages: u32) -> u32 {
+    let Ok(layout) = pool.layout() else { return record_pages };
+    let tracks = (1..layout.groups().count()).map(|group| layout.tracks_of(group));
+    tracks.fold(record_pages.max(layout.state_pages()), u32::max)
 }
 
 /// The parts of a layer's state in most settings, 256 bytes together.

@@ -1,29 +1,28 @@
-//! A stand-in for a page store, of unlimited size. It remembers the keys of pages but not their bytes.
+//! A stand-in for a store of unlimited size. It remembers the keys of records but not their bytes.
 
 use std::collections::HashSet;
 
 use crate::backend::Backend;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::hash::{NamespaceNames, PageHash};
+use crate::hash::PageHash;
 use crate::id::{Namespace, TokenId};
 
 /// Maximum number of puts in one call of the engine.
 const PUTS: usize = 256;
 
-/// The keys of stored pages.
+/// The group and the key of each stored record.
 #[derive(Clone, Debug, Default)]
 pub struct KeyStore {
-    keys: HashSet<PageHash>,
-    /// Number of pages that were put for the first time.
+    records: HashSet<(u32, PageHash)>,
+    /// Number of pages of the records that were put for the first time.
     pub put_pages: u64,
     /// Number of pages that [`KeyStore::fetch`] has fetched.
     pub fetched_pages: u64,
 }
 
 impl KeyStore {
-    /// Fetches the stored pages that follow the cached pages of a prompt. Returns their number. The namespace must have
-    /// no [names](NamespaceNames), because the page keys are computed without them.
+    /// Fetches the stored records that make the cached prefix of a prompt longer. Returns the number of their pages.
     ///
     /// # Errors
     /// As [`Engine::fetch`].
@@ -33,26 +32,18 @@ impl KeyStore {
         namespace: Namespace,
         prompt: &[TokenId],
     ) -> Result<u32, EngineError<B::Error>> {
-        let shape = engine.shape();
-        let Some(hashing) = shape.hashing else { return Ok(0) };
-        let page_size = shape.layout.page_size();
-        let matchable = &prompt[..prompt.len().saturating_sub(1)];
-        let keys = hashing.chain(&NamespaceNames::default(), matchable, page_size);
-        let cached = engine.match_prefix(namespace, prompt).pages() as usize;
-        let stored = keys[cached..].iter().take_while(|key| self.keys.contains(*key)).count() as u32;
-        if stored == 0 {
-            return Ok(0);
-        }
-        let fetch = engine.fetch(namespace, prompt, stored)?;
-        let Some((id, count)) = fetch.map(|fetch| (fetch.id, fetch.pages.len() as u32)) else {
-            return Ok(0);
-        };
+        let Some(lookup) = engine.lookup(namespace, prompt)? else { return Ok(0) };
+        let keys = lookup.keys(prompt);
+        let to = lookup.target(|group, place| self.records.contains(&(group, keys[place as usize])));
+        let Some(fetch) = engine.fetch(namespace, prompt, to)? else { return Ok(0) };
+        let (id, count) = (fetch.id, fetch.len());
+        let pages = fetch.records().map(|record| record.pages.len() as u32).sum();
         assert!(engine.fetched(id, count), "the fetch is open");
-        self.fetched_pages += u64::from(count);
-        Ok(count)
+        self.fetched_pages += u64::from(pages);
+        Ok(pages)
     }
 
-    /// Stores all pages that [`Engine::puts`] passes to its sink, until a call passes none.
+    /// Stores all records that [`Engine::puts`] passes to its sink, until a call passes none.
     ///
     /// # Errors
     /// As [`Engine::puts`].
@@ -60,7 +51,8 @@ impl KeyStore {
         let mut ids = Vec::new();
         loop {
             engine.puts(PUTS, |put| {
-                self.put_pages += u64::from(self.keys.insert(put.key));
+                let is_new = self.records.insert((put.group, put.key));
+                self.put_pages += if is_new { put.pages.len() as u64 } else { 0 };
                 ids.push(put.id);
             })?;
             if ids.is_empty() {

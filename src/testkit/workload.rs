@@ -28,7 +28,7 @@ pub enum Family {
     SwapGroups,
     /// Swap memory and many forks of sequences whose steps run ahead of their tokens; some have groups of layers.
     Forks,
-    /// Swap memory of few pages, with the puts and fetches of a store.
+    /// Swap memory of few pages, with the puts and fetches of a store; some have groups of layers.
     Stores,
 }
 
@@ -67,6 +67,7 @@ enum Kind {
     PutDone,
     Fetch,
     Fetched,
+    RestatePuts,
     Promise,
     Fork,
     Rollback,
@@ -103,7 +104,7 @@ const WITH_SWAP: [(Kind, u64); 15] = [
 ];
 
 /// The puts and fetches of a store.
-const WITH_STORES: [(Kind, u64); 4] = [(Puts, 24), (PutDone, 40), (Fetch, 24), (Fetched, 24)];
+const WITH_STORES: [(Kind, u64); 5] = [(Puts, 24), (PutDone, 40), (Fetch, 24), (Fetched, 24), (RestatePuts, 3)];
 
 /// A stream of ops, and their config.
 #[derive(Clone, Debug)]
@@ -238,7 +239,6 @@ impl Workload {
         config.pages = tracks * rng.within(3, 7) as u32 + 3;
         config.swap_pages = rng.pick(&[1, 8, 20, 60, 60]);
         weights.insert(Mark, rng.pick(&[0, 6, 20, 50]));
-        // Stores reject groups.
         weights.extend([(Puts, rng.pick(&[0, 0, 2])), (Fetch, rng.pick(&[0, 0, 2]))]);
         self.repeats = true;
     }
@@ -256,9 +256,15 @@ impl Workload {
     }
 
     fn use_stores(&mut self) {
-        self.use_swap();
+        let has_groups = self.rng.one_in(2);
+        if has_groups {
+            self.use_groups()
+        } else {
+            self.use_swap()
+        }
         let Self { config, weights, rng, .. } = self;
-        config.swap_pages = rng.pick(&[2, 3, 7, 23]);
+        config.record_pages = rng.pick(&[0, 0, 1, 2, 3]);
+        config.swap_pages = if has_groups { rng.pick(&[6, 19, 41, 63]) } else { rng.pick(&[2, 3, 7, 23]) };
         config.hashing = config.hashing.max(1);
         weights.extend(WITH_STORES);
         weights.insert(Reset, rng.pick(&[0, 0, 0, 3]));
@@ -306,6 +312,11 @@ impl Workload {
                 Op::Fetch { prompt, most: self.byte() }
             }
             Fetched => Op::Fetched { pick: self.byte(), count: self.byte() },
+            RestatePuts => {
+                let prompt = self.prompt();
+                let prompt = Prompt { shared: prompt.shared | 1, ..prompt };
+                Op::RestatePuts { prompt, lost: self.byte() }
+            }
             Promise => Op::Promise { pick: self.seq(), promise: self.promise() },
             Fork => {
                 let count = self.rng.pick(&[1, 1, 2, 3]) - u8::from(self.is_wrong());
@@ -435,6 +446,7 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         wide: rng.one_in(4),
         groups: if rng.one_in(2) { rng.within(1, SETTINGS.into()) as u8 } else { 0 },
         swap_pages: rng.pick(&[0, 0, 0, 3, 40, 40]).min(rng.within(1, 40)) as u32,
+        record_pages: 0,
         hashing: rng.below(6) as u8,
         event_pages: rng.pick(&[0, 1, 4, 12, 200]),
         drain_every: rng.pick(&[1, 1, 2, 8]),

@@ -130,7 +130,7 @@ impl World {
         })
     }
 
-    /// Counts, for each cell, the places that name it and the waiting sequences whose tails contain it.
+    /// Counts, for each cell, the places that name it, and the waiting sequences and the fetches whose tails contain it.
     fn count_cells(&self) -> HashMap<CellId, u32> {
         let mut counts = HashMap::new();
         for (_, s) in self.sequences.iter() {
@@ -143,6 +143,9 @@ impl World {
             for cell in self.awaited_cells(s).into_iter().chain(self.state_cells(s).map(|(_, cell)| cell)) {
                 *counts.entry(cell).or_default() += 1;
             }
+        }
+        for cell in self.prefixes.cells_of_fetches() {
+            *counts.entry(cell).or_default() += 1;
         }
         counts
     }

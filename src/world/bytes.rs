@@ -131,6 +131,7 @@ pub(super) fn tree_shape(shape: &EngineShape, hash_bits: u32) -> TreeShape {
     TreeShape {
         swap_pages: if shape.shares_prefixes() { layout.swap_pages() } else { 0 },
         stage_pages: layout.stage_pages(),
+        record_pages: shape.record_pages,
         hashing: shape.hashing,
         event_pages: shape.event_pages,
         limits: shape.limits(),

@@ -70,8 +70,21 @@ fn every_config_error_names_its_value() {
         assert_eq!(EngineConfig::from(config).shape(), Err(error), "{config:?}");
         assert!(!error.to_string().is_empty());
     }
+    let grouped = PoolConfig { layers: 3, groups: windows(1), ..good };
     let good = EngineConfig::from(good);
     let engines = [
+        (EngineConfig { record_pages: 0, ..good }, RecordPages { record_pages: 0, groups: 1 }),
+        (EngineConfig { record_pages: 6, ..good }, RecordPages { record_pages: 6, groups: 1 }),
+        (EngineConfig { record_pages: 128, ..good }, RecordPages { record_pages: 128, groups: 1 }),
+        (EngineConfig { record_pages: 2, pool: grouped, ..good }, RecordPages { record_pages: 2, groups: 2 }),
+        (
+            EngineConfig { record_pages: 4, pool: PoolConfig { stage_pages: 3, ..good.pool }, ..good },
+            StagePages { stage_pages: 3, min: 4 },
+        ),
+        (
+            EngineConfig { pool: PoolConfig { stage_pages: 1, ..grouped }, ..good },
+            StagePages { stage_pages: 1, min: 2 },
+        ),
         (EngineConfig { max_sequences: 0, ..good }, Zero { name: "max_sequences" }),
         (EngineConfig { max_sequence_len: 0, ..good }, Zero { name: "max_sequence_len" }),
         (EngineConfig { max_tokens: 0, ..good }, Zero { name: "max_tokens" }),

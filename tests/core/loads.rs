@@ -1,11 +1,10 @@
-//! Loads of pages from swap memory, over a backend that finishes them late. `puts` and `fetch` reject groups of layers.
+//! Loads of pages from swap memory, over a backend that finishes them late.
 
-use kvarena::hash::Hashing;
 use kvarena::layout::{Groups, Reach};
 use kvarena::testkit::late::{Late, LateOptions};
 use kvarena::*;
 
-use super::host::{ALL, Host, pool};
+use super::host::{Host, pool};
 
 fn text(own: u32) -> Vec<TokenId> {
     super::host::text(own * 100..own * 100 + 13)
@@ -13,21 +12,6 @@ fn text(own: u32) -> Vec<TokenId> {
 
 fn late(pool: PoolConfig) -> Host<Late> {
     Host::new(EngineConfig { max_tokens: 256, ..pool.into() }, LateOptions(CpuOptions::with_threads(1)))
-}
-
-#[test]
-fn stores_do_not_support_groups() {
-    let groups = Groups::new(&[Reach::All, Reach::Window(4)], &[0, 1]).expect("two groups");
-    for swap_pages in [0, 8] {
-        let pool = PoolConfig { swap_pages, ..pool(16, 8, groups) };
-        let mut engine = Host::null(EngineConfig { hashing: Hashing::ALL.first().copied(), ..pool.into() });
-        let refused = || EngineError::Core(Error::StoreGroups { groups: 2 });
-        let before = engine.stats();
-        assert_eq!(engine.puts(1, |_| panic!("there is no put")), Err(refused()));
-        assert_eq!(engine.fetch(ALL, &text(0), 1), Err(refused()));
-        assert_eq!(engine.stats(), before);
-        engine.check();
-    }
 }
 
 #[test]

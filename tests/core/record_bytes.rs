@@ -48,6 +48,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         prefix: if rng.one_in(4) { PrefixMode::None } else { PrefixMode::Radix },
         hashing,
         event_pages: if hashing.is_some() { rng.below(1000) as u32 } else { 0 },
+        record_pages: if pool.groups.count() == 1 { 1 << rng.below(7) } else { 1 },
         max_sequences: rng.within(1, 500) as u32,
         max_sequence_len: rng.within(1, 1 << 20) as u32,
         max_tokens: rng.within(1, 1 << 22),
@@ -140,6 +141,7 @@ fn the_byte_forms_are_as_documented() {
     let config = EngineConfig {
         hashing: Some(seed("42")),
         event_pages: 50,
+        record_pages: 4,
         max_sequences: 3,
         max_sequence_len: 4000,
         max_tokens: 5000,
@@ -152,7 +154,7 @@ fn the_byte_forms_are_as_documented() {
     };
     let text = u64::from_le_bytes([2, b'4', b'2', 0, 0, 0, 0, 0]);
     let words = [
-        u64::from_le_bytes(*b"kvshap03"),
+        u64::from_le_bytes(*b"kvshap04"),
         36,
         0,
         4,
@@ -182,8 +184,9 @@ fn the_byte_forms_are_as_documented() {
     ];
     // Swap pages, staged pages, the most tokens of a step; after the groups' own shapes, reserved pages and wide slots.
     let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]).chain([5, 1]);
-    // No parts of a state; the margin and the gap of its marks, and whether used states keep their age.
-    let words = words.chain([0; 4]).chain([128, 0, 0]);
+    // No parts of a state; the margin and the gap of its marks, whether used states keep their age, and the pages of a
+    // record.
+    let words = words.chain([0; 4]).chain([128, 0, 0, 4]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);
 

@@ -50,7 +50,7 @@ pub struct Host<B> {
     planned: Vec<SeqKey>,
     open: Vec<StepId>,
     puts: Vec<PutId>,
-    fetches: Vec<(FetchId, u32)>,
+    fetches: Vec<(FetchId, usize)>,
     /// A dense page table of the last batch.
     table: Vec<u32>,
     tree: DraftTree,
@@ -295,9 +295,6 @@ impl<B: Backend> Host<B> {
         if seed.is_multiple_of(3) {
             self.engine.load(&self.live).map_or_else(|_| self.done.refusals += 1, |()| ());
         }
-        if self.engine.shape().layout.groups().count() > 1 {
-            return; // Stores do not support groups.
-        }
         let puts = &mut self.puts;
         // Copies that ended since pass their pages in addition.
         let room = PUTS.saturating_sub(puts.len());
@@ -305,15 +302,18 @@ impl<B: Backend> Host<B> {
         for id in puts.drain(..mix(seed) as usize % (puts.len() + 1)) {
             assert!(self.engine.put_done(id, seed & 1 == 0), "it is open");
         }
-        let most = 1 + mix(seed ^ 1) as u32 % 6;
+        let hit = self.engine.match_prefix(Namespace::default(), &self.prompt).pages();
+        let to = hit + 1 + mix(seed ^ 1) as u32 % 6;
         if self.fetches.len() < FETCHES
-            && let Ok(Some(fetch)) = self.engine.fetch(Namespace::default(), &self.prompt, most)
+            && let Ok(Some(fetch)) = self.engine.fetch(Namespace::default(), &self.prompt, to)
         {
-            self.fetches.push((fetch.id, fetch.pages.len() as u32));
+            self.fetches.push((fetch.id, fetch.len()));
         }
         if self.fetches.len() > seed as usize % FETCHES {
-            let (id, pages) = self.fetches.swap_remove(mix(seed ^ 2) as usize % self.fetches.len());
-            assert!(self.engine.fetched(id, mix(seed ^ 3) as u32 % (pages + 1)), "it is open");
+            let (id, records) = self.fetches.swap_remove(mix(seed ^ 2) as usize % self.fetches.len());
+            let all = seed.is_multiple_of(2);
+            let count = if all { records } else { mix(seed ^ 3) as usize % (records + 1) };
+            assert!(self.engine.fetched(id, count), "it is open");
         }
     }
 

@@ -79,7 +79,8 @@ fn m1_pages_of_stores_have_no_other_user() {
         let moved = [MoveId::new(9); 2];
         let text: Vec<TokenId> = [7, 8].map(TokenId::new).to_vec();
         let mut fence = Fence::new(0, 1, 0).expect("memory");
-        let fetch = s.tree.begin_fetch(Namespace::default(), &text, 1, 9, moved, &mut fence);
+        let freed = &mut Vec::new();
+        let fetch = s.tree.begin_fetch((Namespace::default(), &text), 1, 9, moved, &mut fence, freed);
         assert_eq!(fetch.expect("there are swap pages").pages.len(), 1);
         assert_eq!(s.check(), Ok(()));
         let page = s.tree.swap().fetches.pages[0];
@@ -109,7 +110,7 @@ fn m1_pages_of_stores_have_no_other_user() {
 #[test]
 fn m2_fetched_pages_wait_with_their_tokens() {
     let more = |s: &mut Sound| s.tree.swap_mut().fetches.pages.push(SwapPageId::new(9));
-    assert_eq!(broken(more), "M2: a fetched page waits with its tokens until all have arrived");
+    assert_eq!(broken(more), "M2: a fetched page waits with its record until all have arrived");
 }
 
 #[test]
@@ -270,7 +271,8 @@ fn a_fetch_of_nothing_changes_nothing() {
     let fetch = |tree: &mut PrefixTree, fence: &mut Fence, text: &[u32], done: [u64; 2]| {
         let text: Vec<TokenId> = text.iter().copied().map(TokenId::new).collect();
         let moved = done.map(MoveId::new);
-        let fetch = tree.begin_fetch(Namespace::default(), &text, 3, 9, moved, fence);
+        let target = tree.match_prefix(Namespace::default(), &text).pages() + 3;
+        let fetch = tree.begin_fetch((Namespace::default(), &text), target, 9, moved, fence, &mut Vec::new());
         let pages = fetch.map(|fetch| fetch.pages.len());
         tree.check_swap().expect("all invariants of swap memory hold");
         pages

@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::Model;
-use super::open_moves::Path;
-use super::tree::{CellHeld, CellKey, Tree};
+use super::open_moves::{CellKey, Path};
+use super::tree::{CellHeld, Tree};
 use crate::id::{PageId, Scope, SeqKey, TokenId};
 use crate::layout::{PoolLayout, Reach};
 
@@ -21,6 +21,10 @@ impl Tree {
         };
         self.limited = layout.groups().limited().map(limited).collect();
         self.has_state = layout.state().is_some();
+        let groups = layout.groups();
+        self.groups = groups.limited().map(|(group, _)| group).chain(groups.state_group()).collect();
+        let sizes = self.limited.iter().map(|(_, tracks)| tracks.len());
+        self.cell_sizes = sizes.chain(layout.state().map(|state| state.pages as usize)).collect();
     }
 
     /// Returns the first place that a sequence holds in a track of this reach when `published` of its pages are
@@ -209,7 +213,7 @@ impl Model {
         let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
         sequence.kept = sequence.kept.max(mark);
         for (group, (reach, tracks)) in self.tree.limited.clone().into_iter().enumerate() {
-            for place in self.tree.tail(reach, mark) {
+            for place in self.tree.tail(reach, mark).rev() {
                 let sequence = self.sequences.get_mut(&seq).expect("the caller has checked");
                 if !sequence.cells[group].insert(place) {
                     continue;
@@ -232,7 +236,8 @@ impl Model {
                 } else {
                     self.pages.turn(&pages, super::PageIs::Private, super::PageIs::Cached);
                     let cell = CellHeld { pages, users: 1, ..CellHeld::default() };
-                    self.tree.cells.insert(key, cell);
+                    self.tree.cells.insert(key.clone(), cell);
+                    self.tree.queue_put(key.0 + 1, &key.1);
                 }
             }
         }

@@ -20,9 +20,10 @@ mod tree;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use admission::AdmissionWant;
+pub use open_moves::RecordWant;
 pub use pages::{PageIs, Pages};
 pub use step::{PlanWant, RowWant};
-pub use stores::PutWant;
+pub use stores::{FetchWant, LookupWant, PutWant};
 use tree::Tree;
 
 use crate::config::{EngineShape, PrefixMode};
@@ -153,9 +154,9 @@ impl Model {
         if shape.prefix == PrefixMode::Radix {
             let (swap_pages, pages) = (shape.layout.swap_pages(), page_count);
             let entries = (pages + swap_pages) + (pages + swap_pages) / 8;
-            let has_puts = shape.hashing.is_some() && shape.layout.groups().count() == 1;
-            let puts = if has_puts { entries as usize } else { 0 };
-            tree.keep_swap(swap_pages, shape.layout.stage_pages(), puts);
+            let cells: u32 = tree.cell_sizes.iter().map(|&size| (pages + swap_pages) / size as u32).sum();
+            let puts = if shape.hashing.is_some() { entries + cells } else { 0 };
+            tree.keep_swap(swap_pages, shape.layout.stage_pages(), shape.record_pages, puts as usize);
         }
         Self {
             shape,

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::open_moves::CellKey;
 use super::step::{Item, Used};
-use super::tree::{CellHeld, CellKey, Tree};
+use super::tree::{CellHeld, Tree};
 use super::{Model, PageIs, Sequence};
 use crate::error::Error;
 use crate::id::{PageId, Scope, SeqKey, TokenId};
@@ -271,6 +272,7 @@ impl Model {
                 let pages = own.clone();
                 let cell = CellHeld { pages, users: 1, ..CellHeld::default() };
                 self.tree.cells.insert(key.clone(), cell);
+                self.tree.queue_put(key.0 + 1, &key.1);
             }
             Some(cell) if cell.pages.is_empty() => {
                 self.pages.turn(&own, PageIs::Private, PageIs::Cached);

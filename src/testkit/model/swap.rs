@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::open_moves::Path;
-use super::tree::{CellKey, Tree};
+use super::open_moves::{CellKey, Path};
+use super::tree::Tree;
 use super::{Model, PageIs};
 use crate::backend::Moved;
 use crate::error::Error;
@@ -34,20 +34,27 @@ impl Tree {
         }
     }
 
-    /// Takes a free swap page without unfinished moves. If there is none, removes the page that has been in swap memory
-    /// alone for the longest time, unless its swap page is read or has unfinished moves.
-    pub(super) fn take_idle_swap(&mut self, moved: Moved) -> Option<SwapPageId> {
+    /// Takes a free swap page without unfinished moves. If there is none, removes the page or cell that has been in swap
+    /// memory alone for the longest time, unless one of its swap pages is read or has unfinished moves.
+    pub(super) fn take_idle_swap(&mut self, moved: Moved, gone: &mut Vec<PageId>) -> Option<SwapPageId> {
         if let Some(page) = self.swap.take_if(|swap, page| swap.is_idle(page, moved)) {
             return Some(page);
         }
-        let Idle::Page(path) = self.oldest(|is_device, _| !is_device)? else { return None };
-        let page = self.pages[&path].swap_page?;
-        if self.swap.reading.contains(&page) || !self.swap.is_idle(page, moved) {
+        let oldest = self.oldest(|is_device, _| !is_device)?;
+        let pages = match &oldest {
+            Idle::Page(path) => self.pages[path].swap_page.into_iter().collect(),
+            Idle::Cell(key) => self.cells[key].swap_pages.clone(),
+        };
+        if pages.iter().any(|&page| self.swap.reading.contains(&page) || !self.swap.is_idle(page, moved)) {
             return None;
         }
-        self.lose_page(&path, &mut Vec::new());
-        self.swap.evicted += 1;
-        self.swap.take_if(|_, free| free == page)
+        let before = self.swap.counts().0;
+        match oldest {
+            Idle::Page(path) => self.lose_page(&path, gone),
+            Idle::Cell(key) => self.lose_idle_cell(&key, gone),
+        }
+        self.swap.evicted += u64::from(before - self.swap.counts().0);
+        self.swap.take_if(|_, free| free == pages[0])
     }
 
     /// Returns the page or cell that has been idle for the longest time, among those for which `is_one` is true. The
@@ -77,7 +84,7 @@ impl Tree {
     /// Removes a cell because memory is short.
     fn lose_idle_cell(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
         let cell = &self.cells[key];
-        self.swap.lost += cell.pages.len().max(cell.swap_pages.len()) as u64;
+        self.swap.lost += if cell.stored { 0 } else { cell.pages.len().max(cell.swap_pages.len()) as u64 };
         self.evicted.1 += u64::from(!cell.pages.is_empty());
         gone.extend(self.remove_cell(key));
     }

@@ -11,8 +11,8 @@ pub struct Swap {
     pub(super) taken: Vec<bool>,
     /// The page at which the next search begins.
     next: usize,
-    /// Pages that puts read.
-    pub(super) reading: BTreeSet<SwapPageId>,
+    /// Pages that puts read, once for each put.
+    pub(super) reading: Vec<SwapPageId>,
     /// Pages of `reading` that no longer belong to an entry. They become free at the end of their put.
     pub(super) leaving: BTreeSet<SwapPageId>,
     /// Pages that fetches write.

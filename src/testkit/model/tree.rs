@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::open_moves::{Path, Stores};
+use super::open_moves::{CellKey, Path, Stores};
 use super::swap_pages::Swap;
 use crate::id::{Namespace, PageId, Scope, SwapPageId, TokenId};
 use crate::layout::Reach;
@@ -27,9 +27,6 @@ pub(super) struct Held {
     pub version: u64,
 }
 
-/// The index of a limited group, and the path of the page that has the cell.
-pub(super) type CellKey = (usize, Path);
-
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct CellHeld {
     /// Its pages on the device: one for each track of the group, or none.
@@ -45,6 +42,8 @@ pub(super) struct CellHeld {
     pub junction: bool,
     /// Whether the last user that left it has a later state.
     pub superseded: bool,
+    /// Whether a store has it.
+    pub stored: bool,
 }
 
 impl CellHeld {
@@ -81,15 +80,21 @@ pub struct Tree {
     pub(super) pages: BTreeMap<Path, Held>,
     pub(super) swap: Swap,
     pub(super) stores: Stores,
-    /// Maximum number of pages that wait to be put.
+    /// Maximum number of records that wait to be put.
     pub(super) put_queue_len: usize,
+    /// Number of pages of a record of group 0.
+    pub(super) record_pages: usize,
+    /// The number of each limited group, and at last that of the group that keeps a state.
+    pub(super) groups: Vec<u32>,
+    /// The number of pages of a cell of each of these groups.
+    pub(super) cell_sizes: Vec<usize>,
     /// Number of pages added so far.
     pub(super) versions: u64,
     pub(super) cells: BTreeMap<CellKey, CellHeld>,
     /// Number of pages and number of cells evicted so far.
     pub(super) evicted: (u64, u64),
     /// The generation whose idle pages are kept. Pages of other generations are removed with their last user.
-    kept_generation: Option<u64>,
+    pub(super) kept_generation: Option<u64>,
     pub(super) clock: u64,
     /// The last time before all others.
     pub(super) oldest: u64,
@@ -110,6 +115,9 @@ impl Tree {
             swap,
             stores: Stores::default(),
             put_queue_len: 0,
+            record_pages: 1,
+            groups: Vec::new(),
+            cell_sizes: Vec::new(),
             versions: 0,
             cells,
             evicted: (0, 0),
@@ -120,10 +128,10 @@ impl Tree {
         }
     }
 
-    /// Turns on swap memory of `count` pages, and puts. At most `puts` pages wait to be put; 0 turns puts off.
-    pub(super) fn keep_swap(&mut self, count: u32, stage_pages: u32, puts: usize) {
+    /// Turns on swap memory of `count` pages, and puts. At most `puts` records wait to be put; 0 turns puts off.
+    pub(super) fn keep_swap(&mut self, count: u32, stage_pages: u32, record_pages: u32, puts: usize) {
         (self.swap, self.stores) = (Swap::new(count), Stores::new(stage_pages));
-        self.put_queue_len = puts;
+        (self.record_pages, self.put_queue_len) = (record_pages as usize, puts);
     }
 
     pub(super) fn path(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> Path {
@@ -231,8 +239,8 @@ impl Tree {
             let held = Held { page, swap_page: None, users: 0, idle_since: 0, stored: false, version: self.versions };
             let path = self.path(scope, tokens, pages);
             self.pages.insert(path.clone(), held);
-            if self.put_queue_len > 0 && self.kept_generation == Some(scope.generation) {
-                self.queue_put(path);
+            if pages.is_multiple_of(self.record_pages) {
+                self.queue_put(0, &path);
             }
         }
         self.count_up(scope, tokens, locked, end);

@@ -37,6 +37,7 @@ impl<B: Inspect> Host<B> {
             Op::PutDone { pick, ok } => self.put_done(pick, ok),
             Op::Fetch { prompt, most } => self.fetch(&prompt, most),
             Op::Fetched { pick, count } => self.fetched(pick, count),
+            Op::RestatePuts { prompt, lost } => self.restate_puts(&prompt, lost),
             Op::Promise { pick, promise } => self.promise_more(pick, promise),
             Op::Fork { pick, count, promise } => self.fork(pick, count % 4, promise),
             Op::Rollback { pick, fewer } => self.rollback(pick, fewer),

@@ -27,28 +27,31 @@ pub(super) fn names(namespace: Namespace) -> NamespaceNames {
     NamespaceNames { lora: salt.clone(), salt, lora_path: None }
 }
 
-type Bytes = Option<Vec<u8>>;
+pub(super) type Bytes = Option<Vec<u8>>;
+
+/// Generation, group and hash of a record.
+pub(super) type RecordKey = (u64, u32, PageHash);
 
 /// A put that the store reads.
 pub(super) struct OpenPut {
     pub id: PutId,
     pub number: u64,
-    pub key: (u64, PageHash),
-    pub page: SwapPageId,
-    pub bytes: Bytes,
+    pub key: RecordKey,
+    pub pages: Vec<SwapPageId>,
+    pub bytes: Vec<Bytes>,
 }
 
-/// A fetch, and the number of its pages that the store has written.
+/// A fetch, and the number of its records that the store has written.
 pub(super) struct OpenFetch {
     pub id: FetchId,
     pub number: u64,
     pub arrived: usize,
 }
 
-/// The store: its pages by generation and hash, and its open puts and fetches.
+/// The store: its records, and its open puts and fetches.
 #[derive(Default)]
 pub(super) struct Store {
-    pub pages: BTreeMap<(u64, PageHash), Bytes>,
+    pub records: BTreeMap<RecordKey, Vec<Bytes>>,
     pub puts: Vec<OpenPut>,
     pub fetches: Vec<OpenFetch>,
     pub fetch_count: u64,

@@ -15,4 +15,5 @@ pub mod record;
 pub mod redis;
 pub mod store;
 pub mod testing;
+pub mod tier;
 mod vectored;

@@ -13,7 +13,8 @@
 //! | 8 each | bytes of the record: a `get` of a record with another number of bytes is 0 |
 //!
 //! The three fields of a record follow one another; numbers are little-endian. `mooncake_child.py` serves Mooncake.
-//! Calls of several threads share requests. A child that does not answer in time is ended; the next call starts another.
+//! Calls of several threads share requests. The parent ends a child that does not answer in time; the next call starts
+//! another one.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};

@@ -26,8 +26,8 @@
 //! | | | zeros, to a multiple of 4,096: the end of the head |
 //! | | stride each | the pages, each followed by zeros to the stride |
 //!
-//! A check is 16 bytes of XXH3-128 in canonical form, or of BLAKE3 with the host's [`Secret`]. The header's check covers
-//! the page checks, so a reader may take some of the pages.
+//! A check is 16 bytes of XXH3-128 in canonical form, or of BLAKE3 with the host's [`Secret`]. The header's check
+//! covers the page checks, so a reader may take some of the pages.
 
 use kvarena::id::TokenId;
 

@@ -47,15 +47,15 @@ pub enum Got {
 
 /// A place that keeps records by name. All calls block; several threads make them at the same time.
 ///
-/// A record is `head`, then each page followed by zeros to a multiple of [`BLOCK`] bytes. All pages of a record have the
-/// same length. A store does not check records: readers do. It may lose any record at any time. A reader sees a record
-/// as one writer has put it, or not at all, as far as the store can promise it.
+/// A record is `head`, then each page followed by zeros to a multiple of [`BLOCK`] bytes. All pages of a record have
+/// the same length. A store does not check records: readers do. It may lose any record at any time. A reader sees a
+/// record as one writer has put it, or not at all, as far as the store can promise it.
 pub trait Store: Send + Sync + 'static {
     /// Returns, for each name, whether the store has the record. Makes one round trip, or few.
     ///
-    /// Names of group 0 come first, in the order of a prompt. A store that asks for each name separately may take a name
-    /// of group 0 as absent if an earlier one is, and as stored if a later one is; and a cell as absent if the page of
-    /// group 0 with its key is.
+    /// Names of group 0 come first, in the order of a prompt. A store that makes a request for each name may derive
+    /// some: a name of group 0 is absent if an earlier one is, and stored if a later one is. A cell is absent if the
+    /// page of group 0 with its key is.
     ///
     /// # Errors
     /// If the store cannot be asked.

@@ -106,7 +106,8 @@ pub(super) fn excess(folder: &Folder, bytes: u64, limit: u64, free_percent: u32)
     Ok(if above > 0 { above + limit.min(bytes) / SLACK } else { 0 })
 }
 
-/// Removes the oldest records until `wanted` bytes are removed. Adds to `collected`, and calls `removed` with the names.
+/// Removes the oldest records until `wanted` bytes are removed. Adds to `collected`, and calls `removed` with
+/// each name.
 pub(super) fn remove_oldest(
     folder: &Folder,
     wanted: u64,

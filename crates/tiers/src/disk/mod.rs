@@ -7,8 +7,9 @@
 //! DIR/lock                                                  locked by the process that collects
 //! ```
 //!
-//! A file is written in `tmp` and renamed, without a sync: after a power loss, checks find torn files. Several processes
-//! may use one folder. Files have mode 0600 and folders 0700. Links, and files of other users, are never read.
+//! The store writes a file in `tmp` and renames it, without a sync: after a power loss, checks find torn files. Several
+//! processes may use one folder. Files have mode 0600 and folders 0700. The store never reads links or files of other
+//! users.
 //!
 //! The time of a file's last modification is that of its last use. A thread removes the oldest files when the folder
 //! exceeds its limit, or when less than 5 % of the disk is free.

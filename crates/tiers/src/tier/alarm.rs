@@ -1,4 +1,5 @@
-//! A thread that wakes the host at given times: when a request shall not wait longer, or a stopped store is tried again.
+//! A thread that wakes the host at given times: when a request shall not wait longer, or a stopped store is tried
+//! again.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

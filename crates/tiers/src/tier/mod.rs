@@ -215,8 +215,8 @@ where
         self.begin_puts(engine).map(drop)
     }
 
-    /// Puts all records that no store has, without a limit of the rate, for at most `limit`. The host calls it before it
-    /// ends. Returns whether nothing is left.
+    /// Puts all records that no store has, without a limit of the rate, for at most `limit`. The host calls it before
+    /// it ends. Returns whether nothing is left.
     ///
     /// # Errors
     /// As [`Tier::turn`].

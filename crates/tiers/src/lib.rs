@@ -17,3 +17,4 @@ pub mod store;
 pub mod testing;
 pub mod tier;
 mod vectored;
+pub mod weights;

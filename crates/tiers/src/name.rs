@@ -122,7 +122,15 @@ impl FromStr for Name {
 }
 
 fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
-    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    // Formatting each byte takes longer than a look-up on a disk.
+    let (mut digits, mut len) = ([0; 64], 0);
+    for byte in bytes {
+        for digit in [byte >> 4, byte & 15] {
+            digits[len] = b"0123456789abcdef"[digit as usize];
+            len += 1;
+        }
+    }
+    f.write_str(str::from_utf8(&digits[..len]).expect("digits"))
 }
 
 /// Parses `2 * N` hexadecimal digits.

@@ -3,8 +3,8 @@
 #[path = "common/host.rs"]
 mod host;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use host::{Host, PAGE_SIZE, model, models, options, text};
@@ -13,7 +13,8 @@ use kvarena::layout::Groups;
 use kvarena_tiers::check::Secret;
 use kvarena_tiers::disk::{Disk, DiskOptions};
 use kvarena_tiers::miss::Miss;
-use kvarena_tiers::store::Store;
+use kvarena_tiers::name::{Fingerprint, Name, Space};
+use kvarena_tiers::store::{Got, Part, Store, StoreError};
 use kvarena_tiers::testing::{Full, Gone, Liar, Memory, Slow, Torn};
 use kvarena_tiers::tier::{Find, LoadRule, StoreOptions, TierOptions};
 
@@ -181,29 +182,59 @@ fn a_store_that_dies_in_a_fetch_is_a_miss() {
     host.serve(ALL, &text(0..33));
 }
 
+/// A store whose reads wait while its gate is closed.
+struct Gated(Arc<Memory>, Arc<(Mutex<bool>, Condvar)>);
+
+impl Store for Gated {
+    fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        self.0.have(names)
+    }
+
+    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
+        let (is_open, opened) = &*self.1;
+        drop(opened.wait_while(is_open.lock().expect("no panic"), |is_open| !*is_open).expect("no panic"));
+        self.0.get(name, part, head, pages)
+    }
+
+    fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
+        self.0.put(name, head, pages)
+    }
+
+    fn remove(&self, names: &[Name]) -> Result<(), StoreError> {
+        self.0.remove(names)
+    }
+
+    fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError> {
+        self.0.remove_space(fingerprint, space)
+    }
+}
+
 #[test]
 fn a_deadline_frees_the_request_and_not_the_pages() {
     let store = Arc::new(Memory::default());
     drop(filled(&store));
-    let slow = Arc::new(Slow { inner: store, delay: Duration::from_millis(100) });
-    let stores = vec![StoreOptions { threads: 2, ..StoreOptions::new("slow", slow) }];
+    let host = |store: Arc<dyn Store>, deadline: u64| {
+        let stores = vec![StoreOptions { threads: 2, ..StoreOptions::new("slow", store) }];
+        let deadline = Duration::from_millis(deadline);
+        Host::with(&model(Groups::ONE, 1), TierOptions { deadline, ..options(stores) })
+    };
     // The deadline passes while the store is asked.
-    let mut host = Host::with(
-        &model(Groups::ONE, 1),
-        TierOptions { deadline: Duration::from_millis(1), ..options(stores.clone()) },
-    );
-    assert_eq!(host.find(ALL, &text(0..33)), 0);
-    assert_eq!((host.misses(), host.tier.waits().late), (vec![(Miss::Late, 1)], 1));
-    assert_eq!(host.serve(ALL, &text(0..33)), 0);
+    let slow = Slow { inner: Arc::clone(&store), delay: Duration::from_secs(1) };
+    let mut late = host(Arc::new(slow), 1);
+    assert_eq!(late.find(ALL, &text(0..33)), 0);
+    assert_eq!((late.misses(), late.tier.waits().late), (vec![(Miss::Late, 1)], 1));
+    assert_eq!(late.serve(ALL, &text(0..33)), 0);
     // The deadline passes while the records are read: the fetch ends later, and the next prompt hits.
-    let mut host =
-        Host::with(&model(Groups::ONE, 1), TierOptions { deadline: Duration::from_millis(150), ..options(stores) });
-    assert_eq!(host.find(ALL, &text(0..33)), 0);
-    let (requests, fetches, _) = host.tier.open();
-    assert_eq!((requests, fetches, host.tier.waits().late), (0, 1, 1));
-    assert_eq!(host.serve(ALL, &text(0..7)), 0);
-    host.until(|host| host.tier.open().1 == 0);
-    assert_eq!(host.serve(ALL, &text(0..33)), 32);
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let mut late = host(Arc::new(Gated(store, Arc::clone(&gate))), 1000);
+    assert_eq!(late.find(ALL, &text(0..33)), 0);
+    let (requests, fetches, _) = late.tier.open();
+    assert_eq!((requests, fetches, late.tier.waits().late), (0, 1, 1));
+    assert_eq!(late.serve(ALL, &text(0..7)), 0);
+    *gate.0.lock().expect("no panic") = true;
+    gate.1.notify_all();
+    late.until(|host| host.tier.open().1 == 0);
+    assert_eq!(late.serve(ALL, &text(0..33)), 32);
 }
 
 #[test]
@@ -211,7 +242,9 @@ fn requests_of_one_prefix_share_a_fetch() {
     let store = Arc::new(Memory::default());
     drop(filled(&store));
     let slow = Arc::new(Slow { inner: store, delay: Duration::from_millis(5) });
-    let mut host = Host::new(&model(Groups::ONE, 1), slow, None);
+    // One thread answers in the order of the questions.
+    let stores = vec![StoreOptions { threads: 1, ..StoreOptions::new("slow", slow) }];
+    let mut host = Host::with(&model(Groups::ONE, 1), options(stores));
     let prompts = [text(0..33), text(0..33), text(0..29), [text(0..20), text(900..920)].concat()];
     for (id, prompt) in (0..).zip(&prompts) {
         assert_eq!(host.tier.find(id, &host.engine, ALL, prompt), Find::Waiting);

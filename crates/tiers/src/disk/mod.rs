@@ -20,6 +20,7 @@ mod folder;
 mod index;
 mod temp;
 
+use std::collections::HashSet;
 use std::fs::TryLockError;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -224,10 +225,19 @@ impl Shared {
 impl Store for Disk {
     fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
         let mut have = self.shared.index.has(names);
-        for (name, has) in names.iter().zip(&mut have).filter(|(_, has)| !**has) {
-            *has = self.shared.folder.has(name)?;
-            if *has {
-                self.shared.index.insert(name);
+        // After the first absent page of a prompt, no record is of use.
+        let mut absent = HashSet::new();
+        for (name, has) in names.iter().zip(&mut have) {
+            if if name.group == 0 { !absent.is_empty() } else { absent.contains(&name.key) } {
+                *has = false;
+            } else if !*has {
+                *has = self.shared.folder.has(name)?;
+                if *has {
+                    self.shared.index.insert(name);
+                }
+            }
+            if name.group == 0 && !*has {
+                absent.insert(name.key);
             }
         }
         Ok(have)

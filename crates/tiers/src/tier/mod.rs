@@ -226,7 +226,7 @@ where
         let mut looks = 0;
         while Instant::now() < end {
             self.turn(engine, |_, _| ())?;
-            looks = if self.open_puts > 0 { 0 } else { looks + 1 };
+            looks = if self.open_puts > 0 || !self.fetches.is_empty() { 0 } else { looks + 1 };
             if looks >= FLUSH_LOOKS {
                 return Ok(self.shared.writer(0).is_some());
             }
@@ -243,6 +243,11 @@ where
     /// Returns whether [`Tier::turn`] has results to take. The host also calls it after `wake`.
     pub fn has_results(&self) -> bool {
         self.shared.sent.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns whether nothing is open, and only another step or a store that is tried again brings work.
+    pub fn is_idle(&self) -> bool {
+        self.open() == (0, 0, 0) && self.looks >= LOOKS_MAX
     }
 
     /// Returns the number of requests, fetches and puts that are open.

@@ -3,7 +3,7 @@
 // `system/` and `engine/` update some counters; `Engine::stats` reads the others and the levels from the tables.
 
 use std::fmt;
-use std::ops::Sub;
+use std::ops::{Add, Sub};
 
 use crate::error::Error;
 
@@ -30,6 +30,16 @@ macro_rules! stats {
 
             fn sub(self, earlier: Self) -> Self {
                 Self { $($counter: self.$counter.saturating_sub(earlier.$counter),)* ..self }
+            }
+        }
+
+        impl Add for Stats {
+            type Output = Self;
+
+            /// Returns the sums of the counters, and the levels of `self`: those of the engine that runs now, if
+            /// `earlier` is of an engine before it.
+            fn add(self, earlier: Self) -> Self {
+                Self { $($counter: self.$counter + earlier.$counter,)* ..self }
             }
         }
 

@@ -47,8 +47,14 @@ pub struct Args {
     #[arg(long, value_name = "K", default_value_t = 0, requires = "swap_pages")]
     pub ahead: u32,
     /// Adds a store of unlimited size behind swap memory. It stores keys without bytes; core time includes its work
-    #[arg(long, requires = "swap_pages", conflicts_with = "groups")]
+    #[arg(long, requires = "swap_pages")]
     pub store: bool,
+    /// Consecutive pages that the store keeps as one record: a power of two up to 64, and 1 with --groups
+    #[arg(long, value_name = "U", default_value_t = 1, requires = "store")]
+    pub record_pages: u32,
+    /// After N requests, replaces the engine by a new one; the store stays
+    #[arg(long, value_name = "N", requires_all = ["store", "sequential"])]
+    pub restart: Option<NonZeroUsize>,
     /// Groups of layers besides the one that keeps all tokens, each as REACH:TOKENSxTRACKS or state:PAGES, such as
     /// window:1024x6,chunk:8192x3,state:36; needs --sequential and --pages. With a state, the pool has one more page,
     /// which no sequence gets

@@ -265,7 +265,7 @@ impl<'a> Scheduler<'a> {
     /// memory.
     fn start(&mut self, host: &mut Host<'_>, request: usize, seq: SeqKey, [hit, swap_hit]: [u32; 2]) {
         let known = self.requests[request].input_len();
-        host.started(&self.requests[request], hit, swap_hit);
+        host.started(&self.requests[request], hit, hit - swap_hit);
         self.running.push(Running { seq, request, sampled: 0, known, planned: hit });
     }
 
@@ -277,7 +277,10 @@ impl<'a> Scheduler<'a> {
         }
         let (prompt, running, follow) = (&self.prompt, self.running.len(), self.limits.follow);
         let promise = prompt.len() as u32;
-        host.fetch(&self.prompt).map_err(|source| ServeError::Engine { request, source })?;
+        // Without groups, each fetched page makes the hit longer.
+        let fetched = host.fetch(&self.prompt).map_err(|source| ServeError::Engine { request, source })?;
+        let page_size = host.engine.shape().layout.page_size();
+        host.tally.store_hit_tokens += u64::from(fetched) * u64::from(page_size);
         let Host { engine, core, .. } = host;
         let result = core.measure(|| {
             let admission = engine.admission(NAMESPACE, prompt, promise)?;

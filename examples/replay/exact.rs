@@ -1,12 +1,13 @@
 //! Tests that the figures of a sequential replay equal those of naive models exactly, and that a batched replay serves
 //! all requests.
 
+use std::num::NonZeroUsize;
+
 use indicatif::ProgressBar;
 use kvarena::layout::Reach;
-use kvarena::testkit::tiers::{self, Figures as Tiers};
+use kvarena::testkit::tiers::{Figures, Setting, Tiers};
 
 use crate::args::Args;
-use crate::oracle::{Figures, Setting, naive};
 use crate::request::Request;
 
 fn engine(requests: &[Request], args: &Args) -> Figures {
@@ -19,29 +20,39 @@ fn engine(requests: &[Request], args: &Args) -> Figures {
     let s = outcome.stats;
     assert_eq!((s.private_pages, s.protected_pages, s.fenced_pages), (0, 0, 0), "{s:?}");
     assert_eq!((s.sequences, s.steps), (0, 0), "{s:?}");
-    Figures {
-        skipped: outcome.tally.skipped,
-        hit_tokens: outcome.tally.hit_tokens,
-        full_hit_tokens: outcome.tally.full_hit_tokens,
-        evicted_pages: outcome.stats.evicted_pages,
-        evicted_cells: outcome.stats.evicted_cells,
-        peak_pages: outcome.tally.peak_pages,
-    }
+    outcome.totals()
 }
 
-/// Returns the oracle's setting for a command line.
-fn setting(args: &Args) -> Setting {
+/// Returns the figures of a naive model.
+fn naive(requests: &[Request], args: &Args) -> Figures {
     let mut groups = vec![(Reach::All, 1)];
     if let Some(given) = &args.groups {
         let limited = given.groups.limited();
         groups.extend(limited.map(|(group, reach)| (reach, given.groups.layers_of(group) as usize)));
     }
-    Setting {
-        pages: args.pages.expect("the test sets the pages") as usize,
+    let mut tiers = Tiers::new(Setting {
         page_size: args.page_size as usize,
         step_tokens: args.step_tokens.unwrap_or(u32::MAX) as usize,
         groups,
+        device: args.pages.expect("the test sets the pages") as usize,
+        swap: args.swap_pages as usize,
+        ahead: args.ahead as usize,
+        store: args.store,
+        record_pages: args.record_pages as usize,
+    });
+    let restart = args.restart.map_or(usize::MAX, NonZeroUsize::get);
+    let (mut tokens, mut output) = (Vec::new(), Vec::new());
+    for (done, request) in requests.iter().enumerate() {
+        if done == restart {
+            tiers.restart();
+        }
+        request.write_prompt(&mut tokens);
+        let prompt = tokens.len();
+        request.write_stored_output(&mut output);
+        tokens.extend(&output);
+        tiers.serve(&tokens, prompt);
     }
+    tiers.figures()
 }
 
 fn args(line: &str) -> Args {
@@ -62,7 +73,7 @@ fn sequential_figures_are_exact() {
     let trace = committed_trace();
     for (page_size, pages) in [(512, 8), (512, 12), (512, 20), (512, 200), (128, 40), (16, 300), (100, 90), (1, 5000)] {
         let args = args(&format!("--sequential --pages {pages} --page-size {page_size}"));
-        let naive = naive(&trace, &setting(&args));
+        let naive = naive(&trace, &args);
         assert_eq!(engine(&trace, &args), naive, "{pages} pages of {page_size}");
     }
     // A hand-written program in another language computed these figures.
@@ -76,7 +87,7 @@ fn sequential_chats_are_exact() {
     let requests = crate::chat::generate(700, 5);
     for (page_size, pages) in [(256, 90), (256, 500), (64, 900)] {
         let args = args(&format!("--sequential --pages {pages} --page-size {page_size}"));
-        let naive = naive(&requests, &setting(&args));
+        let naive = naive(&requests, &args);
         assert!(naive.hit_tokens > 0 && naive.evicted_pages > 0, "{naive:?}");
         assert_eq!(engine(&requests, &args), naive, "{pages} pages of {page_size}");
     }
@@ -97,7 +108,7 @@ fn sequential_chats_with_groups_are_exact() {
         let args = args(&format!(
             "--sequential --pages {pages} --page-size {page_size} --step-tokens {step_tokens} --groups {groups}"
         ));
-        let naive = naive(&requests, &setting(&args));
+        let naive = naive(&requests, &args);
         assert!(naive.full_hit_tokens > naive.hit_tokens, "{groups}: {naive:?}");
         assert!(naive.hit_tokens > 0 && naive.evicted_cells > 0, "{groups}: {naive:?}");
         assert_eq!(engine(&requests, &args), naive, "{args:?}");
@@ -183,92 +194,122 @@ fn crowding_preempts_and_a_large_pool_does_not() {
     assert_eq!(crowded.output_tokens, roomy.output_tokens);
 }
 
-/// Returns the figures of swap memory.
-fn tiers_of(requests: &[Request], args: &Args) -> Tiers {
-    crate::serve(args, requests, &ProgressBar::hidden()).expect("it serves").totals()
-}
-
-/// Returns the figures of swap memory twice: of a replay, and of a naive model made of maps.
-fn tiers(requests: &[Request], line: &str) -> [Tiers; 2] {
-    let args = args(line);
-    let engine = tiers_of(requests, &args);
-    let mut plain = tiers::Tiers::new(tiers::Setting {
-        page_size: args.page_size as usize,
-        device: args.pages.expect("the test names them") as usize,
-        swap: args.swap_pages as usize,
-        ahead: args.ahead as usize,
-        store: args.store,
-    });
-    let (mut tokens, mut output) = (Vec::new(), Vec::new());
-    for request in requests {
-        request.write_prompt(&mut tokens);
-        let prompt = tokens.len();
-        request.write_stored_output(&mut output);
-        tokens.extend(&output);
-        plain.serve(&tokens, prompt);
-    }
-    [engine, plain.figures()]
+/// Returns the figures twice: of a replay, and of a naive model made of maps.
+fn both(requests: &[Request], line: &str) -> [Figures; 2] {
+    let args = args(&format!("--sequential {line}"));
+    [engine(requests, &args), naive(requests, &args)]
 }
 
 /// A program in another language computed these figures. A hit that waits for a load is partly on the device: only its
 /// pages of group 0 that are in swap memory alone count as hits in swap memory.
 #[test]
-fn swap_memory_with_groups_is_exact() {
+fn swap_memory_and_stores_are_exact_on_a_trace() {
     let trace = committed_trace();
     for (step_tokens, line, hits, moves) in [
         (
-            8192,
+            8_192,
             "--page-size 512 --groups window:128x1 --pages 20 --swap-pages 30 --ahead 2",
-            [19_456, 5_120],
-            [55, 29, 16, 6, 6],
+            [19_456, 5_120, 0],
+            [55, 29, 16, 0, 6, 6, 0],
         ),
         (
-            2048,
+            2_048,
             "--page-size 512 --groups window:1024x2 --pages 50 --swap-pages 60 --ahead 4",
-            [20_992, 4_096],
-            [71, 27, 16, 0, 0],
+            [20_992, 4_096, 0],
+            [71, 27, 16, 0, 0, 0, 0],
         ),
         (
-            1024,
+            1_024,
             "--page-size 128 --groups chunk:2048x2 --pages 120 --swap-pages 300",
-            [20_352, 5_120],
-            [336, 336, 78, 0, 0],
+            [20_352, 5_120, 0],
+            [336, 336, 78, 0, 0, 0, 0],
         ),
         (
-            1024,
+            1_024,
             "--page-size 128 --groups window:300x2,chunk:1024x1 --pages 120 --swap-pages 100 --ahead 5",
-            [17_280, 512],
-            [367, 286, 26, 211, 211],
+            [17_280, 512, 0],
+            [367, 286, 26, 0, 211, 211, 0],
+        ),
+        (
+            1_024,
+            "--page-size 128 --groups window:300x2,chunk:1024x1 --pages 120 --swap-pages 60 --ahead 5 --store",
+            [17_280, 0, 4_096],
+            [377, 296, 76, 54, 278, 0, 378],
+        ),
+        (
+            1_024,
+            "--page-size 128 --groups chunk:2048x2 --pages 120 --swap-pages 100 --store --restart 12",
+            [17_280, 512, 7_680],
+            [256, 256, 114, 96, 39, 0, 374],
+        ),
+        (
+            2_048,
+            "--page-size 512 --groups window:1024x6 --pages 60 --swap-pages 14 --ahead 3 --store --restart 11",
+            [16_896, 0, 2_048],
+            [189, 96, 33, 26, 136, 0, 203],
+        ),
+        (
+            100_000,
+            "--page-size 128 --pages 40 --swap-pages 12 --ahead 2 --store --record-pages 4",
+            [19_712, 640, 3_584],
+            [151, 121, 33, 28, 131, 20, 116],
         ),
     ] {
-        let [device_hit_tokens, swap_hit_tokens] = hits;
-        let [saved_pages, forced_pages, loaded_pages, swap_evicted_pages, lost_pages] = moves;
-        let figures = Tiers {
+        let [device_hit_tokens, swap_hit_tokens, store_hit_tokens] = hits;
+        let [saved_pages, forced_pages, loaded_pages, fetched_pages, swap_evicted_pages, lost_pages, put_pages] = moves;
+        let line = format!("--step-tokens {step_tokens} {line}");
+        let [engine, naive] = both(&trace, &line);
+        assert_eq!(engine, naive, "{line}");
+        let figures = Figures {
             device_hit_tokens,
             swap_hit_tokens,
+            store_hit_tokens,
             saved_pages,
             forced_pages,
             loaded_pages,
+            fetched_pages,
             swap_evicted_pages,
             lost_pages,
-            ..Tiers::default()
+            put_pages,
+            ..engine
         };
-        let args = args(&format!("--sequential --step-tokens {step_tokens} {line}"));
-        assert_eq!(tiers_of(&trace, &args), figures, "{line}");
+        assert_eq!(engine, figures, "{line}");
     }
 }
 
 #[test]
 fn swap_memory_is_exact() {
     let requests = crate::chat::generate(1500, 7);
-    for (page_size, pages, host, ahead) in
-        [(256, 90, 300, 0), (256, 90, 300, 8), (256, 90, 20, 30), (64, 330, 90, 0), (64, 400, 2000, 60)]
-    {
-        let line = format!("--sequential --pages {pages} --page-size {page_size} --swap-pages {host} --ahead {ahead}");
-        for line in [line.clone(), format!("{line} --store")] {
-            let [engine, plain] = tiers(&requests, &line);
+    for (count, page_size, pages, host, ahead) in [
+        (1500, 256, 90, 300, 0),
+        (1500, 256, 90, 300, 8),
+        (1500, 256, 90, 20, 30),
+        (300, 64, 330, 90, 0),
+        (300, 64, 400, 600, 60),
+    ] {
+        let requests = &requests[..count];
+        let line = format!("--pages {pages} --page-size {page_size} --swap-pages {host} --ahead {ahead}");
+        for store in ["", " --store", " --store --record-pages 4 --restart 200"] {
+            let line = format!("{line}{store}");
+            let [engine, plain] = both(requests, &line);
             assert!(plain.saved_pages > 0 && plain.swap_evicted_pages > 0, "{plain:?}");
             assert_eq!(engine, plain, "{line}");
         }
+    }
+}
+
+#[test]
+fn stores_with_groups_are_exact() {
+    let requests = crate::chat::generate(1500, 11);
+    for (step_tokens, line) in [
+        (4096, "--page-size 256 --groups window:128x1 --pages 150 --swap-pages 200 --ahead 5"),
+        (1024, "--page-size 256 --groups window:1024x6 --pages 200 --swap-pages 90 --ahead 9"),
+        (4096, "--page-size 128 --groups chunk:1024x3 --pages 500 --swap-pages 120 --restart 700"),
+        (8192, "--page-size 256 --groups window:300x2,chunk:2048x1 --pages 250 --swap-pages 40 --ahead 4"),
+    ] {
+        let line = format!("--store --step-tokens {step_tokens} {line}");
+        let [engine, plain] = both(&requests, &line);
+        assert!(plain.store_hit_tokens > 0 && plain.lost_pages == 0, "{plain:?}");
+        assert_eq!(engine, plain, "{line}");
     }
 }

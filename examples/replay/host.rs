@@ -59,9 +59,9 @@ pub struct Tally {
     pub output_tokens: u64,
     /// Tokens of `input_tokens` that were cached when their request first started.
     pub hit_tokens: u64,
-    /// Tokens of `hit_tokens` that were in swap memory alone.
-    pub swap_hit_tokens: u64,
-    /// Tokens that were fetched from the store. Hits on these tokens also count in `swap_hit_tokens`.
+    /// Tokens that were hit on the device, before a fetch from the store.
+    pub device_hit_tokens: u64,
+    /// Tokens by which fetches from the store have made hits longer. A fetch that fails may make a hit shorter.
     pub store_hit_tokens: u64,
     /// Pages that the store took.
     pub put_pages: u64,
@@ -85,6 +85,11 @@ pub struct Tally {
 }
 
 impl Tally {
+    /// Returns the tokens of `hit_tokens` that were in swap memory alone before a fetch from the store.
+    pub fn swap_hit_tokens(&self) -> u64 {
+        self.hit_tokens.saturating_sub(self.device_hit_tokens + self.store_hit_tokens)
+    }
+
     /// Counts the reads of decode in a step.
     pub fn count_decode(&mut self, plan: &BatchPlan<'_>) {
         let decodes = |row: &&BatchRow| row.extend_len == 1;
@@ -134,7 +139,10 @@ pub struct Sample {
 
 /// The host application around an engine.
 pub struct Host<'a> {
+    config: EngineConfig,
     pub engine: Engine<Null>,
+    /// The counters of earlier engines.
+    earlier: Stats,
     pub scratch: StepScratch,
     pub core: CoreTime,
     pub tally: Tally,
@@ -171,9 +179,13 @@ impl Outcome {
         let Self { tally, stats, .. } = self;
         Figures {
             skipped: tally.skipped,
-            device_hit_tokens: tally.hit_tokens - tally.swap_hit_tokens,
-            // Fetched pages also count as hits in swap memory.
-            swap_hit_tokens: tally.swap_hit_tokens.saturating_sub(tally.store_hit_tokens),
+            hit_tokens: tally.hit_tokens,
+            full_hit_tokens: tally.full_hit_tokens,
+            evicted_pages: stats.evicted_pages,
+            evicted_cells: stats.evicted_cells,
+            peak_pages: tally.peak_pages,
+            device_hit_tokens: tally.device_hit_tokens,
+            swap_hit_tokens: tally.swap_hit_tokens(),
             store_hit_tokens: tally.store_hit_tokens,
             saved_pages: stats.saved_pages,
             forced_pages: stats.forced_pages,
@@ -206,7 +218,9 @@ impl<'a> Host<'a> {
         progress: &'a ProgressBar,
     ) -> Result<Self, ServeError> {
         Ok(Self {
+            config,
             engine: Engine::new(config, Null).map_err(ServeError::Start)?,
+            earlier: Stats::default(),
             scratch: StepScratch::new(),
             core: CoreTime::default(),
             tally: Tally::default(),
@@ -219,6 +233,13 @@ impl<'a> Host<'a> {
             sample_stride: (request_count / SAMPLES).max(1) as u64,
             progress,
         })
+    }
+
+    /// Replaces the engine by a new one. The store stays.
+    pub fn restart(&mut self) -> Result<(), ServeError> {
+        self.earlier = self.earlier + self.engine.stats();
+        self.engine = Engine::new(self.config, Null).map_err(ServeError::Start)?;
+        Ok(())
     }
 
     /// Returns whether a request fits the empty pool.
@@ -243,13 +264,11 @@ impl<'a> Host<'a> {
         self.progress.inc(1);
     }
 
-    /// Fetches the pages that follow a prompt's cached pages, as far as the store has them. Returns the fetched tokens.
+    /// Fetches what the cached prefix of a prompt lacks, as far as the store has it. Returns the number of fetched
+    /// pages.
     pub fn fetch(&mut self, prompt: &[TokenId]) -> Result<u32, EngineError<Infallible>> {
         let Self { engine, core, store: Some(store), .. } = self else { return Ok(0) };
-        let pages = core.measure(|| store.fetch(engine, NAMESPACE, prompt))?;
-        let tokens = pages * engine.shape().layout.page_size();
-        self.tally.store_hit_tokens += u64::from(tokens);
-        Ok(tokens)
+        core.measure(|| store.fetch(engine, NAMESPACE, prompt))
     }
 
     /// Saves the oldest pages ahead of their eviction, and puts new pages into the store. A server does both while a
@@ -266,12 +285,12 @@ impl<'a> Host<'a> {
         Ok(())
     }
 
-    /// Counts a started request with `hit` cached tokens, `swap_hit` of them in swap memory.
-    pub fn started(&mut self, request: &Request, hit: u32, swap_hit: u32) {
+    /// Counts a started request with `hit` cached tokens, of which `on_device` were on the device before a fetch.
+    pub fn started(&mut self, request: &Request, hit: u32, on_device: u32) {
         let input = u64::from(request.input_len());
         self.tally.input_tokens += input;
         self.tally.hit_tokens += u64::from(hit);
-        self.tally.swap_hit_tokens += u64::from(swap_hit);
+        self.tally.device_hit_tokens += u64::from(on_device);
         self.work.admitted += 1;
         self.work.admitted_tokens += input;
     }
@@ -301,12 +320,12 @@ impl<'a> Host<'a> {
 
     fn sample(&mut self, stats: Stats) {
         let done = self.tally.requests + self.tally.skipped;
-        self.samples.push(Sample { done, tally: self.tally, stats });
+        self.samples.push(Sample { done, tally: self.tally, stats: stats + self.earlier });
     }
 
     pub fn outcome(mut self) -> Outcome {
-        let stats = self.engine.stats();
-        self.sample(stats);
+        self.sample(self.engine.stats());
+        let stats = self.engine.stats() + self.earlier;
         let layout = &self.engine.shape().layout;
         let (page_count, page_size) = (self.engine.shape().usable_pages(), layout.page_size());
         let token_bytes = layout.page_bytes() / u64::from(page_size);

@@ -6,6 +6,8 @@
 //! cargo run --release --example replay -- --trace FILE --pages 60000 --page-size 512 --sequential
 //! cargo run --release --example replay -- --trace FILE --pages 60000 --sequential --groups window:1024x6
 //! cargo run --release --example replay -- --trace FILE --pages 20000 --page-size 96 --sequential --groups state:36
+//! cargo run --release --example replay -- --trace FILE --pages 6000 --page-size 512 --sequential \
+//!     --swap-pages 20000 --store --restart 6000
 //! ```
 
 mod args;
@@ -17,8 +19,6 @@ mod core_time;
 mod exact;
 mod groups;
 mod host;
-#[cfg(test)]
-mod oracle;
 mod plot;
 mod report;
 mod request;
@@ -27,6 +27,7 @@ mod sequential;
 mod trace;
 
 use std::error::Error;
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -119,11 +120,17 @@ fn serve(args: &Args, requests: &[Request], progress: &ProgressBar) -> Result<Ou
         keep_used_states: args.keep_used,
         ..host::engine_config(pool(args), args.prefix, requests, running)
     };
-    let config = EngineConfig { hashing: args.store.then_some(Hashing::Dynamo), ..config };
+    let hashing = args.store.then_some(Hashing::Dynamo);
+    let config = EngineConfig { hashing, record_pages: args.record_pages, ..config };
     let mut host = Host::new(config, requests.len(), args.ahead, progress)?;
     host.store = args.store.then(KeyStore::default);
     if args.sequential {
-        sequential::serve(&mut host, requests, step_tokens)?;
+        let restart = args.restart.map_or(requests.len(), NonZeroUsize::get).min(requests.len());
+        sequential::serve(&mut host, &requests[..restart], step_tokens)?;
+        if restart < requests.len() {
+            host.restart()?;
+            sequential::serve(&mut host, &requests[restart..], step_tokens)?;
+        }
     } else {
         let limits = batching::Limits { running: running as usize, step_tokens, follow: !args.no_waiting };
         batching::serve(&mut host, requests, limits)?;
@@ -143,7 +150,8 @@ fn pool(args: &Args) -> PoolConfig {
         page_size: args.page_size,
         capacity: args.capacity(),
         swap_pages: args.swap_pages,
-        stage_pages: if args.store { 256 } else { 0 },
+        // A record has at most a page for each layer of a group.
+        stage_pages: if args.store { 256.max(args.groups.as_ref().map_or(0, |groups| groups.layers)) } else { 0 },
         ..PoolConfig::default()
     }
 }

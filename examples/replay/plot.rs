@@ -56,10 +56,8 @@ fn hits(samples: &[Sample]) -> Vec<Series> {
 
 /// Returns three numbers of hit tokens: on the device; on the device or in swap memory; in any tier.
 fn tier_hits(tally: &Tally) -> [u64; TIERS.len()] {
-    let Tally { hit_tokens, swap_hit_tokens, store_hit_tokens, .. } = *tally;
-    // Hits in the store also count as hits in swap memory, because the pages came through it.
-    let swap = swap_hit_tokens.saturating_sub(store_hit_tokens);
-    [hit_tokens - swap_hit_tokens, hit_tokens - swap_hit_tokens + swap, hit_tokens]
+    let Tally { hit_tokens, device_hit_tokens, .. } = *tally;
+    [device_hit_tokens, device_hit_tokens + tally.swap_hit_tokens(), hit_tokens]
 }
 
 /// Returns the number of tiers down to the lowest that had hits, at least 1: the device.
@@ -121,10 +119,10 @@ mod tests {
 
     #[test]
     fn hits_stack_by_tier() {
-        let mut hits =
-            Sample { done: 0, tally: Tally { hit_tokens: 100, ..Tally::default() }, stats: Stats::default() };
+        let tally = Tally { hit_tokens: 100, device_hit_tokens: 100, ..Tally::default() };
+        let mut hits = Sample { done: 0, tally, stats: Stats::default() };
         assert_eq!((tier_hits(&hits.tally), used_tiers(&[hits])), ([100, 100, 100], 1));
-        hits.tally.swap_hit_tokens = 30;
+        hits.tally.device_hit_tokens = 70;
         assert_eq!((tier_hits(&hits.tally), used_tiers(&[hits])), ([70, 100, 100], 2));
         hits.tally.store_hit_tokens = 10;
         assert_eq!((tier_hits(&hits.tally), used_tiers(&[hits])), ([70, 90, 100], 3));

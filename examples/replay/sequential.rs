@@ -22,10 +22,14 @@ pub fn serve(host: &mut Host<'_>, requests: &[Request], step_tokens: u32) -> Res
         request.write_stored_output(&mut output);
         host.count_full_hit(&prompt);
         let evicted = host.engine.stats().evicted_pages;
+        let (found, page_size) = (host.engine.match_prefix(NAMESPACE, &prompt), host.engine.shape().layout.page_size());
         host.fetch(&prompt).map_err(|source| ServeError::Engine { request: i, source })?;
         let served =
             one(host, &prompt, &output, step_tokens).map_err(|source| ServeError::Engine { request: i, source })?;
-        host.started(request, served.hit, served.swap_hit);
+        let on_device = (found.pages() - found.swap_pages()) * page_size;
+        host.started(request, served.hit, on_device);
+        let growth = i64::from(served.hit) - i64::from(found.pages() * page_size);
+        host.tally.store_hit_tokens = host.tally.store_hit_tokens.wrapping_add_signed(growth);
         host.served(request);
         host.work.computed_tokens = u64::from(request.stored_len() - served.hit);
         host.tally.peak_pages = host.tally.peak_pages.max(served.peak_pages);
@@ -38,8 +42,6 @@ pub fn serve(host: &mut Host<'_>, requests: &[Request], step_tokens: u32) -> Res
 
 struct Served {
     hit: u32,
-    /// The tokens of `hit` that were in swap memory.
-    swap_hit: u32,
     /// Maximum number of pages in use after a plan. With groups of layers, commits release pages, so the maximum need
     /// not follow the last plan.
     peak_pages: u32,
@@ -58,10 +60,7 @@ fn one(
     core.measure(|| {
         let seq = engine.admit(NAMESPACE, prompt, 0)?;
         let hit = engine.cached_len(seq)?;
-        // The engine counts the tokens of group 0 that the load brings. Cells count as no tokens.
-        let before = engine.stats().swap_hit_tokens;
         engine.load(&[seq])?;
-        let swap_hit = (engine.stats().swap_hit_tokens - before) as u32;
         if !output.is_empty() {
             engine.append(seq, output)?;
         }
@@ -77,7 +76,7 @@ fn one(
             left -= len;
             if left == 0 {
                 engine.finish(seq)?;
-                return Ok(Served { hit, swap_hit, peak_pages, planned });
+                return Ok(Served { hit, peak_pages, planned });
             }
         }
     })

@@ -55,10 +55,12 @@ pub(super) fn plan(plan: &BatchPlan<'_>, layout: &PoolLayout, table: &TableShape
     slots_exist(plan.slot_mapping, layout.slot_count())
 }
 
-/// Rejects a window or chunks for a plan with draft trees. Windows count positions, and the masks of trees count slots.
+/// Rejects a window, chunks or a first position for a plan with draft trees. These count positions, and the masks of
+/// trees count slots.
 pub(super) fn window(plan: &BatchPlan<'_>, attend: &Attend) -> Result<(), PlanError> {
     match (attend.window, attend.chunk) {
         _ if plan.masks.is_empty() => Ok(()),
+        _ if attend.first > 0 => Err(PlanError::First { first: attend.first }),
         (Some(window), _) => Err(PlanError::TreeWindow { window }),
         (None, Some(chunk)) => Err(PlanError::TreeChunk { chunk }),
         (None, None) => Ok(()),

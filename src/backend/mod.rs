@@ -68,6 +68,10 @@ pub struct Attend {
     /// group of the pool has.
     #[doc(alias = "attention_chunk_size")]
     pub chunk: Option<u32>,
+    /// First position that queries read; a query before it reads its own position alone. It is 1 for layers whose K and
+    /// V are stored one place later, such as those of a drafter: place `p + 1` depends on token `p + 1` and on the
+    /// model's hidden state at `p`, so nothing is at place 0. `Cuda` rejects others than 0.
+    pub first: u32,
     /// Soft cap of the logits, above 0 and finite.
     pub soft_cap: Option<f32>,
 }
@@ -84,7 +88,7 @@ impl Attend {
     /// The scale is `1 / sqrt(head_dim)` of the heads that the rows compress, times the model's factor for long
     /// contexts.
     pub fn latent(q_heads: u32, scale: f32) -> Self {
-        Self { q_heads, scale, window: None, chunk: None, soft_cap: None }
+        Self { q_heads, scale, window: None, chunk: None, first: 0, soft_cap: None }
     }
 
     /// Returns the maximum number of positions that a query reads.
@@ -95,7 +99,8 @@ impl Attend {
     /// Returns the first position that a query at `position` reads.
     pub(crate) fn first_seen(&self, position: u32) -> u32 {
         let window = self.window.map_or(0, |size| Reach::Window(size).first(position));
-        window.max(self.chunk.map_or(0, |size| Reach::Chunk(size).first(position)))
+        let chunk = self.chunk.map_or(0, |size| Reach::Chunk(size).first(position));
+        window.max(chunk).max(self.first.min(position))
     }
 }
 

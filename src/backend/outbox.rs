@@ -27,8 +27,8 @@ pub struct SlotMove {
 pub enum Work<'a> {
     /// Copies pages within the pool, all planes of all lanes. Sources and targets are disjoint ([B5](Backend)).
     Copy(&'a [PageCopy]),
-    /// Moves slots in all layers of a track, in this order: no move reads a slot that an earlier one wrote
-    /// ([B11](Backend)).
+    /// Moves slots in all layers of a track, and of groups that share its pages, in this order: no move reads a slot
+    /// that an earlier one wrote ([B11](Backend)).
     Slots(u32, &'a [SlotMove]),
     /// Copies pages of the pool to swap pages ([B12](Backend)). The host reports it by [`Outbox::saved`].
     Save(MoveId, &'a [PageMove]),

@@ -199,6 +199,8 @@ displayed! {
         LatentScale { scale: f32 } => "scale {scale} is that of latent rows, not of the heads they compress";
         /// The soft cap is not above 0 or not finite.
         SoftCap { soft_cap: f32 } => "soft cap {soft_cap} is not above 0 and finite";
+        /// Attention from a later position on is not supported for draft trees, and on GPUs.
+        First { first: u32 } => "attention from position {first} on is not supported here";
         /// A sink is NaN or plus infinity.
         Sink {
             /// The query head.

@@ -93,6 +93,7 @@ struct Words {
     state_margin: u64,
     state_gap: u64,
     keep_used_states: u64,
+    extra_bytes: u64,
     record_pages: u64,
 }
 
@@ -100,7 +101,7 @@ impl EngineShape {
     /// Bytes of the byte form.
     pub const BYTES: usize = size_of::<Words>();
 
-    /// Returns the byte form: 57 little-endian words of 64 bits.
+    /// Returns the byte form: 58 little-endian words of 64 bits.
     ///
     /// | words | |
     /// |---|---|
@@ -117,15 +118,14 @@ impl EngineShape {
     /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
     /// | 25 | `promise_ahead` |
     /// | 26 | number of groups + 2^32 * number of layers in groups; the latter is 0 if there is one group |
-    /// | 27 to 29 | for each group but group 0: its size + 2^32 * (1 window, 2 chunk, 3 state); 0 for no group |
+    /// | 27 to 29 | for each group but group 0: its size + 2^32 * (1 window, 2 chunk, 3 state); 0 for all tokens, and for no group |
     /// | 30 to 37 | bit 0 of the group number of each of 256 layers, then bit 1 |
     /// | 38, 39 | `swap_pages`, `stage_pages` |
     /// | 40 | `max_step_tokens` |
     /// | 41 to 46 | for each group but group 0: its shape in two words |
     /// | 47, 48 | `reserved_pages`, `wide_slots` |
     /// | 49 to 52 | for each part of a state: its heads + 2^32 * bytes of a head; 0 for no part |
-    /// | 53 to 55 | `state_margin`, `state_gap`, `keep_used_states` |
-    /// | 56 | `record_pages` |
+    /// | 53 to 57 | `state_margin`, `state_gap`, `keep_used_states`, `extra_bytes`, `record_pages` |
     ///
     /// A group with the pool's shape has two words of 0. Otherwise the first word is
     /// `1 + 2 * dtype + 8 * (0 for heads, 1 for latent rows)`. The second word contains the two sizes, in 32 bits each
@@ -168,6 +168,7 @@ impl EngineShape {
             state_margin: self.state_margin.into(),
             state_gap: self.state_gap.into(),
             keep_used_states: number(&BOOLS, self.keep_used_states),
+            extra_bytes: layout.extra_bytes().into(),
             record_pages: self.record_pages.into(),
         };
         let mut bytes = [0; Self::BYTES];
@@ -215,6 +216,7 @@ impl EngineShape {
             capacity: Capacity::Pages(narrow("page_count", words.page_count)?),
             swap_pages: narrow("swap_pages", words.swap_pages)?,
             stage_pages: narrow("stage_pages", words.stage_pages)?,
+            extra_bytes: narrow("extra_bytes", words.extra_bytes)?,
             layout: one_of("layout", &LAYOUTS, words.layout)?,
             tp_size: 1,
             tp_rank: 0,

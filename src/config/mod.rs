@@ -298,13 +298,13 @@ impl EngineConfig {
 
     /// Checks the sizes of the records of stores.
     fn check_records(&self, layout: &PoolLayout) -> Result<(), ConfigError> {
-        let (record_pages, groups) = (self.record_pages, layout.groups().count());
-        let max = if groups > 1 { 1 } else { RECORD_PAGES_MAX };
+        let record_pages = self.record_pages;
+        let cell_pages = Limits::new(layout, 0, true).tails(0).map(|held| held.tracks).max();
+        let max = if cell_pages.is_some() { 1 } else { RECORD_PAGES_MAX };
         if !record_pages.is_power_of_two() || record_pages > max {
-            return Err(ConfigError::RecordPages { record_pages, groups });
+            return Err(ConfigError::RecordPages { record_pages, max });
         }
-        let cells = Limits::new(layout, 0, true).tails(0).map(|held| held.tracks).max();
-        let (stage_pages, min) = (layout.stage_pages(), record_pages.max(cells.unwrap_or(0)));
+        let (stage_pages, min) = (layout.stage_pages(), record_pages.max(cell_pages.unwrap_or(0)));
         // Without a stage, only pages in swap memory are put.
         if (1..min).contains(&stage_pages) { Err(ConfigError::StagePages { stage_pages, min }) } else { Ok(()) }
     }

@@ -1,7 +1,7 @@
 //! The host's API: [`Engine`] contains the tables and a backend, and calls the systems.
 
-// The calls are in `requests`, `steps`, `cache`, `tiers`, `stores` and `query`, the systems in `system/`, and the bytes of K and
-// V in `backend/`.
+// The calls are in `requests`, `steps`, `cache`, `tiers`, `stores` and `query`, the systems in `system/`, and the bytes
+// of K and V in `backend/`.
 
 mod cache;
 mod query;

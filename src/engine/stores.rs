@@ -14,10 +14,10 @@ use super::Engine;
 /// A store keeps [records](crate::moves): [`record_pages`](crate::EngineConfig::record_pages) consecutive pages of
 /// group 0, or one cell of another group.
 impl<B: Backend> Engine<B> {
-    /// Calls `sink` with records that no store has, including those of running sequences. Selects at most `max` records,
-    /// in the order in which their last pages were published and their cells were made; records that a store refused
-    /// come later, in the order of the refusals. At most 1,024 puts are open at a time. Returns the number of calls of
-    /// `sink`. O(pages).
+    /// Calls `sink` with records that no store has, including those of running sequences. Selects at most `max`
+    /// records, in the order in which their last pages were published and their cells were made; records that a store
+    /// refused come later, in the order of the refusals. At most 1,024 puts are open at a time. Returns the number of
+    /// calls of `sink`. O(pages).
     ///
     /// A page that is on the device alone is copied to one of the [`stage_pages`](crate::PoolConfig::stage_pages) swap
     /// pages. A call after the end of the copies passes the record to `sink`. The store reads the swap pages until
@@ -70,8 +70,8 @@ impl<B: Backend> Engine<B> {
     /// only swap pages of the prefix could make room. With groups of layers, each dropped page may cost O(free swap
     /// pages with unfinished moves).
     ///
-    /// If swap pages are lacking, the fetch has fewer pages. With groups it has all, or the result is `None`: other pages
-    /// may then be gone from swap memory, and the prompt's cached pages are the last used ones.
+    /// If swap pages are lacking, the fetch has fewer pages. With groups it has all, or the result is `None`: other
+    /// pages may then be gone from swap memory, and the prompt's cached pages are the last used ones.
     ///
     /// Returns `None` without any change without swap memory or hashes, if the prompt hits `to` pages or can match no
     /// more pages, for a prompt that contains [`TokenId::PENDING`], or while 256 fetches are open. Also returns `None`

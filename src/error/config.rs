@@ -46,8 +46,8 @@ displayed! {
             /// Pages of the event buffer.
             event_pages: u32,
         } => "events of {event_pages} pages need hashing";
-        /// A group has an invalid reach. Group 0 must read all tokens and other groups must not. A window is at least
-        /// 1, and a chunk is a power of two.
+        /// A group has an invalid reach. Group 0 must read all tokens; other groups that do are the last ones. A window
+        /// is at least 1, and a chunk is a power of two.
         Reach { group: u32, reach: Reach } => "group {group} {} {reach}",
             if group == 0 { "keeps everything, and does not read" } else { "cannot read" };
         /// A layer names a group that does not exist.
@@ -66,13 +66,15 @@ displayed! {
             /// Layers in groups.
             grouped: u32,
         } => "groups of {} do not fit a model of {}", Count(grouped, "layer"), Count(layers, "layer");
-        /// A shape is given for group 0, which always has the pool's shape, or for a group that does not exist.
+        /// A shape is given for group 0, which always has the pool's shape, for a group that keeps a state, or for a
+        /// group that does not exist.
         GroupShape {
             group: u32,
             /// Number of groups.
             groups: u32,
         } => "{}", match group {
             0 => "group 0 has the pool's shape, not one of its own".into(),
+            _ if group < groups => format!("group {group} keeps a state, which has parts and no shape"),
             _ => format!("a shape is given for group {group} of {}", Count(groups, "group")),
         };
         /// Groups with a shape or a state of their own require the layout `PageFirst`.
@@ -88,9 +90,12 @@ displayed! {
             /// The least page size whose pages hold the state of a layer.
             min: u32,
         } => "pages of {} do not hold the state of a layer, which takes at least {min}", Count(page_size, "token");
-        /// A record of a store has no such number of pages: a power of two from 1 to 64, and 1 with groups of layers.
-        RecordPages { record_pages: u32, groups: u32 } => "a record of {} is impossible with {}",
-            Count(record_pages, "page"), Count(groups, "group");
+        /// The number of pages of a store's record is not a power of two up to the maximum.
+        RecordPages {
+            record_pages: u32,
+            /// 64, or 1 if a group of layers reads a window or a chunk or keeps a state.
+            max: u32,
+        } => "record_pages {record_pages} is not a power of two up to {max}";
         /// The stage is smaller than a record of a store.
         StagePages {
             stage_pages: u32,

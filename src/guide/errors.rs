@@ -36,7 +36,6 @@
 //! | other `ExtendLen` | plan 1 to `max` tokens of the sequence |
 //! | `RollbackLen` | fork before drafting that far, or finish and admit again |
 //! | `MarkLen` | mark a prompt before it is published that far |
-//! | `StoreGroups` | serve models with groups of layers without a store |
 //! | `OutOfMarks` | mark again once the sequence has reached one of its marks |
 //! | `CrossesMark` | take the length from `next_len` |
 //! | `StateLost` | preempt and resume the sequence |

@@ -1,4 +1,4 @@
-//! Groups of layers: models with layers that read only a window or a chunk.
+//! Groups of layers: models with layers that read only a window or a chunk, and the layers of a drafter.
 //!
 //! Many models mix layers that read all tokens with layers that read only the last 128 or 1,024. The latter need no
 //! older tokens. [`Groups`](crate::layout::Groups) assigns each layer to a group; `PoolConfig::from_hf` (feature
@@ -18,6 +18,18 @@
 //! ([`Groups::with_shape`](crate::layout::Groups::with_shape)). A page then holds as many of these layers as fit, and
 //! [`PoolLayout::unused_bytes`](crate::layout::PoolLayout::unused_bytes) returns the number of bytes left over.
 //! [`PoolLayout::of_group`](crate::layout::PoolLayout::of_group) returns the heads and head_dim of a group's layers.
+//!
+//! # Layers of a drafter
+//!
+//! A second group with [`Reach::All`](crate::layout::Reach::All) shares the pages of group 0: its layers may have other
+//! heads, and their K and V come and go with the model's. That serves the layers of a drafter such as EAGLE or MTP. K
+//! and V of such a layer at position `p` come from token `p + 1` and the model's hidden state at `p`. Store them one
+//! place later, at `p + 1`, with the row's other tokens, and attend with [`Attend::first`](crate::Attend::first) 1. A
+//! page then depends on its own tokens alone, so a hit drops nothing. The first place after a hit needs the hidden
+//! state before it: keep that of each page's last token in [`PoolConfig::extra_bytes`](crate::PoolConfig::extra_bytes),
+//! which move with the page. `tests/core/drafter.rs` is such a host.
+//!
+//! # Swap memory
 //!
 //! With [`PoolConfig::swap_pages`](crate::PoolConfig::swap_pages), evicted pages of all groups move to swap memory.
 //! [`Engine::load`](crate::Engine::load) loads the pages that prompts hit. [`Engine::puts`](crate::Engine::puts) and

@@ -295,8 +295,53 @@
 //! cached pages in both memories. [`load`](crate::Engine::load), the next plan or a fork copies swap pages to the
 //! device; [`is_loading`](crate::Engine::is_loading) returns whether the device is still copying.
 //! [`save_ahead`](crate::Engine::save_ahead) keeps the oldest pages saved, so evicting them needs no copy.
-//! [`puts`](crate::Engine::puts) and [`fetch`](crate::Engine::fetch) exchange swap pages with a store of the host, by
-//! page hashes. With groups of layers, the cached pages of a window or a chunk move to swap memory and back as well;
-//! stores do not support groups.
+//! With groups of layers, the cached pages of a window or a chunk move to swap memory and back as well.
+//!
+//! [`puts`](crate::Engine::puts) and [`fetch`](crate::Engine::fetch) exchange [records](crate::moves) of swap pages
+//! with a store of the host, by page hashes. A thread of the store asks it for the records that a
+//! [`lookup`](crate::Engine::lookup) names:
+//!
+//! ```
+//! # use std::collections::HashSet;
+//! # use kvarena::hash::{Hashing, PageHash};
+//! # use kvarena::*;
+//! # fn serve(engine: &mut Engine<Null>, prompt: &[TokenId], store: &mut HashSet<(u32, PageHash)>)
+//! # -> Result<(), EngineError<std::convert::Infallible>> {
+//! if let Some(lookup) = engine.lookup(Namespace::default(), prompt)? {
+//!     let keys = lookup.keys(prompt);
+//!     let to = lookup.target(|group, place| store.contains(&(group, keys[place as usize])));
+//!     if let Some(fetch) = engine.fetch(Namespace::default(), prompt, to)? {
+//!         let (id, count) = (fetch.id, fetch.len());
+//!         // For each of fetch.records(), the store writes record.pages.
+//!         engine.fetched(id, count);
+//!     }
+//! }
+//! let mut ids = Vec::new();
+//! engine.puts(16, |put| {
+//!     store.insert((put.group, put.key)); // The store reads put.pages.
+//!     ids.push(put.id);
+//! })?;
+//! for id in ids {
+//!     engine.put_done(id, true);
+//! }
+//! # Ok(())
+//! # }
+//! # let pool = PoolConfig { page_size: 4, swap_pages: 8, stage_pages: 4, ..PoolConfig::default() };
+//! # let config = EngineConfig { hashing: Hashing::ALL.first().copied(), ..pool.into() };
+//! # let mut store = HashSet::new();
+//! # let prompt: Vec<_> = (0..9).map(TokenId::new).collect();
+//! # for hit in [0, 8] {
+//! #     let mut engine = Engine::new(config, Null)?;
+//! #     serve(&mut engine, &prompt, &mut store)?;
+//! #     let seq = engine.admit(Namespace::default(), &prompt, 0)?;
+//! #     assert!(Hashing::ALL.is_empty() || engine.cached_len(seq)? == hit);
+//! #     let mut scratch = StepScratch::new();
+//! #     let step = engine.plan_batch(&mut scratch, &[Extend { seq, len: 9 - engine.cached_len(seq)? }])?.step();
+//! #     engine.commit(step)?;
+//! #     engine.complete(step)?;
+//! #     serve(&mut engine, &prompt, &mut store)?;
+//! # }
+//! # Ok::<(), EngineError<std::convert::Infallible>>(())
+//! ```
 //!
 //! [`tenants`](super::tenants) describes how to limit the shares of tenants.

@@ -7,8 +7,8 @@
 //!
 //! A state lies in pages of the pool: a page holds the state of one layer or of several, and the states of all layers
 //! of a sequence take `R` pages. So the least page size depends on the state. [`PoolConfig::state_page_size`] returns
-//! it; the element types and the order within a part are the host's. f32 states, one rank, pages in multiples of 16
-//! tokens:
+//! it, and `PoolConfig::from_hf` (feature `serde`) reads states and page size from the `config.json` of these families.
+//! The element types and the order within a part are the host's. f32 states, one rank, pages in multiples of 16 tokens:
 //!
 //! | model | layers: K, V + state | bytes of a layer's state | page size | R | a state in tokens of K, V |
 //! |---|---|---|---|---|---|

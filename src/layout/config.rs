@@ -61,6 +61,10 @@ pub struct PoolConfig {
     /// Number of additional pages of swap memory. [`Engine::puts`](crate::Engine::puts) copies pages that are on the
     /// device alone to them, for an external store. At least the pages of a record, or 0. Default: 0.
     pub stage_pages: u32,
+    /// Number of bytes of each page of group 0 that the host fills, such as the hidden state of the page's last token,
+    /// with which a drafter continues after a hit. They move with the page; [`PoolLayout::extra`] returns their place.
+    /// Only PageFirst pools have them. Default: 0.
+    pub extra_bytes: u32,
     /// Physical order of the pool. Default: [`Layout::PageFirst`].
     pub layout: Layout,
     /// Number of ranks that share the model's heads. Either number must divide the other; with more ranks than heads,
@@ -84,6 +88,7 @@ impl Default for PoolConfig {
             capacity: Capacity::Pages(1024),
             swap_pages: 0,
             stage_pages: 0,
+            extra_bytes: 0,
             layout: Layout::PageFirst,
             tp_size: 1,
             tp_rank: 0,
@@ -170,7 +175,7 @@ impl PoolConfig {
         if groups.count() > 1 && groups.layers() != layers {
             return Err(ConfigError::GroupedLayers { layers, grouped: groups.layers() });
         }
-        let lanes = if groups.count() == 1 { layers } else { groups.layers_of(0) };
+        let contents = self.contents()?;
         // A page has up to one piece for each plane and layer, counted in 32 bits.
         let layers_max = u32::MAX / planes.count();
         if self.layers > layers_max {
@@ -184,10 +189,10 @@ impl PoolConfig {
             return Err(ConfigError::PageSize { page_size: self.page_size, max: PAGE_SIZE_MAX });
         }
         let groups = self.local_parts(groups)?;
-        let page_bytes_of = |page_size| format::fit(&mut formats.clone(), lanes, page_size);
+        let page_bytes_of = |page_size| format::fit(&mut formats.clone(), &contents, page_size).map(|fitted| fitted.0);
         state::check(&groups, self.page_size, page_bytes_of)?;
-        let page_bytes =
-            format::fit(&mut formats, lanes, self.page_size).ok_or(ConfigError::Overflow { name: "page_bytes" })?;
+        let fitted = format::fit(&mut formats, &contents, self.page_size);
+        let (page_bytes, extra_start) = fitted.ok_or(ConfigError::Overflow { name: "page_bytes" })?;
         let page_count = self.page_count(page_bytes)?;
         self.check_swap_region(page_bytes, page_count)?;
         let tracks = |group: u32| groups.layers_of(group).div_ceil(formats[group as usize].lanes);
@@ -200,11 +205,31 @@ impl PoolConfig {
             formats,
             page_size: self.page_size,
             page_bytes,
+            extra_start,
+            extra_bytes: self.extra_bytes,
             page_count,
             swap_pages: self.swap_pages,
             stage_pages: self.stage_pages,
             layout: self.layout,
         })
+    }
+
+    /// Returns what a page of group 0 holds.
+    fn contents(&self) -> Result<format::Contents, ConfigError> {
+        let Self { groups, extra_bytes, .. } = *self;
+        let mut layers = [0; GROUPS_MAX];
+        layers[0] = if groups.count() == 1 { self.layers } else { groups.layers_of(0) };
+        for group in (1..groups.count()).filter(|&group| groups.shares_pages(group)) {
+            layers[group as usize] = groups.layers_of(group);
+        }
+        let by_layer = self.layout == Layout::LayerFirst;
+        if let Some(group) = (1..groups.count()).find(|&group| by_layer && groups.shares_pages(group)) {
+            return Err(ConfigError::LayerFirst { group });
+        }
+        if by_layer && extra_bytes > 0 {
+            return Err(ConfigError::Limit { name: "extra_bytes of LayerFirst", value: extra_bytes.into(), max: 0 });
+        }
+        Ok(format::Contents { layers, extra_bytes })
     }
 
     /// Returns the groups with this rank's parts of a state.
@@ -247,7 +272,7 @@ impl PoolConfig {
     /// Returns the format of every group on this rank, without lanes. Missing groups have the format of group 0.
     fn formats(&self, shape: KvShape, planes: Planes) -> Result<[Format; GROUPS_MAX], ConfigError> {
         let mut formats = [Format::new(shape, self.dtype, planes); GROUPS_MAX];
-        for (group, _) in self.groups.limited() {
+        for group in 1..self.groups.count() {
             let Some(GroupShape { shape: own, dtype }) = self.groups.shape(group) else { continue };
             let dtype = dtype.unwrap_or(self.dtype);
             if (own, dtype) == (self.shape, self.dtype) {
@@ -344,7 +369,7 @@ impl PoolConfig {
 fn own_shapes(mut groups: Groups, formats: &[Format; GROUPS_MAX]) -> Groups {
     for (shape, format) in groups.shapes.iter_mut().zip(&formats[1..]) {
         let Format { shape: own, dtype, .. } = *format;
-        *shape = (*format != formats[0]).then_some(GroupShape { shape: own, dtype: Some(dtype) });
+        *shape = (!format.is_like(&formats[0])).then_some(GroupShape { shape: own, dtype: Some(dtype) });
     }
     groups
 }

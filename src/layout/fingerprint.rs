@@ -44,7 +44,9 @@ impl PoolLayout {
         all.take(self.page_size());
         // The tokens that each further group reads, and the group's layers.
         let state = self.groups().state_group().map(|group| (group, Reach::State));
-        for (group, reach) in self.groups().limited().chain(state) {
+        let sharing = (1..self.groups().count()).filter(|&group| self.groups().shares_pages(group));
+        let sharing = sharing.map(|group| (group, Reach::All));
+        for (group, reach) in self.groups().limited().chain(state).chain(sharing) {
             let (kind, size) = match reach {
                 Reach::All => (0, 0),
                 Reach::Window(size) => (1, size),
@@ -57,9 +59,12 @@ impl PoolLayout {
             own.for_each(|layer| all.take(layer.raw()));
         }
         all.take_format(&self.formats[0]);
-        for (group, _) in self.groups().limited().filter(|&(group, _)| self.groups().shape(group).is_some()) {
+        for group in (1..self.groups().count()).filter(|&group| self.groups().shape(group).is_some()) {
             all.take(group);
             all.take_format(&self.formats[group as usize]);
+        }
+        if self.extra_bytes > 0 {
+            all.take(self.extra_bytes);
         }
         let parts = self.groups().state_parts().iter();
         parts.flat_map(|part| [part.heads, part.head_bytes]).for_each(|x| all.take(x));

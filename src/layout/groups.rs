@@ -5,7 +5,8 @@
 //! lane `i % lanes` of its track `i / lanes`. All groups share one pool of pages.
 //!
 //! A group with another shape or dtype has as many lanes as fit in the bytes of a page. `limits.rs` computes the pages
-//! that a sequence keeps. Layers that keep a state have no page table (`state.rs`).
+//! that a sequence keeps. Layers that keep a state have no page table (`state.rs`). A further group that reads all
+//! tokens has none either: its layers lie in group 0's pages, behind group 0's, so their K and V come and go together.
 
 use std::fmt;
 
@@ -64,11 +65,11 @@ impl Reach {
         }
     }
 
-    /// Returns whether a group may have this reach: group 0 reads all tokens, other groups a valid window or chunk, or
-    /// keep a state.
+    /// Returns whether a group may have this reach: group 0 reads all tokens, other groups too, or a valid window or
+    /// chunk, or they keep a state.
     const fn fits(self, group: usize) -> bool {
         match self {
-            Self::All => group == 0,
+            Self::All => true,
             Self::Window(size) => group > 0 && size > 0,
             Self::Chunk(size) => group > 0 && size.is_power_of_two(),
             Self::State => group > 0,
@@ -116,7 +117,8 @@ impl StatePart {
     }
 }
 
-/// The groups of a model's layers. With [`Groups::ONE`] every layer reads all tokens.
+/// The groups of a model's layers. With [`Groups::ONE`] every layer reads all tokens. Group 0 reads all tokens. Further
+/// groups that do are the last ones, and share the pages of group 0.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Groups {
     reaches: [Reach; GROUPS_MAX],
@@ -168,8 +170,7 @@ impl Groups {
     ///
     /// # Errors
     /// [`ConfigError::Limit`] for more than 4 groups or 256 layers. [`ConfigError::Reach`] if group 0 is not
-    /// [`Reach::All`] or another group is, for a window of 0, a chunk that is not a power of two, and a second
-    /// [`Reach::State`].
+    /// [`Reach::All`], for a group of another reach behind a further one of [`Reach::All`], for a window of 0, a chunk that is not a power of two, and a second [`Reach::State`].
     /// [`ConfigError::LayerGroup`] for a layer of a group that does not exist. [`ConfigError::EmptyGroup`] for a group
     /// without layers.
     pub fn new(reaches: &[Reach], layers: &[u8]) -> Result<Self, ConfigError> {
@@ -178,6 +179,12 @@ impl Groups {
             return Err(ConfigError::Limit { name, value: value as u64, max: max as u64 });
         }
         if let Some(group) = (0..reaches.len()).find(|&group| !reaches[group].fits(group)) {
+            return Err(ConfigError::Reach { group: group as u32, reach: reaches[group] });
+        }
+        // Groups with cells are numbered without gaps.
+        let has_cells = |group: &usize| reaches[*group] != Reach::All;
+        let sharing = (1..reaches.len()).find(|group| !has_cells(group)).unwrap_or(reaches.len());
+        if let Some(group) = (sharing..reaches.len()).find(has_cells) {
             return Err(ConfigError::Reach { group: group as u32, reach: reaches[group] });
         }
         if let Some((group, _)) = (0..).zip(reaches).filter(|&(_, &reach)| reach == Reach::State).nth(1) {
@@ -219,14 +226,14 @@ impl Groups {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError::GroupShape`] for group 0 or a group that does not exist.
+    /// [`ConfigError::GroupShape`] for group 0, a group that keeps a state, or one that does not exist.
     pub fn with_shape(
         mut self,
         group: u32,
         shape: KvShape,
         dtype: impl Into<Option<KvDtype>>,
     ) -> Result<Self, ConfigError> {
-        if group == 0 || group >= self.count {
+        if group == 0 || group >= self.count || self.state_group() == Some(group) {
             return Err(ConfigError::GroupShape { group, groups: self.count });
         }
         self.shapes[group as usize - 1] = Some(GroupShape { shape, dtype: dtype.into() });
@@ -300,9 +307,15 @@ impl Groups {
         self.reaches[..self.count as usize][group as usize]
     }
 
-    /// Returns the groups after group 0 that store K and V, each with its reach.
+    /// Returns the groups that read a window or a chunk, each with its reach.
     pub fn limited(&self) -> impl Iterator<Item = (u32, Reach)> + use<'_> {
-        (1..self.count).map(|group| (group, self.reach(group))).filter(|(_, reach)| *reach != Reach::State)
+        let of_group = (1..self.count).map(|group| (group, self.reach(group)));
+        of_group.filter(|(_, reach)| matches!(reach, Reach::Window(_) | Reach::Chunk(_)))
+    }
+
+    /// Returns whether the layers of a group lie in the pages of group 0: it is another group that reads all tokens.
+    pub fn shares_pages(&self, group: u32) -> bool {
+        (1..self.count).contains(&group) && self.reach(group) == Reach::All
     }
 
     /// Returns the number of layers of a group; 0 for a group that does not exist, and for [`Groups::ONE`], which fits

@@ -1,9 +1,13 @@
 //! `PoolConfig` from the `config.json` of a Hugging Face model.
 //!
 //! The fields of the file, not the model's name, decide which models are supported. A layer stores either latent rows,
-//! or equally many heads of K and of V, all of one length. A layer reads all tokens, a window or a chunk. Layers that
-//! read all tokens may have other heads than layers that do not. An error names the field that describes another layout
-//! or is missing.
+//! or equally many heads of K and of V, all of one length. A layer reads all tokens, a window or a chunk, or keeps a
+//! state. Layers that read all tokens may have other heads than layers that do not. An error names the field that
+//! describes another layout or is missing. Module `kinds` determines what each layer keeps, and `states` the parts of a
+//! state.
+
+mod kinds;
+mod states;
 
 use std::fmt;
 
@@ -11,9 +15,9 @@ use serde_json::{Map, Value};
 
 use super::config::PoolConfig;
 use super::dtype::KvDtype;
-use super::groups::{GROUPED_LAYERS_MAX, Groups, Reach};
 use super::shape::KvShape;
 use crate::error::displayed;
+use kinds::{Kind, Kinds};
 
 displayed! {
     /// The reason why a `config.json` does not describe a pool.
@@ -50,7 +54,7 @@ displayed! {
 impl std::error::Error for HfError {}
 
 /// Fields that describe layers of another layout, unless they are absent, null, 0 or false.
-const OTHER_SHAPES: [&str; 14] = [
+const OTHER_SHAPES: [&str; 7] = [
     // An index of tokens, in addition to latent rows.
     "index_head_dim",
     // Some layers have another shape.
@@ -58,30 +62,14 @@ const OTHER_SHAPES: [&str; 14] = [
     "per_layer_config",
     // Layers read K and V of another layer.
     "num_kv_shared_layers",
-    // Layers have another operation instead of attention, or in addition.
-    "full_attention_interval",
-    "attn_layer_period",
-    "attn_layer_indices",
-    "attn_type_list",
-    "hybrid_override_pattern",
-    "layers_block_type",
-    "linear_attn_config",
-    "mamba_d_state",
+    // No layer keeps K and V, or layers share the weights of attention but not its K and V (Mamba, Zamba).
     "ssm_cfg",
     "state_size",
+    "n_mamba_heads",
 ];
 
 /// Prefixes of model types whose default head_dim is not `hidden_size / num_attention_heads`.
 const OWN_HEAD_DIM: [&str; 2] = ["gemma", "qwen3"];
-
-/// Layer types that store K and V.
-const LAYER_TYPES: [&str; 3] = ["full_attention", "sliding_attention", "chunked_attention"];
-
-/// Layer types that read a window or a chunk, and the field with its size.
-const LIMITED_TYPES: [(&str, &str); 2] = [(LAYER_TYPES[1], "sliding_window"), (LAYER_TYPES[2], "attention_chunk_size")];
-
-/// Default of `no_rope_layer_interval`: the interval of layers with full attention in a model with chunks.
-const NO_ROPE_INTERVAL: u32 = 4;
 
 impl PoolConfig {
     /// Returns the pool of a model from the text of its Hugging Face `config.json`: `layers`, `groups`, `shape` and
@@ -126,11 +114,14 @@ impl PoolConfig {
             Some(other) => return Err(whole.unfit("text_config", other, "an object")),
         };
         fields.check_shape()?;
+        let kinds = fields.kinds()?;
+        fields.check_stateless(kinds.as_ref())?;
+        let ((layers, groups), shape) = (fields.groups(kinds.as_ref())?, fields.shape()?);
         let dtype = fields.dtype().or_else(|| whole.dtype());
-        let layers = fields.size("num_hidden_layers")?;
-        let (groups, shape) = (fields.groups(layers)?, fields.shape()?);
         let dtype = dtype.unwrap_or_else(|| Err(fields.missing("dtype")))?;
-        fields.with_full_shape(Self { layers, groups, shape, dtype, ..Self::default() })
+        let pool = Self { layers, groups, shape, dtype, ..Self::default() };
+        let Some(kinds) = kinds else { return fields.with_full_shape(pool, None) };
+        fields.with_full_shape(fields.with_states(pool, &kinds)?, Some(&kinds))
     }
 }
 
@@ -145,6 +136,21 @@ struct Fields<'a> {
 impl<'a> Fields<'a> {
     fn get(&self, name: &str) -> Option<&'a Value> {
         self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    fn is_set(&self, name: &str) -> bool {
+        self.get(name).is_some_and(is_set)
+    }
+
+    /// Returns the fields of Kimi's `linear_attn_config`.
+    fn linear_attention(&self) -> Result<Option<Self>, HfError> {
+        let name = "linear_attn_config";
+        let path = if self.path.is_empty() { "linear_attn_config." } else { "text_config.linear_attn_config." };
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Self { map, path })),
+            Some(other) => Err(self.unfit(name, other, "an object")),
+        }
     }
 
     fn size(&self, name: &str) -> Result<u32, HfError> {
@@ -168,17 +174,26 @@ impl<'a> Fields<'a> {
         Ok(KvShape::heads(kv_heads, self.head_dim()?))
     }
 
+    /// Sets the parts of the states, if layers keep them, and the least page size that holds one.
+    fn with_states(&self, pool: PoolConfig, kinds: &Kinds) -> Result<PoolConfig, HfError> {
+        let Some(group) = pool.groups.state_group() else { return Ok(pool) };
+        let groups = pool.groups.with_state(group, &self.state_parts(kinds, pool.dtype)?);
+        let groups = groups.map_err(|_| self.unsupported(kinds.field, &self.map[kinds.field]))?;
+        let pool = PoolConfig { groups, ..pool };
+        // A state that no page holds is an error of the pool's layout.
+        let page_size = pool.state_page_size(pool.page_size).unwrap_or(pool.page_size);
+        Ok(PoolConfig { page_size, ..pool })
+    }
+
     /// Sets the heads of the layers that read all tokens, if they have their own.
-    fn with_full_shape(&self, pool: PoolConfig) -> Result<PoolConfig, HfError> {
+    fn with_full_shape(&self, pool: PoolConfig, kinds: Option<&Kinds>) -> Result<PoolConfig, HfError> {
         let KvShape::Heads { kv_heads, head_dim } = pool.shape else { return Ok(pool) };
         let [of_dim, of_heads, gate] = ["global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"];
         let given = |name| self.get(name).filter(|value| is_set(value));
         let Some(field) = [of_dim, of_heads].into_iter().find(|name| given(name).is_some()) else {
             return Ok(pool);
         };
-        let Some((_, kinds)) = self.kinds(pool.layers)? else {
-            return Err(self.unsupported(field, &self.map[field]));
-        };
+        let Some(kinds) = kinds else { return Err(self.unsupported(field, &self.map[field])) };
         let head_dim = if given(of_dim).is_some() { self.size(of_dim)? } else { head_dim };
         let kv_heads = match (given(of_heads), self.get(gate)) {
             (Some(_), None) => return Err(self.missing(gate)),
@@ -186,7 +201,7 @@ impl<'a> Fields<'a> {
             _ => kv_heads,
         };
         let shape = KvShape::heads(kv_heads, head_dim);
-        if shape == pool.shape || !kinds.contains(&LAYER_TYPES[0]) {
+        if shape == pool.shape || !kinds.contains(Kind::All) {
             return Ok(pool);
         }
         let mut groups = pool.groups;
@@ -198,7 +213,7 @@ impl<'a> Fields<'a> {
     }
 
     fn is_latent(&self) -> bool {
-        self.get("kv_lora_rank").is_some_and(is_set)
+        self.is_set("kv_lora_rank")
     }
 
     /// Rejects models with another layout.
@@ -215,88 +230,7 @@ impl<'a> Fields<'a> {
         if let Some(value) = value_dim.filter(|&v| Some(v) != self.get("head_dim")) {
             return Err(self.unsupported("v_head_dim", value));
         }
-        let Some(types) = self.get("layer_types") else { return Ok(()) };
-        let list = types.as_array().ok_or_else(|| self.unfit("layer_types", types, "a list"))?;
-        match list.iter().find(|kind| !kind.as_str().is_some_and(|s| LAYER_TYPES.contains(&s))) {
-            Some(kind) => Err(self.unsupported("layer_types", kind)),
-            None => Ok(()),
-        }
-    }
-
-    fn groups(&self, layers: u32) -> Result<Groups, HfError> {
-        let Some((field, kinds)) = self.kinds(layers)? else { return Ok(Groups::ONE) };
-        let (mut reaches, mut groups) = (vec![Reach::All], vec![0; kinds.len()]);
-        if !kinds.contains(&LAYER_TYPES[0]) {
-            return Ok(Groups::ONE); // No layer reads all tokens, but group 0 must.
-        }
-        for (kind, field) in LIMITED_TYPES {
-            if !kinds.contains(&kind) {
-                continue;
-            }
-            let size = self.size(field)?;
-            let reach = match kind {
-                "chunked_attention" if !size.is_power_of_two() => {
-                    return Err(self.unfit(field, &self.map[field], "a power of two"));
-                }
-                "chunked_attention" => Reach::Chunk(size),
-                _ => Reach::Window(size),
-            };
-            let own = groups.iter_mut().zip(&kinds).filter(|(_, own)| **own == kind);
-            own.for_each(|(group, _)| *group = reaches.len() as u8);
-            reaches.push(reach);
-        }
-        self.check_grouped(layers)?;
-        Groups::new(&reaches, &groups).map_err(|_| self.unsupported(field, &self.map[field]))
-    }
-
-    /// Rejects more layers than groups can contain.
-    fn check_grouped(&self, layers: u32) -> Result<(), HfError> {
-        if layers as usize <= GROUPED_LAYERS_MAX {
-            return Ok(());
-        }
-        let name = "num_hidden_layers";
-        let value = self.get(name).ok_or_else(|| self.missing(name))?;
-        Err(self.unfit(name, value, "256 layers of several kinds at most"))
-    }
-
-    /// Returns the type of each layer, and the field that errors about the types name; `None` if no field determines
-    /// the types.
-    fn kinds(&self, layers: u32) -> Result<Option<(&'static str, Vec<&'a str>)>, HfError> {
-        let wanted = "one for each of num_hidden_layers";
-        let list = |field: &'static str| {
-            let Some(value) = self.get(field) else { return Ok(None) };
-            let list = value.as_array().ok_or_else(|| self.unfit(field, value, "a list"))?;
-            match list.len() {
-                len if len == layers as usize => Ok(Some(list)),
-                0 => Ok(None),
-                _ => Err(self.unfit(field, value, wanted)),
-            }
-        };
-        let every = |interval: u32, kind| {
-            let kind = |layer: u32| if layer.is_multiple_of(interval) { LAYER_TYPES[0] } else { kind };
-            (1..=layers).map(kind).collect()
-        };
-        let [_, sliding, chunked] = LAYER_TYPES;
-        if let Some(types) = list("layer_types")? {
-            return Ok(Some(("layer_types", types.iter().filter_map(Value::as_str).collect())));
-        }
-        let field = "sliding_window_pattern";
-        if self.get(field).is_some_and(is_set) && self.get("sliding_window").is_some() {
-            self.check_grouped(layers)?;
-            return Ok(Some((field, every(self.size(field)?, sliding))));
-        }
-        if self.get("attention_chunk_size").is_none() {
-            return Ok(None);
-        }
-        if let Some(rope) = list("no_rope_layers")? {
-            // Layers without rotary positions read all tokens.
-            let kind = |value: &Value| if is_set(value) { chunked } else { LAYER_TYPES[0] };
-            return Ok(Some(("no_rope_layers", rope.iter().map(kind).collect())));
-        }
-        self.check_grouped(layers)?;
-        let field = "no_rope_layer_interval";
-        let interval = if self.get(field).is_some() { self.size(field)? } else { NO_ROPE_INTERVAL };
-        Ok(Some(("attention_chunk_size", every(interval, chunked))))
+        Ok(())
     }
 
     fn head_dim(&self) -> Result<u32, HfError> {
@@ -315,7 +249,11 @@ impl<'a> Fields<'a> {
 
     /// Returns the element type, if any: newer files have `dtype`, older ones `torch_dtype`.
     fn dtype(&self) -> Option<Result<KvDtype, HfError>> {
-        let name = ["dtype", "torch_dtype"].into_iter().find(|name| self.get(name).is_some())?;
+        ["dtype", "torch_dtype"].into_iter().find_map(|name| self.dtype_of(name))
+    }
+
+    /// Returns the element type that a field names.
+    fn dtype_of(&self, name: &str) -> Option<Result<KvDtype, HfError>> {
         let value = self.get(name)?;
         Some(match value.as_str().map(|text| text.strip_prefix("torch.").unwrap_or(text)) {
             Some("float32") => Ok(KvDtype::F32),

@@ -76,7 +76,7 @@ impl Limits {
         let page_size = layout.page_size();
         let mut limits = Self { page_size, ..Self::NONE };
         for (group, reach) in layout.groups().limited() {
-            let (Reach::Window(size) | Reach::Chunk(size)) = reach else { continue };
+            let (Reach::Window(size) | Reach::Chunk(size)) = reach else { unreachable!("it is limited") };
             let span = u64::from(size - 1) + u64::from(ahead);
             let most = span.div_ceil(page_size.into()) + 1;
             let most = u32::try_from(most).unwrap_or(u32::MAX);

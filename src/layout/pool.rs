@@ -69,6 +69,10 @@ pub struct PoolLayout {
     pub(super) formats: [Format; GROUPS_MAX],
     pub(super) page_size: u32,
     pub(super) page_bytes: u64,
+    /// First byte of the host's in a page, and their number.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(super) extra_start: u64,
+    pub(super) extra_bytes: u32,
     pub(super) page_count: u32,
     pub(super) swap_pages: u32,
     pub(super) stage_pages: u32,
@@ -139,8 +143,9 @@ impl PoolLayout {
         self.format.lanes
     }
 
-    /// Returns the number of lanes of a group. For a group with its own shape it is the bytes of a page divided by
-    /// those of a layer, rounded down, at most 256. For a group that keeps a state it is [`StateLayout::lanes`].
+    /// Returns the number of lanes of a group; for a group that shares the pages of group 0, its layers. For a group
+    /// with its own shape it is the bytes of a page divided by those of a layer, rounded down, at most 256. For a group
+    /// that keeps a state it is [`StateLayout::lanes`].
     ///
     /// # Panics
     /// If the group is not below [`GROUPS_MAX`].
@@ -148,7 +153,8 @@ impl PoolLayout {
         self.state_of(group).map_or(self.formats[group as usize].lanes, |state| state.lanes)
     }
 
-    /// Returns the number of bytes of a page that no lane of a group uses.
+    /// Returns the number of bytes of a page outside of a group's lanes. Groups that share the pages of group 0, and
+    /// the host, use some of them.
     ///
     /// # Panics
     /// If the group is not below [`GROUPS_MAX`].
@@ -182,25 +188,31 @@ impl PoolLayout {
         self.tracks
     }
 
-    /// Returns the number of page tables of a group; 0 for a group that keeps a state.
+    /// Returns the number of page tables of a group; 0 for a group that keeps a state or shares the pages of group 0.
     ///
     /// # Panics
     /// If the group is not below [`GROUPS_MAX`].
     pub fn tracks_of(&self, group: u32) -> u32 {
         match group {
             0 => 1,
-            _ if self.state_of(group).is_some() => 0,
+            _ if self.state_of(group).is_some() || self.groups.shares_pages(group) => 0,
             _ => self.groups.layers_of(group).div_ceil(self.lanes_of(group)),
         }
     }
 
+    /// Returns the page tables that name a group's pages: those of group 0 for a group that shares its pages, none for
+    /// a state.
     pub(crate) fn track_range(&self, group: u32) -> Range<u32> {
+        if self.groups.shares_pages(group) {
+            return 0..1;
+        }
         let first = (0..group).map(|group| self.tracks_of(group)).sum();
         first..first + self.tracks_of(group)
     }
 
     /// Returns the number of bytes of the pages that a sequence of `tokens` computed tokens keeps in a group; at most
-    /// `u64::MAX`. A state has the same bytes after any number of tokens.
+    /// `u64::MAX`. A state has the same bytes after any number of tokens. A group that shares the pages of group 0 has
+    /// none of its own.
     ///
     /// ```
     /// # use kvarena::{KvDtype, KvShape, PoolConfig};
@@ -238,8 +250,8 @@ impl PoolLayout {
         }
         let group = self.groups.group(layer);
         let index = self.groups.before(group, layer.raw());
-        let is_state = self.state_of(group).is_some();
-        let (first, lanes) = (if is_state { 0 } else { self.track_range(group).start }, self.lanes_of(group));
+        let tracks = self.track_range(group);
+        let (first, lanes) = (if tracks.is_empty() { 0 } else { tracks.start }, self.lanes_of(group));
         LayerPlace { group, track: first + index / lanes, lane: index % lanes }
     }
 
@@ -348,6 +360,18 @@ impl PoolLayout {
         self.slot_count() <= i32::MAX as u64 + 1
     }
 
+    /// Returns the number of bytes of each page that the host fills.
+    pub const fn extra_bytes(&self) -> u32 {
+        self.extra_bytes
+    }
+
+    /// Returns the bytes of a page that the host fills ([`PoolConfig::extra_bytes`](crate::PoolConfig::extra_bytes)).
+    pub fn extra(&self, page: PageId) -> Range<u64> {
+        debug_assert!(page.raw() < self.page_count);
+        let start = u64::from(page.raw()) * self.page_bytes + self.extra_start;
+        start..start + u64::from(self.extra_bytes)
+    }
+
     /// Returns the slot at `offset` of `page`.
     pub fn slot(&self, page: PageId, offset: u32) -> SlotId {
         debug_assert!(offset < self.page_size && page.raw() < self.page_count);
@@ -425,7 +449,7 @@ impl PoolLayout {
         let pages = u64::from(self.page_count);
         let (origin, lane, page) = match layout {
             Layout::LayerFirst => (before * lanes * pages, piece * pages, piece),
-            Layout::PageFirst => (before * lanes, piece, self.page_bytes),
+            Layout::PageFirst => (self.format.start + before * lanes, piece, self.page_bytes),
         };
         let (slot, head) = match plane.order {
             PlaneOrder::BySlot => (plane.row_bytes() as u64, plane.head_bytes()),

@@ -7,14 +7,14 @@
 //! * G1. A cell belongs to an entry of a live list, and the entry names it; its device pages are Cached. All other
 //!   cells are free.
 //! * G2. The users of a cell are the held places of sequences that name the cell, released places that wait for a step,
-//!   and sequences that wait for its load. A used cell's node is locked.
+//!   and the sequences that wait for a load and the fetches whose tails contain it. A used cell's node is locked.
 //! * G3. A cell without users is in the idle list. A cell whose users all wait for a step is in the deferred list of
 //!   the last such step. Any other cell is in no list. Stamps rise along the idle list.
 //! * G5. Deferred lists are in the order of their steps. The fence counts the pages of a list as idle after its step.
 //!
 //! * G7. The cell of a state has the state behind its entry's last token. No plan writes its pages.
-//! * G8. Its users are rows whose current state it is or whose open item reads it, and sequences that wait for its
-//!   load.
+//! * G8. Its users are rows whose current state it is or whose open item reads it, and waiting sequences and fetches
+//!   whose tails contain it.
 //!
 //! Cells and nodes are stamped by one counter as they become idle (`ages.rs`), so that eviction takes the older one
 //! first. A cell with a state is *superseded* if the last sequence that read it keeps a later state: conversations go

@@ -223,8 +223,8 @@ impl PrefixTree {
         }
     }
 
-    /// Drops the oldest entry or cell that is in swap memory alone, to free swap pages. Device pages of the cells of the
-    /// entry are appended to `freed`.
+    /// Drops the oldest entry or cell that is in swap memory alone, to free swap pages. Device pages of the cells of
+    /// the entry are appended to `freed`.
     pub(super) fn drop_oldest(&mut self, oldest: Oldest, freed: &mut Vec<PageId>) {
         let before = self.swap().pool.cached_count();
         match oldest {

@@ -3,8 +3,8 @@
 //!
 //! * M2. With one group, fetched pages match up to the first record that failed. With groups, all records of a fetch
 //!   match, or none.
-//! * M4. An open fetch is a user of its prefix's node, and of the cells in the tails of its target that were cached when
-//!   it began.
+//! * M4. An open fetch is a user of its prefix's node, and of the cells in the tails of its target that were cached
+//!   when it began.
 //!
 //! The tokens of an open fetch are in a list without a node. Each page of group 0 that a fetch writes has one entry, so
 //! there are still enough entries for all pages.
@@ -25,7 +25,6 @@ use super::cursors::Seek;
 use super::entry_list::EntryList;
 use super::evict::Oldest;
 use super::nodes::{Cursor, Link, NO_PAGE, Sides};
-use super::swap::Swap;
 use super::{PrefixMatch, PrefixTree};
 
 /// Maximum number of open fetches.
@@ -115,9 +114,9 @@ impl PrefixTree {
     ///
     /// Returns `None` without any change in these cases: there is no hashing, too many fetches are open, the tokens hit
     /// `target` pages, or the prefix and the cells have more than `available` idle pages (W4). With one group, also if
-    /// no swap page without unfinished moves can be taken; if only some can, the fetch has fewer pages. With groups, the
-    /// result is `None` if not all can be taken, but the prefix and the cells are then the last used ones, and other
-    /// pages may be gone. Device pages of cells whose entries are dropped are appended to `freed`.
+    /// no swap page without unfinished moves can be taken; if only some can, the fetch has fewer pages. With groups,
+    /// the result is `None` if not all can be taken, but the prefix and the cells are then the last used ones, and
+    /// other pages may be gone. Device pages of cells whose entries are dropped are appended to `freed`.
     pub(crate) fn begin_fetch(
         &mut self,
         (namespace, tokens): (Namespace, &[TokenId]),
@@ -173,14 +172,13 @@ impl PrefixTree {
 
     /// Adds the records that a target lacks, whose first `locked` pages group 0 has: those of group 0, then those of
     /// cells in the order of [`Nodes::tails_to`](super::nodes::Nodes::tails_to). Uses the present cells. Returns the
-    /// numbers of records and of their pages. More records than swap pages are only counted, because no fetch gets pages
-    /// for them.
+    /// numbers of records and of their pages. More records than swap pages are only counted, because no fetch gets
+    /// pages for them.
     fn begin_records(&mut self, lock: &PrefixLock, locked: u32, target: u32, fence: &mut Fence) -> (usize, usize) {
         let Self { nodes, cells, swap: Some(swap), .. } = self else { return (0, 0) };
         let (start, mut wanted) = (swap.fetches.records.len(), 0);
-        let mut push = |swap: &mut Swap, record: FetchedRecord| {
+        let mut push = |records: &mut Vec<FetchedRecord>, record: FetchedRecord| {
             wanted += record.pages as usize;
-            let records = &mut swap.fetches.records;
             if records.len() < records.capacity() {
                 records.push(record);
             }
@@ -188,7 +186,8 @@ impl PrefixTree {
         let (unit, mut first) = (swap.puts.record_pages(), locked);
         while first < target {
             let end = (first / unit + 1) * unit;
-            push(swap, FetchedRecord { group: 0, place: end - 1, first, pages: end.min(target) - first });
+            let pages = end.min(target) - first;
+            push(&mut swap.fetches.records, FetchedRecord { group: 0, place: end - 1, first, pages });
             first = end;
         }
         if let Some(cells) = cells {
@@ -198,7 +197,8 @@ impl PrefixTree {
                 if cell.is_some() {
                     cells.acquire(cell, Some(swap), fence);
                 } else {
-                    push(swap, FetchedRecord { group: held.group + 1, place, first: place, pages: held.tracks });
+                    let record = FetchedRecord { group: held.group + 1, place, first: place, pages: held.tracks };
+                    push(&mut swap.fetches.records, record);
                 }
             }
         }
@@ -280,9 +280,9 @@ impl PrefixTree {
         false
     }
 
-    /// Drops the oldest entry or cell that is in swap memory alone for a swap page, which a fetch takes; `None` if there
-    /// is none, or if its pages have unfinished moves or a put reads them. Device pages of the cells of the entry are
-    /// appended to `freed`.
+    /// Drops the oldest entry or cell that is in swap memory alone for a swap page, which a fetch takes; `None` if
+    /// there is none, or if its pages have unfinished moves or a put reads them. Device pages of the cells of the entry
+    /// are appended to `freed`.
     fn drop_for_page(&mut self, moved: [MoveId; 2], freed: &mut Vec<PageId>) -> Option<SwapPageId> {
         let oldest = self.oldest(Seek::SwapOnly)?;
         let swap = self.swap();
@@ -298,9 +298,9 @@ impl PrefixTree {
         Some(page)
     }
 
-    /// Ends a fetch. Its first `count` records have arrived; they match from now on, unless the tree was reset since the
-    /// fetch began. With groups, no record matches if one has not arrived. Returns whether the fetch was open. `tokens`
-    /// is a buffer. O(pages of open fetches).
+    /// Ends a fetch. Its first `count` records have arrived; they match from now on, unless the tree was reset since
+    /// the fetch began. With groups, no record matches if one has not arrived. Returns whether the fetch was open.
+    /// `tokens` is a buffer. O(pages of open fetches).
     pub(crate) fn end_fetch(
         &mut self,
         id: FetchId,
@@ -349,8 +349,8 @@ impl PrefixTree {
         true
     }
 
-    /// Makes cells of the fetched pages in the tails of a target, if there are any, unless there are cells by now. Leaves
-    /// the cells that the fetch uses. `records` are those of its cells.
+    /// Makes cells of the fetched pages in the tails of a target, if there are any, unless there are cells by now.
+    /// Leaves the cells that the fetch uses. `records` are those of its cells.
     fn end_cells<'a>(
         &mut self,
         lock: &PrefixLock,

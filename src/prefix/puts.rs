@@ -23,7 +23,6 @@ use crate::plan::PageMove;
 use crate::swap::SwapPool;
 
 use super::TreeShape;
-use super::cells::Cells;
 use super::chain::Chain;
 use super::entry_list::EntryLists;
 use super::nodes::{NO_SWAP_PAGE, Nodes};
@@ -327,7 +326,7 @@ impl Puts {
     /// of calls.
     pub fn give(
         &mut self,
-        (lists, chain, mut cells): (&EntryLists, &Chain, Option<&mut Cells>),
+        (lists, chain): (&EntryLists, &Chain),
         pool: &mut SwapPool,
         saved: MoveId,
         mut sink: impl FnMut(Put<'_>),
@@ -352,7 +351,7 @@ impl Puts {
         self.tokens = tokens;
         // Ends the puts that the store has not received and whose entries were freed or are of an earlier generation.
         while let Some(gone) = self.open.iter().find(|put| !put.is_given && self.present(put).is_none()) {
-            self.end(pool, cells.as_deref_mut(), gone.id, false);
+            self.end(pool, gone.id, false);
         }
         given
     }
@@ -399,23 +398,19 @@ impl Puts {
         put
     }
 
-    /// Ends a put, as [`Engine::put_done`](crate::Engine::put_done).
-    pub fn end(&mut self, pool: &mut SwapPool, cells: Option<&mut Cells>, id: PutId, ok: bool) -> bool {
-        let Ok(index) = self.open.binary_search_by_key(&id, |put| put.id) else { return false };
+    /// Ends a put, as [`Engine::put_done`](crate::Engine::put_done). Returns `None` if the put was not open. Returns
+    /// the record that a store has from now on, if there is one; the caller marks it.
+    pub fn end(&mut self, pool: &mut SwapPool, id: PutId, ok: bool) -> Option<Option<Record>> {
+        let index = self.open.binary_search_by_key(&id, |put| put.id).ok()?;
         let put = self.remove(index, pool);
-        match self.present(&put) {
-            Some(record) if ok => {
-                self.stop_waiting(record);
-                match cells.filter(|_| record.group > 0) {
-                    Some(cells) => cells.set_stored(record.group - 1, record.entry, true),
-                    None => self.set_record_stored(record.entry, true),
-                }
-            }
+        let record = self.present(&put);
+        match record {
+            Some(record) if ok => self.stop_waiting(record),
             Some(record) => self.push(record),
             None => {}
         }
         self.done += if ok { u64::from(put.len) } else { 0 };
-        true
+        Some(record.filter(|_| ok))
     }
 
     /// Checks a part of M1, for the pages that puts read, and parts of M3. O(entries and open puts).

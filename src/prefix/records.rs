@@ -9,6 +9,7 @@ use crate::moves::{Lookup, Put, PutId};
 use super::PrefixTree;
 use super::hashes::named;
 use super::nodes::Cursor;
+use super::puts::Record;
 use super::swap::Swap;
 
 impl PrefixTree {
@@ -54,9 +55,9 @@ impl PrefixTree {
     /// Calls `sink` with the puts whose pages the store can read. All saves up to `saved` are done. Returns the number
     /// of calls.
     pub(crate) fn give_puts(&mut self, saved: MoveId, sink: impl FnMut(Put<'_>)) -> usize {
-        let Self { nodes, cells, swap: Some(swap), chain: Some(chain), .. } = self else { return 0 };
+        let Self { nodes, swap: Some(swap), chain: Some(chain), .. } = self else { return 0 };
         let Swap { puts, pool, .. } = &mut **swap;
-        puts.give((&nodes.lists, chain, cells.as_deref_mut()), pool, saved, sink)
+        puts.give((&nodes.lists, chain), pool, saved, sink)
     }
 
     /// Ends a put. `ok` is set if the store has the record; otherwise it is queued for the next round. Returns whether
@@ -64,7 +65,15 @@ impl PrefixTree {
     pub(crate) fn end_put(&mut self, id: PutId, ok: bool) -> bool {
         let Self { cells, swap: Some(swap), .. } = self else { return false };
         let Swap { puts, pool, .. } = &mut **swap;
-        puts.end(pool, cells.as_deref_mut(), id, ok)
+        let Some(stored) = puts.end(pool, id, ok) else { return false };
+        match stored {
+            Some(Record { group: 0, entry, .. }) => puts.set_record_stored(entry, true),
+            Some(Record { group, entry, .. }) => {
+                cells.iter_mut().for_each(|cells| cells.set_stored(group - 1, entry, true));
+            }
+            None => {}
+        }
+        true
     }
 
     /// Returns the records that the tree has of a prompt of these tokens; `None` without hashes or swap memory.

@@ -85,10 +85,11 @@ impl RowMut<'_> {
         };
         let at = reads.checked_sub(1).map(|place| *states.place(place));
         let is_own = at.is_some_and(|place| place.owner == StateOwner::Row);
-        let waits = at.is_some_and(|place| place.mark > 0);
+        let owned = states.places.iter().filter(|place| place.owner == StateOwner::Row).count();
+        let may_wait = at.is_some_and(|place| place.mark > 0) && owned < 2;
         let empty = states.empty_place();
         let (writes, need) = match empty {
-            _ if is_own && !waits => (reads, StateNeed::InPlace),
+            _ if is_own && !may_wait => (reads, StateNeed::InPlace),
             Some(empty) if is_own => (empty + 1, StateNeed::Optional),
             None if is_own => (reads, StateNeed::InPlace),
             Some(empty) => (empty + 1, StateNeed::Pages),

@@ -215,7 +215,7 @@ pub enum Op {
 /// Config of an engine so small that sharing, splits, exhaustion and collisions are frequent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SmallConfig {
-    /// Number of pages.
+    /// Number of pages; with states, 1 counts as 2.
     pub pages: u32,
     /// Number of tokens of a page.
     pub page_size: u32,
@@ -297,7 +297,10 @@ impl SmallConfig {
     /// Returns the engine's config.
     pub fn engine(&self) -> EngineConfig {
         // A page holds the state of a layer, which takes at least 256 bytes.
-        let head_dim = if self.groups >= FIRST_STATE { 128 } else { 2 };
+        let has_states = groups(self.groups).state_group().is_some();
+        let head_dim = if has_states { 128 } else { 2 };
+        // Page 0 is never given to a state.
+        let pages = if has_states { self.pages.max(2) } else { self.pages };
         let pool = PoolConfig {
             layers: if self.groups > 0 { groups(self.groups).layers() } else { self.layers },
             groups: groups(self.groups),
@@ -317,8 +320,9 @@ impl SmallConfig {
                 _ => Scaling::Static,
             },
             page_size: self.page_size,
-            capacity: Capacity::Pages(self.pages),
+            capacity: Capacity::Pages(pages),
             swap_pages: self.swap_pages,
+            extra_bytes: if self.groups >= FIRST_SHARING { 7 } else { 0 },
             layout: if self.page_first || self.groups >= FIRST_SHAPED { Layout::PageFirst } else { Layout::LayerFirst },
             ..PoolConfig::default()
         };
@@ -345,7 +349,7 @@ impl SmallConfig {
             state_margin: self.steps * self.page_size / 2,
             state_gap: (u32::from(self.vocabulary) % 3) * self.page_size,
             keep_used_states: !self.page_first,
-            reserved_pages: self.reserved % self.pages,
+            reserved_pages: self.reserved % pages,
             wide_slots: self.wide,
             prefault: true,
         }
@@ -372,6 +376,8 @@ pub(super) fn groups(setting: u8) -> Groups {
         (&[all, window(3), state], &[2, 0, 2, 1]),
         (&[all, state, chunk(4)], &[0, 1, 1, 1, 2, 1]),
         (&[all, state], &[1, 0, 1, 1, 1]),
+        (&[all, window(5), all], &[0, 1, 0, 2]),
+        (&[all, state, all], &[1, 0, 1, 2, 2]),
     ];
     let Some(index) = usize::from(setting).checked_sub(1) else { return Groups::ONE };
     let (reaches, layers) = several[index];
@@ -385,6 +391,7 @@ pub(super) fn groups(setting: u8) -> Groups {
             .with_shape(1, KvShape::heads(3, 2), None)
             .and_then(|groups| groups.with_shape(2, KvShape::heads(1, 3), KvDtype::F16)),
         10 => groups.with_shape(1, latent, KvDtype::Bf16),
+        FIRST_SHARING => groups.with_shape(2, KvShape::heads(2, 5), None),
         _ => groups.state_group().map_or(Ok(groups), |group| groups.with_state(group, &STATE)),
     };
     shaped.expect("the groups exist")
@@ -410,10 +417,10 @@ fn most_record_pages(pool: &PoolConfig, record_pages: u32) -> u32 {
 const STATE: [StatePart; 2] = [StatePart { heads: 2, head_bytes: 60 }, StatePart { heads: 1, head_bytes: 7 }];
 
 /// The last setting of [`groups`]. Settings 1 to this number have several groups.
-pub(super) const SETTINGS: u8 = 15;
+pub(super) const SETTINGS: u8 = 17;
 
 /// The first setting of [`groups`] whose groups have shapes of their own.
 const FIRST_SHAPED: u8 = 8;
 
-/// The first setting of [`groups`] with a group that keeps a state.
-pub(super) const FIRST_STATE: u8 = 11;
+/// The first setting of [`groups`] with a group that shares the pages of group 0.
+const FIRST_SHARING: u8 = 16;

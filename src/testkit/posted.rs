@@ -68,11 +68,14 @@ fn execute(cpu: &mut Cpu, outbox: &mut Outbox, work: Work<'_>) {
     }
 }
 
-/// Copies the bytes of a slot in all planes and lanes of a track.
-fn move_slot(cpu: &mut Cpu, track: u32, SlotMove { source, target }: SlotMove) {
+/// Copies the bytes of a slot in all planes and lanes of a track's groups.
+fn move_slot(cpu: &mut Cpu, track: u32, of: SlotMove) {
     let whole = *cpu.layout();
-    let group = (0..whole.groups().count()).find(|group| whole.track_range(*group).contains(&track));
-    let layout = whole.of_group(group.expect("a track of the pool"));
+    let groups = (0..whole.groups().count()).filter(|group| whole.track_range(*group).contains(&track));
+    groups.for_each(|group| move_slot_of_group(cpu, &whole.of_group(group), of));
+}
+
+fn move_slot_of_group(cpu: &mut Cpu, layout: &PoolLayout, SlotMove { source, target }: SlotMove) {
     let (source, target) = (layout.page_of(source), layout.page_of(target));
     let [mut from, mut to] = [source.0, target.0].map(|page| {
         let mut bytes = vec![0; layout.page_bytes() as usize];

@@ -104,7 +104,7 @@ const WITH_SWAP: [(Kind, u64); 15] = [
 ];
 
 /// The puts and fetches of a store.
-const WITH_STORES: [(Kind, u64); 5] = [(Puts, 24), (PutDone, 40), (Fetch, 24), (Fetched, 24), (RestatePuts, 3)];
+const WITH_STORES: [(Kind, u64); 5] = [(Puts, 40), (PutDone, 80), (Fetch, 40), (Fetched, 40), (RestatePuts, 3)];
 
 /// A stream of ops, and their config.
 #[derive(Clone, Debug)]
@@ -309,9 +309,9 @@ impl Workload {
                 // An odd number shares an earlier text, of which the store may have pages.
                 let prompt = self.prompt();
                 let prompt = Prompt { shared: prompt.shared | 1, ..prompt };
-                Op::Fetch { prompt, most: self.byte() }
+                Op::Fetch { prompt, most: self.mostly_even() }
             }
-            Fetched => Op::Fetched { pick: self.byte(), count: self.byte() },
+            Fetched => Op::Fetched { pick: self.byte(), count: self.mostly_even() },
             RestatePuts => {
                 let prompt = self.prompt();
                 let prompt = Prompt { shared: prompt.shared | 1, ..prompt };
@@ -337,6 +337,11 @@ impl Workload {
 
     fn byte(&mut self) -> u8 {
         self.rng.below(256) as u8
+    }
+
+    fn mostly_even(&mut self) -> u8 {
+        let byte = self.byte();
+        if self.rng.one_in(4) { byte } else { byte & !1 }
     }
 
     fn is_wrong(&mut self) -> bool {

@@ -130,7 +130,8 @@ impl World {
         })
     }
 
-    /// Counts, for each cell, the places that name it, and the waiting sequences and the fetches whose tails contain it.
+    /// Counts, for each cell, the places that name it, and the waiting sequences and the fetches whose tails contain
+    /// it.
     fn count_cells(&self) -> HashMap<CellId, u32> {
         let mut counts = HashMap::new();
         for (_, s) in self.sequences.iter() {

@@ -74,7 +74,8 @@ fn a_config_keeps_its_values_in_text() {
         "layers": 36, "shape": {"heads": {"kv_heads": 8, "head_dim": 128}}, "dtype": "bf16", "page_size": 16,
         "capacity": {"bytes": 15_032_385_536_u64}, "layout": "layer_first", "tp_size": 2, "tp_rank": 1,
         "scaling": "static",
-        "label_channels": 0, "swap_pages": 7, "stage_pages": 2, "groups": {"reaches": ["all"], "layers": []},
+        "label_channels": 0, "swap_pages": 7, "stage_pages": 2, "extra_bytes": 0,
+        "groups": {"reaches": ["all"], "layers": []},
     });
     assert_eq!(serde_json::from_str::<Value>(&text).expect("JSON")["pool"], pool);
 }
@@ -386,8 +387,8 @@ fn other_models_are_refused_by_the_field() {
         (json!({"num_kv_shared_layers": 15}), "num_kv_shared_layers is 15, which is not supported".into()),
         (json!({"is_encoder_decoder": true}), "is_encoder_decoder is true, which is not supported".into()),
         (
-            json!({"layer_types": ["full_attention", "linear_attention"]}),
-            "layer_types is \"linear_attention\", which is not supported".into(),
+            json!({"layer_types": ["full_attention", "sparse_attention"]}),
+            "layer_types is \"sparse_attention\", which is not supported".into(),
         ),
         (json!({"layer_types": "full"}), "layer_types is \"full\", not a list".into()),
         (json!({"text_config": 3}), "text_config is 3, not an object".into()),

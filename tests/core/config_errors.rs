@@ -73,10 +73,10 @@ fn every_config_error_names_its_value() {
     let grouped = PoolConfig { layers: 3, groups: windows(1), ..good };
     let good = EngineConfig::from(good);
     let engines = [
-        (EngineConfig { record_pages: 0, ..good }, RecordPages { record_pages: 0, groups: 1 }),
-        (EngineConfig { record_pages: 6, ..good }, RecordPages { record_pages: 6, groups: 1 }),
-        (EngineConfig { record_pages: 128, ..good }, RecordPages { record_pages: 128, groups: 1 }),
-        (EngineConfig { record_pages: 2, pool: grouped, ..good }, RecordPages { record_pages: 2, groups: 2 }),
+        (EngineConfig { record_pages: 0, ..good }, RecordPages { record_pages: 0, max: 64 }),
+        (EngineConfig { record_pages: 6, ..good }, RecordPages { record_pages: 6, max: 64 }),
+        (EngineConfig { record_pages: 128, ..good }, RecordPages { record_pages: 128, max: 64 }),
+        (EngineConfig { record_pages: 2, pool: grouped, ..good }, RecordPages { record_pages: 2, max: 1 }),
         (
             EngineConfig { record_pages: 4, pool: PoolConfig { stage_pages: 3, ..good.pool }, ..good },
             StagePages { stage_pages: 3, min: 4 },

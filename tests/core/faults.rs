@@ -25,7 +25,7 @@ where
 fn any_one_call_fails() {
     let mut failed = 0;
     let families =
-        [(Family::Any, 20), (Family::Swap, 10), (Family::Stores, 10), (Family::SwapGroups, 10), (Family::Forks, 10)];
+        [(Family::Any, 20), (Family::Swap, 10), (Family::Stores, 20), (Family::SwapGroups, 10), (Family::Forks, 10)];
     for (family, seeds) in families {
         for (seed, fault) in (0..seeds).flat_map(|seed| [(seed, Fault::Before), (seed, Fault::After)]) {
             for n in 0.. {

@@ -39,6 +39,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         capacity: Capacity::Pages(pages),
         swap_pages: rng.below(1 << 20) as u32,
         stage_pages: rng.below(100) as u32,
+        extra_bytes: if rng.one_in(4) { rng.below(1 << 20) as u32 } else { 0 },
         layout: if rng.one_in(2) { Layout::LayerFirst } else { Layout::PageFirst },
         tp_size: 1 << rng.below(3),
         tp_rank: 0,
@@ -67,10 +68,11 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
 /// Returns random groups of `layers` layers, or one group if the drawn groups are invalid.
 fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
     let size = rng.within(1, 5000) as u32;
-    let last = if rng.one_in(2) { Reach::State } else { Reach::Window(1) };
+    let last = rng.pick(&[Reach::State, Reach::All, Reach::Window(1)]);
     let mut reaches = [Reach::All, Reach::Window(size), last, Reach::Chunk(1 << rng.below(14))];
     reaches[2..].rotate_left(rng.below(2) as usize);
     let count = rng.within(2, 4);
+    reaches[1..count as usize].sort_by_key(|reach| *reach == Reach::All);
     let of_layers: Vec<u8> = (0..layers).map(|_| rng.below(count) as u8).collect();
     let mut groups = Groups::new(&reaches[..count as usize], &of_layers).unwrap_or_default();
     if let Some(group) = groups.state_group() {
@@ -78,7 +80,8 @@ fn random_groups(rng: &mut Rng, layers: u32) -> Groups {
         let parts: Vec<_> = (0..1 + size as usize % 4).map(part).collect();
         groups = groups.with_state(group, &parts).expect("valid parts");
     }
-    for group in 1..groups.count() {
+    let state = groups.state_group();
+    for group in (1..groups.count()).filter(|&group| state != Some(group)) {
         let shape = match rng.below(4) {
             0 => KvShape::heads(rng.within(1, 9) as u32, rng.within(1, 600) as u32),
             1 => KvShape::Latent { rank: rng.within(1, 600) as u32, rope: rng.within(1, 70) as u32 },
@@ -184,9 +187,9 @@ fn the_byte_forms_are_as_documented() {
     ];
     // Swap pages, staged pages, the most tokens of a step; after the groups' own shapes, reserved pages and wide slots.
     let words = words.into_iter().chain([0; 11]).chain([1000, 20, 48]).chain([0; 6]).chain([5, 1]);
-    // No parts of a state; the margin and the gap of its marks, whether used states keep their age, and the pages of a
-    // record.
-    let words = words.chain([0; 4]).chain([128, 0, 0, 4]);
+    // No parts of a state; the margin and the gap of its marks, whether used states keep their age, the host's bytes,
+    // and the pages of a record.
+    let words = words.chain([0; 4]).chain([128, 0, 0, 0, 4]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     assert_eq!(config.shape().expect("it is a shape").to_bytes()[..], bytes);
 

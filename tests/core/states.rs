@@ -1,9 +1,14 @@
-//! Layouts of states, by the shapes of published models, and the rejected ones. Random programs check the engine's
-//! calls.
+//! Layouts of states, the rejected ones, and how many sequences fit. `config_states` has the published models. Random
+//! programs check the engine's calls.
+
+use std::convert::Infallible;
 
 use kvarena::config::EngineShape;
 use kvarena::layout::{Groups, Layout, Reach, StatePart};
-use kvarena::{Capacity, ConfigError, EngineConfig, KvDtype, KvShape, PoolConfig};
+use kvarena::{
+    Capacity, ConfigError, Engine, EngineConfig, EngineError, Error, Extend, KvDtype, KvShape, Namespace, Null,
+    PoolConfig, StepScratch, TokenId,
+};
 
 /// Returns a pool of `attention` layers with this shape in bf16, and `states` layers that keep these parts.
 fn pool(attention: usize, states: usize, shape: KvShape, parts: &[(u32, u32)]) -> PoolConfig {
@@ -13,52 +18,6 @@ fn pool(attention: usize, states: usize, shape: KvShape, parts: &[(u32, u32)]) -
     let (groups, layers) = (groups.expect("two groups"), layers.len() as u32);
     let capacity = Capacity::Pages(200);
     PoolConfig { layers, groups, shape, dtype: KvDtype::Bf16, capacity, ..PoolConfig::default() }
-}
-
-/// Sizes of published models: layers, K and V, parts of a state; the bytes of a layer's state, the least page size in
-/// multiples of 16 tokens, the pages of a state, and its size in tokens of K and V.
-#[test]
-fn states_of_published_models_have_their_sizes() {
-    let latent = KvShape::Latent { rank: 512, rope: 64 };
-    for (name, config, bytes, page_size, pages, tokens) in [
-        (
-            "Qwen3-Next",
-            pool(12, 36, KvShape::heads(2, 256), &[(32, 65_536), (16, 3_072)]),
-            2_146_304_u64,
-            96,
-            36,
-            3_144,
-        ),
-        ("Qwen3.5 9B", pool(8, 24, KvShape::heads(4, 256), &[(32, 65_536), (16, 3_072)]), 2_146_304, 80, 24, 1_572),
-        ("Kimi Linear", pool(7, 20, latent, &[(32, 65_536), (32, 2_304)]), 2_170_880, 272, 20, 5_384),
-        ("Granite 4", pool(4, 36, KvShape::heads(8, 128), &[(128, 32_768), (1, 50_688)]), 4_244_992, 272, 36, 9_328),
-        ("Falcon-H1", pool(72, 72, KvShape::heads(4, 128), &[(32, 131_072), (1, 30_720)]), 4_225_024, 32, 72, 2_064),
-        ("Jamba 1.5", pool(4, 28, KvShape::heads(8, 128), &[(8192, 64), (8192, 6)]), 573_440, 48, 28, 981),
-        ("LFM2 8B", pool(6, 18, KvShape::heads(8, 64), &[(2048, 4)]), 8_192, 16, 1, 12),
-    ] {
-        assert_eq!(config.state_page_size(16), Ok(page_size), "{name}");
-        let layout = PoolConfig { page_size, ..config }.layout().expect(name);
-        let state = layout.state().expect("a group keeps a state");
-        assert_eq!((state.pages, state.lane_bytes), (pages, bytes.next_multiple_of(256)), "{name}");
-        assert_eq!((layout.tracks(), layout.tracks_of(1), layout.lanes_of(1)), (1, 0, state.lanes), "{name}");
-        let part = config.groups.state_parts()[0];
-        assert_eq!(state.offsets[..2], [0, u64::from(part.heads) * u64::from(part.head_bytes)], "{name}");
-        let per_token = config.bytes_per_token().expect("a sound config");
-        let states = u64::from(config.groups.layers_of(1)) * bytes;
-        assert!((states / per_token).abs_diff(tokens) <= 1, "{name}: {} is not {tokens}", states / per_token);
-        assert_eq!(layout.sequence_bytes(1, 1), u64::from(pages) * layout.page_bytes(), "{name}");
-        // A smaller page is rejected, and the error names the least one.
-        let min = match (PoolConfig { page_size: 1, ..config }).layout() {
-            Err(ConfigError::StatePage { page_size: 1, min }) => min,
-            Ok(_) => 1,
-            Err(error) => panic!("{name}: {error}"),
-        };
-        assert_eq!(min.next_multiple_of(16), page_size, "{name}");
-        assert!(PoolConfig { page_size: min, ..config }.layout().is_ok(), "{name}");
-        let below = PoolConfig { page_size: min - 1, ..config }.layout().map(|_| ());
-        let wanted = ConfigError::StatePage { page_size: min - 1, min };
-        assert!(min == 1 || below == Err(wanted), "{name}");
-    }
 }
 
 #[test]
@@ -118,4 +77,44 @@ fn the_null_page_belongs_to_no_sequence() {
     let shape = EngineConfig::from(config).shape().expect("a sound config");
     // Two states: the one that a step reads, and the one that it writes.
     assert_eq!((shape.most_pages(0), shape.most_pages(1), shape.most_pages(17)), (0, 3, 4));
+}
+
+/// Decodes `count` unlike sequences of Qwen3-Next in 47 GB to 8,192 tokens each, and returns whether all fit.
+fn decode_in_47_gb(count: u32) -> Result<(), EngineError<Infallible>> {
+    let shape = KvShape::heads(2, 256);
+    let pool = PoolConfig {
+        page_size: 96,
+        capacity: Capacity::Bytes(47_000_000_000),
+        ..pool(12, 36, shape, &[(32, 65_536), (16, 3_072)])
+    };
+    let config = EngineConfig { max_sequences: 256, max_tokens: 256 * 8_192, max_step_tokens: 1 << 20, ..pool.into() };
+    let mut engine = Engine::new(config, Null).expect("a sound config");
+    let mut scratch = StepScratch::new();
+    let mut items = Vec::new();
+    for seq in 0..count {
+        let prompt: Vec<TokenId> = (0..512).map(|at| TokenId::new(seq << 16 | at)).collect();
+        items.push(Extend { seq: engine.admit(Namespace::default(), &prompt, 0)?, len: 0 });
+    }
+    while engine.planned_len(items[0].seq)? < 8_192 {
+        for Extend { seq, len } in &mut items {
+            if engine.planned_len(*seq)? == engine.token_count(*seq)? {
+                engine.append(*seq, &[TokenId::new(7)])?;
+            }
+            *len = engine.next_len(*seq, 512)?;
+        }
+        let step = engine.plan_batch(&mut scratch, &items)?.step;
+        engine.commit(step)?;
+        engine.complete(step)?;
+    }
+    assert_eq!(engine.stats().preemptions, 0);
+    Ok(())
+}
+
+/// Each has 86 pages of K and V, and one state of 36: no sequence keeps a second one. A fixed split of 47 % for states,
+/// with two of them a sequence, holds 124 sequences.
+#[test]
+fn unlike_sequences_of_qwen3_next_fit_in_47_gb() {
+    decode_in_47_gb(163).expect("each has 122 pages");
+    let error = decode_in_47_gb(164).expect_err("19,921 pages hold 163 sequences of 122");
+    assert!(matches!(error, EngineError::Core(Error::OutOfPages { .. })), "{error}");
 }

@@ -193,7 +193,8 @@ fn fetches_with_groups_arrive_whole_or_not_at_all() {
     let records = store(&mut first);
     let of_cells: Vec<_> = records.iter().filter(|(key, _)| key.0 > 0).map(|(_, (_, bytes))| bytes.len()).collect();
     assert!(of_cells.contains(&2) && of_cells.contains(&1), "{of_cells:?}");
-    let wanted = second.lookup(ALL, &prompt).expect("it is named").expect("pages are hashed").wanted();
+    let lookup = second.lookup(ALL, &prompt).expect("it is named").expect("pages are hashed");
+    let wanted = std::thread::spawn(move || lookup.wanted()).join().expect("it ends");
     assert!((0..7).all(|place| wanted.contains(&(0, place))) && wanted.contains(&(2, 6)), "{wanted:?}");
     for is_whole in [false, true] {
         let (id, count) = begin_fetch(&mut second, &records, &prompt).expect("there are records");

@@ -57,7 +57,8 @@ pub struct Host<B> {
     pub done: Done,
 }
 
-/// Counts of each kind of event. `run` and `check` require all kinds to occur, but followers only with shared prefixes.
+/// Counts of each kind of event. `run` and `check` require all kinds to occur, but followers only with shared prefixes,
+/// lost states only with states, and drafts only without.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
     pub prefills: u64,
@@ -71,6 +72,7 @@ pub struct Done {
     pub followers: u64,
     pub batches: u64,
     pub aborts: u64,
+    pub lost: u64,
     pub finishes: u64,
     pub refusals: u64,
 }
@@ -211,7 +213,16 @@ impl<B: Backend> Host<B> {
         self.done.preemptions += 1;
     }
 
+    /// Preempts the sequences that have lost their state. They compute again from their last cached state.
+    fn preempt_lost(&mut self) {
+        while let Some(&seq) = self.live.iter().find(|&&seq| self.engine.is_state_lost(seq).expect("it is live")) {
+            self.preempt(seq, Keep::Publish);
+            self.done.lost += 1;
+        }
+    }
+
     fn plan(&mut self, seed: u64, store: &mut impl FnMut(&mut B, &kvarena::BatchPlan<'_>)) {
+        self.preempt_lost();
         self.items.clear();
         for (i, &seq) in self.live.iter().enumerate() {
             let known = self.engine.token_count(seq).expect("it is live");
@@ -228,7 +239,9 @@ impl<B: Backend> Host<B> {
             let known = self.engine.token_count(seq).expect("it is live");
             let chunk = 1 + mix(seed ^ 77 ^ i as u64) as u32 % 64;
             if known > planned {
-                self.items.push(Extend { seq, len: (known - planned).min(chunk) });
+                // With states, an item ends at a mark.
+                let len = self.engine.next_len(seq, (known - planned).min(chunk)).expect("it has tokens");
+                self.items.push(Extend { seq, len });
             }
         }
         if self.items.is_empty() {
@@ -263,6 +276,9 @@ impl<B: Backend> Host<B> {
 
     /// Plans drafts for one sequence whose tokens are all planned, and accepts a branch of them.
     fn draft(&mut self, seed: u64, store: &mut impl FnMut(&mut B, &kvarena::BatchPlan<'_>)) {
+        if self.engine.shape().layout.state().is_some() {
+            return; // States do not support drafts.
+        }
         let Some(&seq) = self.live.get(mix(seed) as usize % self.live.len().max(1)) else { return };
         let start = self.engine.planned_len(seq).expect("it is live");
         let known = self.engine.token_count(seq).expect("it is live");

@@ -12,10 +12,10 @@ use std::cell::Cell;
 use kvarena::backend::OpenBackend;
 use kvarena::config::PrefixMode;
 use kvarena::hash::Hashing;
-use kvarena::layout::{Groups, Reach, Scaling};
+use kvarena::layout::{Groups, Reach, Scaling, StatePart};
 use kvarena::{
-    Backend, CpuOptions, Engine, EngineConfig, Extend, KvDtype, LayerId, Namespace, Null, OutboxOptions, PoolConfig,
-    StepScratch, TokenId, Work,
+    Backend, CpuOptions, Engine, EngineConfig, Extend, KvDtype, KvShape, LayerId, Namespace, Null, OutboxOptions,
+    PoolConfig, StepScratch, TokenId, Work,
 };
 
 use host::{Done, Host, PAGES, SEQUENCES, config, mix};
@@ -103,7 +103,7 @@ fn run<B: Backend>(
         stats.fetched_pages,
     ];
     let has_swap = config.pool.swap_pages > 0;
-    let has_stores = has_swap && config.pool.groups.count() == 1;
+    let has_stores = has_swap && config.hashing.is_some();
     let (hosts, stores) = tiers.split_at(4);
     assert!(hosts.iter().all(|&pages| (pages > 100) == has_swap), "{tiers:?}");
     assert!(stores.iter().all(|&pages| (pages > 100) == has_stores), "{tiers:?}");
@@ -127,6 +127,7 @@ fn check(done: Done) {
         followers: _, // None without reuse: see `run`.
         batches,
         aborts,
+        lost: _, // Only with states.
         finishes,
         refusals,
     } = done;
@@ -155,6 +156,22 @@ fn groups_of_layers_allocate_nothing() {
             let pool = PoolConfig { layers: 3, groups, ..plain.pool };
             check(run(EngineConfig { pool, ..plain }, Null, 50, |_, _| ()));
         }
+    }
+}
+
+/// Cached states, lost states and marks, in pages of one lane and of two, and in swap memory.
+#[test]
+fn states_allocate_nothing() {
+    let parts = [StatePart { heads: 2, head_bytes: 500 }];
+    let groups = Groups::new(&[Reach::All, Reach::Window(8), Reach::State], &[0, 1, 2, 2]);
+    let groups = groups.and_then(|groups| groups.with_state(2, &parts)).expect("each has a layer");
+    let [radix, none] = [PrefixMode::Radix, PrefixMode::None];
+    for (page_size, swap_pages, prefix) in [(1, 0, radix), (4, 64, radix), (4, 0, none)] {
+        let plain = config(page_size, prefix);
+        let pool = PoolConfig { layers: 4, groups, shape: KvShape::heads(1, 128), swap_pages, ..plain.pool };
+        let done = run(EngineConfig { pool, state_margin: 3, ..plain }, Null, 50, |_, _| ());
+        assert!(done.lost > 3 && done.drafts == 0, "{done:?}");
+        check(Done { drafts: 4, ..done });
     }
 }
 
@@ -205,13 +222,15 @@ fn work_of_an_outbox_allocates_nothing() {
 }
 
 #[test]
-fn swap_memory_with_groups_allocates_nothing() {
+fn swap_memory_and_stores_with_groups_allocate_nothing() {
     let reaches = [Reach::All, Reach::Window(8), Reach::Chunk(4)];
     let groups = Groups::new(&reaches, &[0, 1, 2, 2]).expect("each has a layer");
     for page_size in [1, 4] {
         let plain = config(page_size, PrefixMode::Radix);
-        let pool = PoolConfig { layers: 4, groups, swap_pages: 64, ..plain.pool };
-        check(run(EngineConfig { pool, ..plain }, Null, 50, |_, _| ()));
+        let pool = PoolConfig { layers: 4, groups, swap_pages: 64, stage_pages: 4, ..plain.pool };
+        for hashing in [None, Hashing::ALL.first().copied()] {
+            check(run(EngineConfig { pool, hashing, ..plain }, Null, 50, |_, _| ()));
+        }
     }
 }
 

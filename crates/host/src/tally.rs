@@ -87,6 +87,12 @@ impl Tally {
                 ms(self.load_time.greatest()),
             ));
         }
+        if stats.kept_states > 0 {
+            lines.push(format!(
+                "states: {} cached, {} superseded by later ones, {} marks given up; {} tokens had K and V but no state",
+                stats.kept_states, stats.superseded_states, stats.given_up_marks, stats.lost_hit_tokens,
+            ));
+        }
         if self.checks > 0 {
             let Self { accepted, drafted, checks, .. } = self;
             let each = *accepted as f64 / *checks as f64;

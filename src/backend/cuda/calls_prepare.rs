@@ -93,16 +93,21 @@ impl Cuda {
     }
 }
 
-/// Returns the pools whose layers use this attention: those of the groups with its window or chunks, or else the pool
-/// of group 0.
+/// Returns the pools whose layers use this attention: those of the groups with its window or chunks, or else those of
+/// the groups that read all tokens.
 fn shapes_of<'a>(pools: &'a ByShape<Pool>, attend: &Attend) -> Vec<&'a Pool> {
     let first = pools.of_group(0);
-    let limited = first.layout().groups().limited();
+    let groups = first.layout().groups();
     let of_group = |(group, reach)| check::reads(reach, attend).then(|| pools.of_group(group));
-    let mut shapes: Vec<_> = limited.filter_map(of_group).collect();
+    let mut shapes: Vec<_> = groups.limited().filter_map(of_group).collect();
+    if shapes.is_empty() {
+        shapes.push(first);
+        shapes
+            .extend((1..groups.count()).filter(|&group| groups.shares_pages(group)).map(|group| pools.of_group(group)));
+    }
     shapes.sort_by_key(|pool| pool.shape());
     shapes.dedup_by_key(|pool| pool.shape());
-    if shapes.is_empty() { vec![first] } else { shapes }
+    shapes
 }
 
 /// Returns the kernels for stores into one shape of the pool, and the attention kernels over latent or f32 rows.

@@ -117,6 +117,9 @@ pub(super) fn check_attend(attend: &Attend, pool: &Pool, longest_row: u64) -> Re
 /// Performs [`check_attend`] for a pool's layout and type of rows.
 fn served(attend: &Attend, layout: &PoolLayout, rows: Dtype, longest_row: u64) -> Result<Attend, CudaError> {
     check::attend(attend, layout)?;
+    if attend.first > 0 {
+        return Err(PlanError::First { first: attend.first }.into());
+    }
     let (q_heads, kv_heads, head_dim) = (attend.q_heads, layout.kv_heads(), layout.head_dim());
     let most = if layout.is_latent() { LATENT_HEADS_MAX } else { GROUP_MAX };
     if q_heads / kv_heads > most {

@@ -10,8 +10,11 @@ use crate::testkit::rng::Rng;
 
 /// Returns a small pool of two to four groups, some with their own shape.
 fn random(rng: &mut Rng) -> PoolConfig {
-    let reaches = [Reach::All, Reach::Window(5), Reach::Chunk(64), Reach::Window(1)];
+    let own = |rng: &mut Rng, reach| if rng.one_in(4) { Reach::All } else { reach };
+    let [window, chunk] = [Reach::Window(5), Reach::Chunk(64)];
+    let mut reaches = [Reach::All, own(rng, window), own(rng, chunk), own(rng, Reach::Window(1))];
     let (count, layers) = (rng.within(2, 4) as usize, rng.within(4, 9) as u32);
+    reaches[1..count].sort_by_key(|reach| *reach == Reach::All);
     let mut layer_groups: Vec<u8> = (0..layers).map(|_| rng.below(count as u64) as u8).collect();
     (0..count).for_each(|group| layer_groups[group] = group as u8);
     let mut groups = Groups::new(&reaches[..count], &layer_groups).expect("each has a layer");
@@ -43,6 +46,7 @@ fn random(rng: &mut Rng) -> PoolConfig {
         page_size: rng.within(1, 5) as u32,
         capacity: Capacity::Pages(rng.within(1, 3) as u32),
         layout: Layout::PageFirst,
+        extra_bytes: if rng.one_in(3) { rng.within(1, 300) as u32 } else { 0 },
         ..PoolConfig::default()
     };
     let scaled = (0..4).any(|group| dtype_of(&config, group).is_quantised());
@@ -59,7 +63,7 @@ fn layer_bytes(config: &PoolConfig, group: u32) -> u64 {
     let dtype = dtype_of(config, group);
     let scaling = if dtype.is_quantised() { config.scaling } else { Scaling::Static };
     let groups = Groups::ONE;
-    let alone = PoolConfig { layers: 1, groups, shape, dtype, scaling, ..*config };
+    let alone = PoolConfig { layers: 1, groups, shape, dtype, scaling, extra_bytes: 0, ..*config };
     alone.layout().expect("a small pool").page_bytes()
 }
 
@@ -87,6 +91,8 @@ fn a_page_holds_all_lanes_of_a_group_without_overlap() {
         let pool = config.layout().expect("a small pool");
         let mut layers_of = vec![0; config.groups.count() as usize];
         let mut tracks_before = 0;
+        // The owners of the bytes of group 0's pages: its layers, those of the groups that share them, and the host.
+        let mut shared = vec![false; pool.total_bytes() as usize];
         for group in 0..config.groups.count() {
             let layers = config.groups.layers_of(group);
             let bytes = layer_bytes(&config, group);
@@ -95,10 +101,16 @@ fn a_page_holds_all_lanes_of_a_group_without_overlap() {
             let as_first = group == 0 || pool.groups().shape(group).is_none();
             let fitting = pool.page_bytes() / bytes;
             let first = u64::from(config.groups.layers_of(0));
-            assert_eq!(lanes, if as_first { first } else { fitting.min(256) }, "{config:?}");
+            let shares = config.groups.shares_pages(group);
+            let wanted = match (shares, as_first) {
+                (true, _) => u64::from(layers),
+                (false, true) => first,
+                (false, false) => fitting.min(256),
+            };
+            assert_eq!(lanes, wanted, "{config:?}");
             assert_eq!(pool.unused_bytes(group), pool.page_bytes() - lanes * bytes);
             left_over += u32::from(pool.unused_bytes(group) > 0);
-            let tracks = u64::from(layers).div_ceil(lanes) as u32;
+            let tracks = if shares { 0 } else { u64::from(layers).div_ceil(lanes) as u32 };
             assert_eq!(pool.tracks_of(group), tracks);
             for layer in (0..pool.layers()).map(LayerId::new) {
                 let place = pool.place(layer);
@@ -106,14 +118,16 @@ fn a_page_holds_all_lanes_of_a_group_without_overlap() {
                 if place.group == group {
                     let index = &mut layers_of[group as usize];
                     assert_eq!(u64::from(place.lane), *index % lanes);
-                    assert_eq!(u64::from(place.track - tracks_before), *index / lanes);
+                    let first = if shares { 0 } else { tracks_before };
+                    assert_eq!(u64::from(place.track - first), *index / lanes);
                     *index += 1;
                 }
             }
             tracks_before += tracks;
             // In every group's view a page has the same bytes, and lanes do not overlap.
             let view = pool.of_group(group);
-            let mut owner = vec![false; pool.total_bytes() as usize];
+            let mut own = vec![false; pool.total_bytes() as usize];
+            let owner = if group == 0 || shares { &mut shared } else { &mut own };
             for page in (0..pool.page_count()).map(PageId::new) {
                 let start = u64::from(page.raw()) * pool.page_bytes();
                 assert_eq!(view.piece(page, 0), start..start + pool.page_bytes());
@@ -124,6 +138,12 @@ fn a_page_holds_all_lanes_of_a_group_without_overlap() {
                     }
                 }
             }
+        }
+        for page in (0..pool.page_count()).map(PageId::new) {
+            let extra = pool.extra(page);
+            let end = (u64::from(page.raw()) + 1) * pool.page_bytes();
+            assert!(extra.end - extra.start == u64::from(config.extra_bytes) && extra.end <= end, "{config:?}");
+            extra.for_each(|byte| assert!(!std::mem::replace(&mut shared[byte as usize], true), "{config:?}"));
         }
         assert_eq!(pool.tracks(), tracks_before);
         let of_layer = |layer: u32| {

@@ -416,7 +416,7 @@ impl States {
                 let state = &self.held[&id];
                 Some(match state.waits {
                     _ if state.cell.is_some() => Need::Pages,
-                    Some(_) if self.held.len() < MOST => Need::Optional,
+                    Some(_) if self.held.len() < MOST && self.owned() < 2 => Need::Optional,
                     _ => Need::InPlace,
                 })
             }

@@ -367,7 +367,7 @@ impl Model {
         let records: Vec<_> = records.collect();
         let number = self.tree.stores.last_fetch + 1;
         let fetch = Fetch { number, scope, tokens: tokens.to_vec(), cached, records: records.clone(), tails };
-        if !is_whole && self.has_groups() {
+        if !is_whole && !self.tree.groups.is_empty() {
             self.end_fetch(fetch, 0);
             return Ok(None);
         }
@@ -399,7 +399,7 @@ impl Model {
     fn end_fetch(&mut self, fetch: Fetch, count: usize) {
         let Fetch { scope, tokens, cached, records, tails, .. } = fetch;
         let all = records.len();
-        let is_present = scope.generation == self.generation && !(self.has_groups() && count < all);
+        let is_present = scope.generation == self.generation && (self.tree.groups.is_empty() || count == all);
         let (arrived, others) = records.split_at(if is_present { all.min(count) } else { 0 });
         let (entries, cells): (Vec<_>, Vec<_>) = arrived.iter().partition(|record| record.group == 0);
         let pages: Vec<_> = entries.iter().flat_map(|record| &record.pages).copied().collect();

@@ -34,8 +34,8 @@ impl Tree {
         }
     }
 
-    /// Takes a free swap page without unfinished moves. If there is none, removes the page or cell that has been in swap
-    /// memory alone for the longest time, unless one of its swap pages is read or has unfinished moves.
+    /// Takes a free swap page without unfinished moves. If there is none, removes the page or cell that has been in
+    /// swap memory alone for the longest time, unless one of its swap pages is read or has unfinished moves.
     pub(super) fn take_idle_swap(&mut self, moved: Moved, gone: &mut Vec<PageId>) -> Option<SwapPageId> {
         if let Some(page) = self.swap.take_if(|swap, page| swap.is_idle(page, moved)) {
             return Some(page);

@@ -16,6 +16,7 @@
 //! request, stream, draft            requests; the growing answers; drafts of their next tokens
 //! runner, cpu, gpu                  the interface `Runner`, which computes steps; the CPU; a GPU (feature `cuda`)
 //! server, tally, memory             the serving loop; its counters; the memory that a sequence needs
+//! stores                            stores of K and V behind the loop
 //! calibrate                         static scales of fp8 pools
 //! sparse                            sparse reads of a long context
 //! ```
@@ -61,6 +62,7 @@ pub mod server;
 pub mod shaping;
 pub mod source;
 pub mod sparse;
+pub mod stores;
 pub mod stream;
 pub mod tally;
 pub mod template;

@@ -56,12 +56,25 @@ pub struct Stream {
     pub(crate) age: u64,
     /// Whether the stream has been admitted before.
     pub(crate) admitted: bool,
+    /// The search of stores for the prompt.
+    pub(crate) search: Search,
     /// Drafts of the stream.
     pub(crate) drafter: Drafter,
     /// Counts of the new tokens, if the request penalises them.
     pub(crate) counts: Counts,
     /// Index of the prompt token whose logits are reported next, if requested; the first token has none.
     pub(crate) scored: u32,
+}
+
+/// The search of stores for a stream's prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Search {
+    /// The stores were not asked.
+    New,
+    /// The stream waits for them.
+    Waiting,
+    /// The stream does not wait any more.
+    Done,
 }
 
 impl Stream {
@@ -82,6 +95,7 @@ impl Stream {
             loading: None,
             age: 0,
             admitted: false,
+            search: Search::New,
             drafter: Drafter::default(),
             counts: Counts::default(),
             scored: 1,

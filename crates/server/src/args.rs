@@ -8,6 +8,7 @@ use kvarena::KvDtype;
 use kvarena::layout::{Layout, Scaling};
 
 use crate::http::options::HttpOptions;
+use crate::stores::CacheOptions;
 use kvarena_host::draft::DRAFTS_MAX;
 use kvarena_host::sparse::Sparse;
 
@@ -242,6 +243,10 @@ pub struct Args {
     /// Omit the report at the end.
     #[arg(long)]
     pub quiet: bool,
+
+    /// Options of stores.
+    #[command(flatten)]
+    pub cache: CacheOptions,
 
     /// Options of the HTTP server. They are last, because their heading in `--help` covers all following options.
     #[command(flatten)]

@@ -90,7 +90,7 @@ fn on_cpu(args: &Args) -> Result<()> {
         serve(args, text, work, &mut server)?;
         return calibrate::write(path, &server.runner().largest().expect("the runner measures").scales()?);
     }
-    let mut server = Server::new(runner, engine, policy);
+    let mut server = args.cache.attach(args, Server::new(runner, engine, policy))?;
     serve(args, text, work, &mut server)?;
     report(args, &server);
     Ok(())
@@ -198,7 +198,7 @@ fn on_gpu(args: &Args) -> Result<()> {
         (_, Work::Requests(requests)) if args.sparse.is_some() && args.labels.is_none() => {
             measured_on_gpu(args, &loaded, &text, &requests)
         }
-        (1, work) => serve_on_gpu(args, text, work, loaded.one(args)?),
+        (1, work) => serve_on_gpu(args, text, work, args.cache.attach(args, loaded.one(args)?)?),
         (_, work) => serve_on_gpu(args, text, work, loaded.ranks(args)?),
     }
 }
@@ -273,7 +273,8 @@ fn serve<R: Runner>(args: &Args, text: Text, work: Work, server: &mut Server<R>)
         let system = args.system.as_deref();
         let sign = if stdin().is_terminal() { "> " } else { "" };
         let console = Console { input: stdin().lock(), out: stdout().lock(), sign };
-        return chat(server, text, &defaults, system, console, &INTERRUPT);
+        chat(server, text, &defaults, system, console, &INTERRUPT)?;
+        return args.cache.finish(args, server);
     };
     if work::is_demo(args) && !args.json {
         return demo::show(server, text, &defaults, stdout().lock(), &INTERRUPT.cancel);
@@ -281,6 +282,7 @@ fn serve<R: Runner>(args: &Args, text: Text, work: Work, server: &mut Server<R>)
     submit(server, &requests)?;
     let mut printer = printer(args, text, &requests);
     server.run(&mut printer)?;
+    args.cache.finish(args, server)?;
     printer.finish()
 }
 

@@ -229,6 +229,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
         promise_ahead,
         ..EngineConfig::from(pool)
     };
+    args.cache.config(args, &mut config)?;
     let sequence_len = config.shape().map_err(unusable)?.max_sequence_len;
     config.max_tokens = u64::from(args.concurrency) * u64::from(sequence_len);
     config.shape().map_err(unusable)?;

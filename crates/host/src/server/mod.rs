@@ -21,6 +21,7 @@ mod drafts;
 mod limits;
 mod plan;
 mod step;
+mod stores;
 mod turns;
 
 use std::collections::VecDeque;
@@ -35,6 +36,7 @@ use crate::error::{Error, Result, with_cause};
 use crate::request::Request;
 use crate::runner::{Runner, Work};
 use crate::shaping::Edit;
+use crate::stores::Stores;
 use crate::stream::{Finish, RequestKey, Stream, StreamKey};
 use crate::tally::Tally;
 
@@ -165,6 +167,8 @@ pub struct Server<R: Runner> {
     engine: Engine<R::Backend>,
     runner: R,
     policy: Policy,
+    /// Stores of K and V, if any.
+    stores: Option<Box<dyn Stores<R::Backend>>>,
     /// Number of requests submitted.
     submitted: usize,
     /// Requests and streams that have not ended. Ended ones are removed, so a server may run indefinitely.
@@ -212,6 +216,7 @@ impl<R: Runner> Server<R> {
             engine,
             runner,
             policy,
+            stores: None,
             submitted: 0,
             requests: SlotMap::with_key(),
             streams: SlotMap::with_key(),
@@ -376,11 +381,14 @@ impl<R: Runner> Server<R> {
             }
         };
         self.cancel(sink)?;
+        self.turn_stores()?;
         let planned = match self.ahead.take() {
             Some(flight) => Some(flight),
             None => self.plan(None)?,
         };
-        let Some(flight) = planned else { return self.check_idle().map(|()| false) };
+        let Some(flight) = planned else {
+            return if self.await_stores() { Ok(true) } else { self.check_idle().map(|()| false) };
+        };
         // `give_way` needs a moment without a step in flight, so no step is planned ahead.
         let ahead = self.policy.overlap && !self.is_unfair();
         self.ahead = if ahead { self.plan(Some(&flight))? } else { None };

@@ -43,7 +43,7 @@ impl<R: Runner> Server<R> {
                 index
             } else if let Some((entry, index)) = self.next_waiting() {
                 if !self.admit_new(index)? {
-                    if self.streams[index].leader.is_some() {
+                    if self.streams[index].leader.is_some() || self.is_searching(index) {
                         continue;
                     }
                     return Ok(());
@@ -75,7 +75,8 @@ impl<R: Runner> Server<R> {
         self.streams[index].leader.is_some_and(|leader| self.engine.is_leading(&leader))
     }
 
-    /// Admits a stream without a sequence; returns false if pages or rows are short, or if it now has a leader.
+    /// Admits a stream without a sequence; returns false if pages or rows are short, if it now has a leader, or if it
+    /// waits for stores.
     fn admit_new(&mut self, index: StreamKey) -> Result<bool> {
         let namespace = self.namespace(index);
         let stream = &mut self.streams[index];
@@ -84,7 +85,8 @@ impl<R: Runner> Server<R> {
         let known = [&request.prompt[..], generated].concat();
         // The previous leader has ended its lead.
         stream.leader = None;
-        let finds_leader = self.policy.wait_for_leaders && !request.scores_prompt;
+        let scores_prompt = request.scores_prompt;
+        let finds_leader = self.policy.wait_for_leaders && !scores_prompt;
         let names = names_of(request, namespace);
         let is_named = names.is_some();
         if let Some(names) = names {
@@ -92,6 +94,11 @@ impl<R: Runner> Server<R> {
         }
         let admission = finds_leader.then(|| self.engine.admission(namespace, &known, 0));
         let leader = admission.transpose().map(|found| found.and_then(|found| found.leader));
+        if matches!(leader, Ok(None)) && !scores_prompt && self.search(index, namespace, &known) {
+            // The namespace keeps its names for the fetch.
+            return Ok(false);
+        }
+        let stream = &mut self.streams[index];
         let admitted = match leader {
             Ok(None) => self.engine.admit(namespace, &known, 0).map(Some),
             Ok(found) => {

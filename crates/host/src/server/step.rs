@@ -146,6 +146,7 @@ impl<R: Runner> Server<R> {
 
     /// Ends a stream: its pages are released, and its computed prefix stays cached.
     fn end(&mut self, index: StreamKey, finish: Finish, sink: &mut impl Sink) -> Result<()> {
+        self.end_search(index);
         let mut stream = self.streams.remove(index).expect("a stream ends once");
         stream.finish = Some(finish);
         self.running.retain(|&other| other != index);

@@ -28,14 +28,14 @@ impl<R: Runner> Server<R> {
     }
 
     /// Returns the stream to admit next, and its index among the waiting ones: the first of the group with the fewest
-    /// running streams. Returns `None` if no stream waits or all follow a leader. O(waiting + running).
+    /// running streams. Returns `None` if no stream waits, or all follow a leader or search stores. O(waiting + running).
     pub(super) fn next_waiting(&self) -> Option<(usize, StreamKey)> {
         if self.waiting.is_empty() {
             return None;
         }
         let shares = self.shares();
         let waiting = self.waiting.iter().copied().enumerate();
-        let ready = waiting.filter(|&(_, key)| !self.follows(key));
+        let ready = waiting.filter(|&(_, key)| !self.follows(key) && !self.is_searching(key));
         ready.min_by_key(|&(entry, key)| (shares.get(&self.group(key)).copied().unwrap_or(0), entry))
     }
 

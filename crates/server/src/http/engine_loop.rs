@@ -58,7 +58,7 @@ impl EngineLoop {
             if went_on {
                 continue;
             }
-            while self.announcer.is_some() && !queue.wait_at_most(announcer::PAUSE) {
+            while (server.turn_stores()? || self.announcer.is_some()) && !queue.wait_at_most(announcer::PAUSE) {
                 self.publish(server);
             }
             if !queue.wait() {

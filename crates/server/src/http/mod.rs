@@ -145,7 +145,8 @@ pub fn run<R: Runner>(args: &Args, door: Door, text: Text, server: &mut Server<R
         announce(&format!("events at {endpoint}, missed ones at {replay}"))?;
     }
     metrics.post(server, metrics::Ended::default());
-    let outcome = engine_loop::serve(server, &queue, &metrics, announcer);
+    let outcome =
+        engine_loop::serve(server, &queue, &metrics, announcer).and_then(|()| args.cache.finish(args, server));
     // The queue is closed and no stream runs; clients still read.
     let _ = over.send(());
     let _ = runtime.block_on(async { tokio::time::timeout(GRACE, clients).await });

@@ -1,0 +1,212 @@
+//! Stores of K and V behind the server: `--cache-dir`, `--cache-url` and `--cache-exec`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use kvarena::EngineConfig;
+use kvarena::backend::SwapMemory;
+use kvarena::hash::Hashing;
+use kvarena_host::error::{Error, Result};
+use kvarena_host::runner::Runner;
+use kvarena_host::server::Server;
+use kvarena_host::stores::TierStores;
+use kvarena_tiers::check::Secret;
+use kvarena_tiers::child::Child;
+use kvarena_tiers::disk::{Disk, DiskOptions};
+use kvarena_tiers::identity::Identity;
+use kvarena_tiers::objects::Objects;
+use kvarena_tiers::redis::Redis;
+use kvarena_tiers::store::Store;
+use kvarena_tiers::tier::{StoreOptions, Tier, TierOptions};
+use kvarena_tiers::weights;
+
+use crate::args::{Args, BackendName, Switch};
+use crate::setup;
+
+/// Recipe of page hashes for stores.
+const HASHING: Hashing = Hashing::SglangSha256;
+/// Swap pages through which records of device pages pass.
+const STAGE_PAGES: u32 = 64;
+/// Endings of a model's files.
+const EXTENSIONS: &[&str] = &["json", "safetensors"];
+/// Memory of a record of a child, at most.
+const CHILD_RECORD: u64 = 64 << 20;
+
+/// Options of stores.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Stores of K and V, which outlive the program (with --swap-space)")]
+pub struct CacheOptions {
+    /// Keep K and V in files of this folder.
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+
+    /// Maximum size of --cache-dir in GiB.
+    #[arg(long, value_name = "GIB", default_value_t = 64.0, requires = "cache_dir")]
+    pub cache_limit: f64,
+
+    /// Keep K and V in Redis or Valkey (redis://..), or in a bucket (s3://bucket/prefix, gs://.., azure://..), whose
+    /// options are read from the environment (AWS_.., GOOGLE_.., AZURE_..).
+    #[arg(long, value_name = "URL")]
+    pub cache_url: Option<String>,
+
+    /// Seconds for which Redis keeps K and V [default: no limit].
+    #[arg(long, value_name = "SECONDS", requires = "cache_url")]
+    pub cache_ttl: Option<u64>,
+
+    /// Keep K and V in a store of another process, which this command starts, such as `mooncake_child.py MASTER HOST
+    /// tcp`.
+    #[arg(long, value_name = "COMMAND")]
+    pub cache_exec: Option<String>,
+
+    /// A file of at least 32 bytes, which only its owner may read: the key of the checks of K and V. Stores that others
+    /// can write need one, the same for all servers.
+    #[arg(long, value_name = "FILE")]
+    pub cache_secret_file: Option<PathBuf>,
+
+    /// Use stores that others can write without a secret.
+    #[arg(long, conflicts_with = "cache_secret_file")]
+    pub cache_trust: bool,
+
+    /// Whether to write K and V to the stores.
+    #[arg(long, default_value = "on")]
+    pub cache_write: Switch,
+
+    /// At the end, write K and V to the stores for at most this time.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub flush_seconds: u64,
+}
+
+impl CacheOptions {
+    /// Returns whether the command line names a store.
+    pub fn is_given(&self) -> bool {
+        self.cache_dir.is_some() || self.is_remote()
+    }
+
+    fn is_remote(&self) -> bool {
+        self.cache_url.is_some() || self.cache_exec.is_some()
+    }
+
+    /// Changes an engine's config for stores, if the command line names one.
+    ///
+    /// # Errors
+    /// Options that exclude stores.
+    pub fn config(&self, args: &Args, config: &mut EngineConfig) -> Result<()> {
+        if !self.is_given() {
+            return Ok(());
+        }
+        if config.hashing.is_some() {
+            return Err(Error::request("stores hash pages by SHA-256, and --kv-events by another recipe"));
+        }
+        if config.pool.swap_pages == 0 {
+            return Err(Error::request("stores of K and V need --swap-space"));
+        }
+        if args.sparse.is_some() || args.tp > 1 {
+            return Err(Error::request("stores of K and V are not for --sparse or --tp"));
+        }
+        if self.is_remote() && self.cache_secret_file.is_none() && !self.cache_trust {
+            return Err(Error::request("remote stores need --cache-secret-file, or --cache-trust"));
+        }
+        config.hashing = Some(HASHING);
+        config.pool.stage_pages = STAGE_PAGES;
+        Ok(())
+    }
+
+    /// Opens the stores, if the command line names some, and lets the server use them.
+    ///
+    /// # Errors
+    /// A store, the secret or the model's files cannot be opened.
+    pub fn attach<R>(&self, args: &Args, server: Server<R>) -> Result<Server<R>>
+    where
+        R: Runner<Backend: SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>, Error: 'static> + 'static>,
+    {
+        if !self.is_given() {
+            return Ok(server);
+        }
+        let secret = self.cache_secret_file.as_deref().map(Secret::from_file).transpose();
+        let secret = secret.map_err(|error| Error::request(format!("--cache-secret-file: {error}")))?;
+        let stores = self.open(secret.is_some() || self.cache_trust)?;
+        let scales = setup::scales(args)?;
+        let shape = server.engine().shape();
+        let (layers, heads) = (shape.layout.layers(), shape.layout.most_kv_heads());
+        let identity = Identity {
+            weights: self.weights(args)?,
+            hashing: HASHING,
+            layout: &shape.layout,
+            scales: scales.as_ref(),
+            labels: None,
+            rope: "", // The digest of the weights covers the model's config.
+            layers: 0..layers,
+            heads: 0..heads,
+            heads_of_model: heads,
+            numerics: if args.backend == BackendName::Cuda { "cuda" } else { "cpu" },
+        };
+        let (sender, woken) = channel();
+        let wake = Arc::new(move || sender.send(()).unwrap_or(()));
+        let options = TierOptions { secret, wake, ..TierOptions::new(identity.fingerprint(), stores) };
+        let tier = Tier::new(options, server.engine()).map_err(|error| Error::run(error.to_string()))?;
+        Ok(server.with_stores(Box::new(TierStores::new(tier, woken))))
+    }
+
+    fn open(&self, is_trusted: bool) -> Result<Vec<StoreOptions>> {
+        let mut stores = Vec::new();
+        let mut add = |name: &str, store: Arc<dyn Store>, removes_damage: bool| {
+            let writes = self.cache_write == Switch::On;
+            stores.push(StoreOptions { writes, removes_damage, ..StoreOptions::new(name, store) });
+        };
+        if let Some(path) = &self.cache_dir {
+            let limit = (self.cache_limit * (1_u64 << 30) as f64) as u64;
+            let options = DiskOptions { is_shared: is_trusted, ..DiskOptions::new(path, limit) };
+            let disk =
+                Disk::open(options).map_err(|e| Error::request(format!("--cache-dir {}: {e}", path.display())))?;
+            add("disk", Arc::new(disk), true);
+        }
+        if let Some(url) = &self.cache_url {
+            let invalid = |error| Error::request(format!("--cache-url: {error}"));
+            if url.starts_with("redis") || url.starts_with("unix:") {
+                let redis = Redis::new(url, self.cache_ttl.map(Duration::from_secs)).map_err(invalid)?;
+                if let Ok(Some(warning)) = redis.policy_warning() {
+                    eprintln!("kvarena-server: {warning}");
+                }
+                add("redis", Arc::new(redis), false);
+            } else {
+                add("objects", Arc::new(Objects::new(url, std::env::vars()).map_err(invalid)?), false);
+            }
+        }
+        if let Some(command) = &self.cache_exec {
+            let command: Vec<_> = command.split_whitespace().map(str::to_owned).collect();
+            let child = Child::new(&command, CHILD_RECORD);
+            add("child", Arc::new(child.map_err(|e| Error::request(format!("--cache-exec: {e}")))?), false);
+        }
+        Ok(stores)
+    }
+
+    /// Returns the digest of the model's files. The built-in and the random models have none.
+    fn weights(&self, args: &Args) -> Result<[u8; 32]> {
+        let Some(model) = &args.model else {
+            let name = args.random_model.map_or_else(|| "built in".to_owned(), |shape| shape.name());
+            let mut digest = [0; 32];
+            let text = format!("{name} {}", args.seed);
+            digest.iter_mut().zip(text.bytes()).for_each(|(to, from)| *to = from);
+            return Ok(digest);
+        };
+        let known = self.cache_dir.as_ref().map(|folder| folder.join("digests"));
+        let digest = weights::digest(model, EXTENSIONS, known.as_deref());
+        digest.map_err(|error| Error::model(format!("{}: {error}", model.display())))
+    }
+
+    /// Writes K and V to the stores at the end, and reports what they did.
+    ///
+    /// # Errors
+    /// The backend failed.
+    pub fn finish<R: Runner>(&self, args: &Args, server: &mut Server<R>) -> Result<()> {
+        if !server.flush_stores(Duration::from_secs(self.flush_seconds))? {
+            eprintln!("kvarena-server: the stores do not have all K and V");
+        }
+        if let Some(stores) = server.stores().filter(|_| !args.quiet) {
+            eprint!("{}", stores.report());
+        }
+        Ok(())
+    }
+}

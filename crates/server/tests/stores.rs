@@ -1,0 +1,75 @@
+//! Stores of K and V: a second run of the program hits what the first one has computed.
+
+mod common;
+
+use std::fs;
+
+use common::files::Dir;
+use common::{REQUEST, refuses, tiny};
+use serde_json::{Value, json};
+
+/// Returns the requests of three prompts of 70 tokens.
+fn requests() -> String {
+    let prompt = |n: usize| (0..70).map(|i| (7 * n + i * i) % 500).collect::<Vec<_>>();
+    (0..3).map(|n| json!({ "prompt": prompt(n), "max_new_tokens": 4 }).to_string() + "\n").collect()
+}
+
+/// Runs the program with a cache folder. Returns the tokens and the cached tokens of each request, and the report.
+fn run(folder: &str, more: &[&str]) -> (Vec<Value>, Vec<u64>, String) {
+    let fixed = ["--json", "--requests", "-", "--swap-space", "0.01", "--ignore-eos", "--cache-dir", folder];
+    let ran = tiny(&[&fixed[..], more].concat(), &requests());
+    let report = ran.err.clone();
+    let lines = ran.lines();
+    let cached = lines.iter().filter_map(|line| line["cached_tokens"].as_u64()).collect();
+    (lines.into_iter().map(|mut line| line["tokens"].take()).collect(), cached, report)
+}
+
+#[test]
+fn a_restart_hits_what_was_computed_before() {
+    let dir = Dir::new();
+    let folder = dir.path().join("cache");
+    let folder = folder.to_str().expect("UTF-8");
+    let (tokens, cached, report) = run(folder, &[]);
+    assert_eq!(cached, [0; 3]);
+    assert!(report.contains("store disk: 0 of ") && report.contains(" put ("), "{report}");
+    let (again, cached, report) = run(folder, &["--cache-write", "off"]);
+    assert_eq!((again, cached), (tokens.clone(), vec![64; 3]), "{report}");
+    // Another type of K and V, or another secret, is another cache.
+    let (_, cached, _) = run(folder, &["--kv-dtype", "f32", "--cache-write", "off"]);
+    assert_eq!(cached, [0; 3]);
+    // Damaged files are computed again.
+    let mut damaged = 0;
+    damage(folder.as_ref(), &mut damaged);
+    let (again, cached, report) = run(folder, &[]);
+    assert_eq!((again, cached), (tokens, vec![0; 3]), "{report}");
+    assert!(damaged >= 12 && report.contains("page check"), "{damaged}: {report}");
+    let (_, cached, report) = run(folder, &[]);
+    assert_eq!(cached, [64; 3], "{report}");
+}
+
+/// Flips a bit of the last byte of each record.
+fn damage(folder: &std::path::Path, damaged: &mut usize) {
+    for entry in fs::read_dir(folder).expect("it is there") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            damage(&path, damaged);
+        } else if path.components().any(|part| part.as_os_str() == "v1") {
+            let mut bytes = fs::read(&path).expect("it is there");
+            bytes[4096] ^= 1;
+            fs::write(&path, bytes).expect("it is ours");
+            *damaged += 1;
+        }
+    }
+}
+
+#[test]
+fn options_that_exclude_stores_are_refused() {
+    let requests = ["--random-requests", "1:8", "--model", &common::folder("qwen3-tiny")].map(str::to_owned);
+    let refuses = |options: &[&str], words: &str| {
+        let arguments: Vec<_> = requests.iter().map(String::as_str).chain(options.iter().copied()).collect();
+        refuses(&arguments, REQUEST, &[words]);
+    };
+    refuses(&["--cache-dir", "/tmp/none"], "--swap-space");
+    refuses(&["--cache-url", "redis://127.0.0.1", "--swap-space", "0.01"], "--cache-secret-file");
+    refuses(&["--cache-dir", "/proc/none", "--swap-space", "0.01"], "--cache-dir /proc/none");
+}

@@ -1,0 +1,106 @@
+//! A store in memory.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::name::{Fingerprint, Name, Space};
+use crate::store::{Got, Part, Store, StoreError, stride};
+
+/// A store in memory.
+#[derive(Debug, Default)]
+pub struct Memory(Mutex<HashMap<Name, Vec<u8>>>);
+
+impl Memory {
+    /// Returns the stored names, in order.
+    pub fn names(&self) -> Vec<Name> {
+        let mut names: Vec<_> = self.records().keys().copied().collect();
+        names.sort();
+        names
+    }
+
+    /// Returns the bytes of a record.
+    pub fn record(&self, name: &Name) -> Option<Vec<u8>> {
+        self.records().get(name).cloned()
+    }
+
+    /// Stores any bytes under a name.
+    pub fn set(&self, name: Name, bytes: Vec<u8>) {
+        self.records().insert(name, bytes);
+    }
+
+    fn records(&self) -> MutexGuard<'_, HashMap<Name, Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the bytes of a record.
+pub(crate) fn concat(head: &[u8], pages: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = head.to_vec();
+    for page in pages {
+        bytes.extend_from_slice(page);
+        bytes.resize(bytes.len() + stride(page.len()) - page.len(), 0);
+    }
+    bytes
+}
+
+/// Copies a record from memory into a reader's buffers.
+pub(crate) fn read_from(bytes: &[u8], part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Got {
+    let page_bytes = pages.first().map_or(0, |page| page.len());
+    let expected = part.record_bytes(head.len(), page_bytes);
+    let is_short = (bytes.len() as u64) < expected;
+    if is_short || !pages.is_empty() && bytes.len() as u64 != expected {
+        return Got::Length;
+    }
+    head.copy_from_slice(&bytes[..head.len()]);
+    let start = part.start(head.len(), page_bytes) as usize;
+    for (page, bytes) in pages.iter_mut().zip(bytes[start..].chunks(stride(page_bytes).max(1))) {
+        page.copy_from_slice(&bytes[..page_bytes]);
+    }
+    Got::Read
+}
+
+impl Store for Memory {
+    fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        let records = self.records();
+        Ok(names.iter().map(|name| records.contains_key(name)).collect())
+    }
+
+    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
+        Ok(self.records().get(name).map_or(Got::Absent, |bytes| read_from(bytes, part, head, pages)))
+    }
+
+    fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
+        self.set(*name, concat(head, pages));
+        Ok(())
+    }
+
+    fn remove(&self, names: &[Name]) -> Result<(), StoreError> {
+        let mut records = self.records();
+        names.iter().for_each(|name| drop(records.remove(name)));
+        Ok(())
+    }
+
+    fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError> {
+        let gone = Name::new(fingerprint, space, [0; 32], 0);
+        self.records().retain(|name, _| (name.fingerprint, name.space) != (gone.fingerprint, gone.space));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_fulfils_the_contract() {
+        super::super::contract(&Memory::default());
+    }
+
+    #[test]
+    fn pages_have_padding() {
+        let (store, name) = (Memory::default(), Name::new(&Fingerprint([1; 32]), Space::default(), [2; 32], 0));
+        store.put(&name, &[1; 4096], &[&[2; 6000], &[3; 6000]]).expect("it has room");
+        let bytes = store.record(&name).expect("it is stored");
+        assert_eq!((bytes.len(), bytes[4096 + 6000], bytes[4096 + 8192]), (5 * 4096, 0, 3));
+    }
+}

@@ -1,0 +1,376 @@
+//! [`Tier`]: the stores of an engine. It finds prompts in stores, fetches their records, and puts new records.
+//!
+//! ```text
+//! find --> lookup --[chain, have: threads of the stores]--> fetch --[get]--> fetched --> report
+//! turn --> puts --[have, put]--> put_done
+//! ```
+//!
+//! The host calls [`Tier::find`] before it admits a prompt, and [`Tier::turn`] once in each step. Both only read and
+//! write queues; threads of the stores compute hashes and checks and move bytes.
+//!
+//! All records of a model have the default [space](crate::name::Space), because the engine's puts do not name their
+//! namespace. Keys separate the records of namespaces.
+//!
+//! A record that a reader does not accept is a miss: the host computes its tokens. A deadline ends the wait of a
+//! request, but the fetch keeps its pages until the store has returned all of them.
+
+mod alarm;
+mod breaker;
+mod fetch;
+mod options;
+mod pieces;
+mod work;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use kvarena::backend::SwapMemory;
+use kvarena::id::{Namespace, StepId, TokenId};
+use kvarena::moves::Put;
+use kvarena::{Engine, EngineError};
+
+use alarm::Alarm;
+use fetch::{Fetching, Request};
+pub use options::{LoadRule, StoreOptions, StoreStats, TierOptions};
+use pieces::Pieces;
+use work::{Ask, Done, Job, Key, Lane, Shared};
+
+use crate::miss::{Miss, Misses};
+use crate::name::Name;
+
+/// Time between two looks at copies that are not complete.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Number of looks without a put, after which only another step can bring one.
+const LOOKS_MAX: u32 = 4;
+/// The same in [`Tier::flush`].
+const FLUSH_LOOKS: u32 = 20;
+
+/// The result of [`Tier::find`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Find {
+    /// No store can have more of the prompt than the engine: the host admits it.
+    Ready,
+    /// [`Tier::turn`] reports when the host can admit the prompt.
+    Waiting,
+}
+
+/// Waits of requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WaitStats {
+    /// Number of requests that waited.
+    pub waited: u64,
+    /// Of these, requests that reached their deadline.
+    pub late: u64,
+    /// Time of all waits.
+    pub time: Duration,
+    /// Pages of group 0 that fetches brought.
+    pub pages: u64,
+}
+
+/// The stores of an engine.
+pub struct Tier<B: SwapMemory> {
+    shared: Arc<Shared<B::Read, B::Write>>,
+    options: TierOptions,
+    received: Receiver<Done>,
+    alarm: Alarm,
+    requests: HashMap<u64, Request>,
+    fetches: HashMap<u64, Fetching>,
+    /// Names of the records of open fetches.
+    loading: HashMap<Name, u64>,
+    /// Names that count as absent, and until when.
+    negative: HashMap<Name, Instant>,
+    open_puts: usize,
+    /// The end of a stop of all stores, at which the alarm wakes the host.
+    retry: Option<Instant>,
+    /// The newest step of the last turn, and the number of later looks for puts that found none.
+    step: StepId,
+    looks: u32,
+    next: u64,
+    waits: WaitStats,
+}
+
+impl<B> Tier<B>
+where
+    B: SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>>,
+{
+    /// Creates the stores' threads for an engine.
+    ///
+    /// # Errors
+    /// With `InvalidInput` if the engine hashes no pages, or by hashes of less than 32 bytes: collisions of shorter
+    /// ones can be made. If a thread cannot be started.
+    pub fn new(options: TierOptions, engine: &Engine<B>) -> io::Result<Self> {
+        let shape = engine.shape();
+        if shape.hashing.is_none_or(|hashing| hashing.width() < 32) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "stores need page hashes of 32 bytes"));
+        }
+        let (results, received) = channel();
+        let shared = Arc::new(Shared {
+            lanes: options.stores.iter().map(|store| Lane::new(store.clone(), options.write_rate)).collect(),
+            fingerprint: options.fingerprint,
+            secret: options.secret.clone(),
+            page_size: shape.layout.page_size(),
+            record_pages: shape.record_pages,
+            groups: (0..shape.layout.groups().count()).map(|group| Pieces::new(&shape.layout, group)).collect(),
+            misses: Misses::default(),
+            results,
+            sent: AtomicU64::new(0),
+            wake: Arc::clone(&options.wake),
+        });
+        let alarm = Alarm::new(Arc::clone(&options.wake))?;
+        let tier = Self {
+            shared,
+            options,
+            received,
+            alarm,
+            requests: HashMap::new(),
+            fetches: HashMap::new(),
+            loading: HashMap::new(),
+            negative: HashMap::new(),
+            open_puts: 0,
+            retry: None,
+            step: engine.newest_step(),
+            looks: 0,
+            next: 0,
+            waits: WaitStats::default(),
+        };
+        for (index, store) in tier.options.stores.iter().enumerate() {
+            for _ in 0..store.threads {
+                let shared = Arc::clone(&tier.shared);
+                let name = format!("kvarena-{}", store.name);
+                std::thread::Builder::new().name(name).spawn(move || shared.serve(index))?;
+            }
+        }
+        Ok(tier)
+    }
+
+    /// Searches the stores for the part of a prompt that the engine lacks. `id` identifies the request for
+    /// [`Tier::turn`]. O(prompt).
+    pub fn find(&mut self, id: u64, engine: &Engine<B>, namespace: Namespace, prompt: &[TokenId]) -> Find {
+        let Ok(Some(lookup)) = engine.lookup(namespace, prompt) else { return Find::Ready };
+        let now = Instant::now();
+        let wanted = lookup.wanted();
+        if wanted.is_empty() || self.shared.lanes.iter().all(|lane| lane.stopped(now, false).is_some()) {
+            return Find::Ready;
+        }
+        let bytes = |&(group, _): &(u32, u32)| self.record_bytes(group);
+        let pages = (prompt.len() as u32 - 1) / self.shared.page_size - lookup.hit();
+        let most = (u64::from(pages * self.shared.page_size), wanted.iter().map(bytes).sum());
+        let (serial, prompt) = (self.next, Arc::<[TokenId]>::from(prompt));
+        self.next += 1;
+        let ask = Box::new(Ask {
+            find: serial,
+            lookup,
+            prompt: Arc::clone(&prompt),
+            keys: Vec::new(),
+            most,
+            wanted,
+            located: HashMap::new(),
+        });
+        let deadline = now + self.options.deadline;
+        let request = Request { id, namespace, prompt, begin: now, deadline, ask: None, fetch: None };
+        self.requests.insert(serial, request);
+        self.alarm.set(deadline);
+        self.shared.ask(0, ask);
+        Find::Waiting
+    }
+
+    /// Ends the wait of a request that the host has cancelled. A fetch for it continues.
+    pub fn cancel(&mut self, id: u64) {
+        self.requests.retain(|_, request| request.id != id);
+    }
+
+    /// Ends fetches and puts, begins others, and calls `report` with the id of each request that does not wait any
+    /// more, and the number of pages by which its hit has grown. The host calls it once in each step.
+    ///
+    /// # Errors
+    /// [`EngineError::Backend`] if a copy for a put failed. A later call tries it again.
+    pub fn turn(
+        &mut self,
+        engine: &mut Engine<B>,
+        mut report: impl FnMut(u64, u32),
+    ) -> Result<(), EngineError<B::Error>> {
+        let mut ready = Vec::new();
+        while let Ok(done) = self.received.try_recv() {
+            self.shared.sent.fetch_sub(1, Ordering::Relaxed);
+            self.take(engine, done, &mut ready);
+        }
+        let now = Instant::now();
+        let late = |request: &Request| now >= request.deadline;
+        for (&serial, _) in self.requests.iter().filter(|(_, request)| late(request)) {
+            self.shared.misses.add(Miss::Late);
+            self.waits.late += 1;
+            ready.push((serial, 0));
+        }
+        for (serial, pages) in ready {
+            if let Some(request) = self.requests.remove(&serial) {
+                self.waits.waited += 1;
+                self.waits.time += now - request.begin;
+                report(request.id, pages);
+            }
+        }
+        self.begin_puts(engine).map(drop)
+    }
+
+    /// Puts all records that no store has, without a limit of the rate, for at most `limit`. The host calls it before
+    /// it ends. Returns whether nothing is left.
+    ///
+    /// # Errors
+    /// As [`Tier::turn`].
+    pub fn flush(&mut self, engine: &mut Engine<B>, limit: Duration) -> Result<bool, EngineError<B::Error>> {
+        let end = Instant::now() + limit;
+        self.shared.lanes.iter().for_each(Lane::hurry);
+        let mut looks = 0;
+        while Instant::now() < end {
+            self.turn(engine, |_, _| ())?;
+            looks = if self.open_puts > 0 || !self.fetches.is_empty() { 0 } else { looks + 1 };
+            if looks >= FLUSH_LOOKS {
+                return Ok(self.shared.writer(0).is_some());
+            }
+            if let Ok(done) = self.received.recv_timeout(PAUSE) {
+                self.shared.sent.fetch_sub(1, Ordering::Relaxed);
+                let mut ready = Vec::new();
+                self.take(engine, done, &mut ready);
+                ready.iter().for_each(|(serial, _)| drop(self.requests.remove(serial)));
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns whether [`Tier::turn`] has results to take. The host also calls it after `wake`.
+    pub fn has_results(&self) -> bool {
+        self.shared.sent.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns whether nothing is open, and only another step or a store that is tried again brings work.
+    pub fn is_idle(&self) -> bool {
+        self.open() == (0, 0, 0) && self.looks >= LOOKS_MAX
+    }
+
+    /// Returns the number of requests, fetches and puts that are open.
+    pub fn open(&self) -> (usize, usize, usize) {
+        (self.requests.len(), self.fetches.len(), self.open_puts)
+    }
+
+    /// Returns the counters of each store, in order.
+    pub fn stats(&self) -> Vec<StoreStats> {
+        let now = Instant::now();
+        let lanes = self.shared.lanes.iter();
+        let of = |lane: &Lane<_, _>| {
+            lane.counters.stats(&lane.options.name, lane.queue(), lane.stopped(now, true).is_some())
+        };
+        lanes.map(of).collect()
+    }
+
+    /// Returns the misses by reason.
+    pub fn misses(&self) -> &Misses {
+        &self.shared.misses
+    }
+
+    /// Returns the waits of requests.
+    pub fn waits(&self) -> WaitStats {
+        self.waits
+    }
+
+    fn record_bytes(&self, group: u32) -> u64 {
+        let pages =
+            if group == 0 { self.shared.record_pages as usize } else { self.shared.groups[group as usize].pages() };
+        self.shared.bytes(group, pages)
+    }
+
+    /// Takes the end of a job.
+    fn take(&mut self, engine: &mut Engine<B>, done: Done, ready: &mut Vec<(u64, u32)>) {
+        match done {
+            Done::Asked(ask) => {
+                let serial = ask.find;
+                if let Some(request) = self.requests.get_mut(&serial) {
+                    request.ask = Some(ask);
+                    self.advance(engine, serial, ready);
+                }
+            }
+            Done::Got { fetch, index, name, got } => {
+                if got.is_err() {
+                    self.negative.insert(name, Instant::now() + self.options.negative);
+                }
+                let Some(fetching) = self.fetches.get_mut(&fetch) else { return };
+                fetching.results[index] = Some(got.is_ok());
+                fetching.open -= 1;
+                if fetching.open == 0 {
+                    self.end_fetch(engine, fetch, ready);
+                }
+            }
+            Done::Put { id, name, is_stored } => {
+                self.open_puts -= 1;
+                engine.put_done(id, is_stored);
+                if is_stored {
+                    self.negative.remove(&name);
+                } else {
+                    self.looks = 0;
+                }
+            }
+        }
+    }
+
+    /// Passes records to the stores. Returns their number.
+    fn begin_puts(&mut self, engine: &mut Engine<B>) -> Result<usize, EngineError<B::Error>> {
+        let Some(store) = self.shared.writer(0) else {
+            let now = Instant::now();
+            let end = self.shared.lanes.iter().filter_map(|lane| lane.stopped(now, true)).min();
+            if end != self.retry {
+                end.into_iter().for_each(|end| self.alarm.set(end));
+                self.retry = end;
+            }
+            return Ok(0);
+        };
+        let room = self.options.puts_max.saturating_sub(self.open_puts);
+        if room == 0 {
+            return Ok(0);
+        }
+        self.look(engine.newest_step());
+        let mut puts = Vec::new();
+        engine.puts(room, |put| puts.push((put.id, key_of(&put), put.pages.to_vec())))?;
+        let count = puts.len();
+        for (id, key, pages) in puts {
+            let pages = pages.into_iter().map(|page| engine.backend_mut().lease(page)).collect();
+            let is_forced = self.negative.contains_key(&self.shared.name(&key));
+            self.shared.lanes[store].push(Job::Put(work::Put { id, key, pages, is_forced, is_stored: false }));
+        }
+        self.open_puts += count;
+        if count > 0 {
+            self.looks = 0;
+        }
+        Ok(count)
+    }
+
+    /// Sets the alarm for another look: a put appears after its copy, and a refused one after a look without puts.
+    fn look(&mut self, newest: StepId) {
+        if newest != self.step {
+            (self.step, self.looks) = (newest, 0);
+        }
+        if self.looks < LOOKS_MAX {
+            self.looks += 1;
+            self.alarm.set(Instant::now() + PAUSE);
+        }
+    }
+}
+
+fn key_of(put: &Put) -> Key {
+    Key {
+        group: put.group,
+        first: put.first,
+        parent: put.parent.map(|parent| parent.to_digest()),
+        key: put.key,
+        tokens: put.tokens.into(),
+        range: 0..put.tokens.len(),
+    }
+}
+
+impl<B: SwapMemory> Drop for Tier<B> {
+    fn drop(&mut self) {
+        // The threads end after their present call, which a store may delay.
+        self.shared.lanes.iter().for_each(Lane::close);
+    }
+}

@@ -1,0 +1,163 @@
+//! Options and counters of a tier.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::check::Secret;
+use crate::name::Fingerprint;
+use crate::store::Store;
+
+/// Whether records are read from a store, or their tokens computed.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum LoadRule {
+    /// The store is always asked.
+    Always,
+    /// The store is asked if reading is faster than computing.
+    Costs {
+        /// Time of a read without its bytes.
+        latency: Duration,
+        /// Bytes that the store reads in a second.
+        bytes_per_second: f64,
+        /// Tokens that the host computes in a second of prefill.
+        tokens_per_second: f64,
+    },
+}
+
+impl LoadRule {
+    /// Returns the estimated time of a read. Without costs, 1 GB/s.
+    pub fn estimate(&self, bytes: u64) -> Duration {
+        let (latency, rate) = match *self {
+            Self::Always => (Duration::ZERO, 1e9),
+            Self::Costs { latency, bytes_per_second, .. } => (latency, bytes_per_second),
+        };
+        latency + Duration::try_from_secs_f64(bytes as f64 / rate).unwrap_or(Duration::MAX / 4)
+    }
+
+    /// Returns whether to read these bytes instead of computing these tokens.
+    pub fn is_worth(&self, tokens: u64, bytes: u64) -> bool {
+        match *self {
+            Self::Always => true,
+            Self::Costs { tokens_per_second, .. } => {
+                self.estimate(bytes).as_secs_f64() < tokens as f64 / tokens_per_second
+            }
+        }
+    }
+}
+
+/// A store of a tier.
+#[derive(Clone)]
+pub struct StoreOptions {
+    /// Name, for counters and threads.
+    pub name: String,
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// Number of threads. Default 8.
+    pub threads: usize,
+    /// Whether records are put into the store. Default true.
+    pub writes: bool,
+    /// Whether damaged records are removed: for a disk that no other user writes. Default false.
+    pub removes_damage: bool,
+    /// Whether to read from the store. Default [`LoadRule::Always`].
+    pub rule: LoadRule,
+}
+
+impl StoreOptions {
+    /// Creates options with defaults.
+    pub fn new(name: &str, store: Arc<dyn Store>) -> Self {
+        let rule = LoadRule::Always;
+        Self { name: name.to_owned(), store, threads: 8, writes: true, removes_damage: false, rule }
+    }
+}
+
+impl fmt::Debug for StoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StoreOptions({})", self.name)
+    }
+}
+
+/// Options of a [`Tier`](crate::tier::Tier).
+#[derive(Clone)]
+pub struct TierOptions {
+    /// Fingerprint of the model: [`Identity::fingerprint`](crate::identity::Identity::fingerprint).
+    pub fingerprint: Fingerprint,
+    /// The key of checks. Remote stores, and folders that others can write, need one.
+    pub secret: Option<Secret>,
+    /// The stores, in the order in which they are asked: fast ones first.
+    pub stores: Vec<StoreOptions>,
+    /// Maximum number of bytes that are put into each store in a second. Default 1 GB; `None` for no limit.
+    pub write_rate: Option<u64>,
+    /// Time after which a request does not wait any more, besides twice the estimated time. Default 100 ms.
+    pub deadline: Duration,
+    /// Time for which a record that failed counts as absent. Default 10 s.
+    pub negative: Duration,
+    /// Maximum number of open puts. Default 64.
+    pub puts_max: usize,
+    /// Called by another thread when [`Tier::turn`](crate::tier::Tier::turn) has work, so that an idle host does not
+    /// poll.
+    pub wake: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl TierOptions {
+    /// Creates options with defaults.
+    pub fn new(fingerprint: Fingerprint, stores: Vec<StoreOptions>) -> Self {
+        let [deadline, negative] = [100, 10_000].map(Duration::from_millis);
+        let (secret, write_rate, wake) = (None, Some(1_000_000_000), Arc::new(|| ()));
+        Self { fingerprint, secret, stores, write_rate, deadline, negative, puts_max: 64, wake }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
+        #[derive(Debug, Default)]
+        pub(super) struct Counters {
+            $(pub $name: AtomicU64,)*
+        }
+
+        /// What a store has done so far, and its present state.
+        #[derive(Clone, PartialEq, Eq, Debug, Default)]
+        pub struct StoreStats {
+            /// Name of the store.
+            pub name: String,
+            /// Number of waiting reads and puts.
+            pub queue: usize,
+            /// Whether the breaker stops the store.
+            pub is_stopped: bool,
+            $($(#[doc = $doc])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            pub fn stats(&self, name: &str, queue: usize, is_stopped: bool) -> StoreStats {
+                let name = name.to_owned();
+                StoreStats { name, queue, is_stopped, $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Names that the store was asked for.
+    asked,
+    /// Names that it had.
+    found,
+    /// Records that were read and accepted.
+    read,
+    /// Bytes of their pages.
+    read_bytes,
+    /// Records that were put.
+    put,
+    /// Bytes of these records.
+    put_bytes,
+    /// Records that the store already had when they were to be put.
+    known,
+    /// Damaged records that were removed.
+    removed,
+    /// Failed calls.
+    failed,
+}
+
+/// Adds to a counter.
+pub(super) fn add(counter: &AtomicU64, number: u64) {
+    counter.fetch_add(number, Ordering::Relaxed);
+}

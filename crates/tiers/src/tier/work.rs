@@ -1,0 +1,368 @@
+//! The threads of the stores, and their jobs. Jobs own leases, so a store that hangs keeps pages, but no request.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvarena::hash::PageHash;
+use kvarena::id::TokenId;
+use kvarena::moves::{Lookup, PutId};
+
+use super::breaker::{Breaker, Rate};
+use super::options::{Counters, StoreOptions, add};
+use super::pieces::Pieces;
+use crate::check::Secret;
+use crate::miss::{Miss, Misses};
+use crate::name::{Fingerprint, Name, Space};
+use crate::record::{Record, check_page};
+use crate::store::{Got, Part, Store, StoreError};
+
+/// A record without the fields that all records of a tier share.
+#[derive(Clone, Debug)]
+pub(super) struct Key {
+    pub group: u32,
+    pub first: u32,
+    pub parent: Option<[u8; 32]>,
+    pub key: PageHash,
+    pub tokens: Arc<[TokenId]>,
+    /// The tokens of the record.
+    pub range: Range<usize>,
+}
+
+/// A question for the records of a prompt. It visits the stores in order.
+#[derive(Debug)]
+pub(super) struct Ask {
+    pub find: u64,
+    pub lookup: Lookup,
+    pub prompt: Arc<[TokenId]>,
+    pub keys: Vec<PageHash>,
+    /// Tokens and bytes of all records that the prompt lacks.
+    pub most: (u64, u64),
+    pub wanted: Vec<(u32, u32)>,
+    /// The store that has a record of a group at a place.
+    pub located: HashMap<(u32, u32), usize>,
+}
+
+pub(super) struct Get<W> {
+    pub fetch: u64,
+    pub index: usize,
+    pub key: Key,
+    /// Index of the first page in the record.
+    pub first: u32,
+    pub pages: Vec<W>,
+}
+
+pub(super) struct Put<R> {
+    pub id: PutId,
+    pub key: Key,
+    pub pages: Vec<R>,
+    /// Whether the record is put even if the store has it: a reader did not accept what the store has.
+    pub is_forced: bool,
+    /// Whether a store has the record.
+    pub is_stored: bool,
+}
+
+pub(super) enum Job<R, W> {
+    Ask(Box<Ask>),
+    Get(Get<W>),
+    Put(Put<R>),
+}
+
+/// The end of a job.
+pub(super) enum Done {
+    Asked(Box<Ask>),
+    Got { fetch: u64, index: usize, name: Name, got: Result<(), Miss> },
+    Put { id: PutId, name: Name, is_stored: bool },
+}
+
+/// A store with its queue.
+pub(super) struct Lane<R, W> {
+    pub options: StoreOptions,
+    pub counters: Counters,
+    state: Mutex<State<R, W>>,
+    changed: Condvar,
+}
+
+struct State<R, W> {
+    /// Reads go first.
+    reads: VecDeque<Job<R, W>>,
+    puts: VecDeque<Put<R>>,
+    is_closed: bool,
+    rate: Rate,
+    breaker: Breaker,
+    /// Stops puts, if the store is full.
+    put_breaker: Breaker,
+}
+
+impl<R, W> Lane<R, W> {
+    pub fn new(options: StoreOptions, write_rate: Option<u64>) -> Self {
+        let (rate, breaker, put_breaker) = (Rate::new(write_rate), Breaker::default(), Breaker::default());
+        let (reads, puts) = (VecDeque::new(), VecDeque::new());
+        let state = Mutex::new(State { reads, puts, is_closed: false, rate, breaker, put_breaker });
+        Self { options, counters: Counters::default(), state, changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<R, W>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn close(&self) {
+        self.state().is_closed = true;
+        self.changed.notify_all();
+    }
+
+    pub fn queue(&self) -> usize {
+        let state = self.state();
+        state.reads.len() + state.puts.len()
+    }
+
+    pub fn push(&self, job: Job<R, W>) {
+        let mut state = self.state();
+        match job {
+            Job::Put(put) => state.puts.push_back(put),
+            job => state.reads.push_back(job),
+        }
+        self.changed.notify_one();
+    }
+
+    /// Removes the limit of the write rate.
+    pub fn hurry(&self) {
+        self.state().rate = Rate::new(None);
+        self.changed.notify_all();
+    }
+
+    /// Returns the end of a stop of reads, or of puts.
+    pub fn stopped(&self, now: Instant, is_put: bool) -> Option<Instant> {
+        let state = self.state();
+        state.breaker.stopped(now).or_else(|| state.put_breaker.stopped(now).filter(|_| is_put))
+    }
+
+    /// Waits for the next job. `bytes` returns those of a put.
+    fn next(&self, bytes: impl Fn(&Put<R>) -> u64) -> Option<Job<R, W>> {
+        let mut state = self.state();
+        while !state.is_closed {
+            if let Some(job) = state.reads.pop_front() {
+                return Some(job);
+            }
+            let mut pause = Duration::from_secs(3600);
+            if let Some(put) = state.puts.front().map(&bytes) {
+                match state.rate.take(put, Instant::now()) {
+                    Ok(()) => return state.puts.pop_front().map(Job::Put),
+                    Err(time) => pause = time,
+                }
+            }
+            state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        None
+    }
+
+    /// Makes a call, unless the breaker stops it, and counts its failure.
+    fn call<T>(&self, is_put: bool, call: impl FnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let now = Instant::now();
+        let mut state = self.state();
+        if !state.breaker.allows(now) || is_put && !state.put_breaker.allows(now) {
+            return Err(StoreError::Gone { text: "stopped after failures".to_owned() });
+        }
+        drop(state);
+        let called = call(&*self.options.store);
+        let (mut state, now) = (self.state(), Instant::now());
+        match &called {
+            Ok(_) if is_put => (state.breaker.succeeded(), state.put_breaker.succeeded()).0,
+            Ok(_) => state.breaker.succeeded(),
+            // The store works, but takes nothing.
+            Err(StoreError::Full | StoreError::ReadOnly) => state.put_breaker.failed(now, true),
+            Err(StoreError::TooLarge { .. }) => {}
+            Err(_) => state.breaker.failed(now, false),
+        }
+        called.inspect_err(|_| add(&self.counters.failed, 1))
+    }
+}
+
+/// The state that the threads and the host share.
+pub(super) struct Shared<R, W> {
+    pub lanes: Vec<Lane<R, W>>,
+    pub fingerprint: Fingerprint,
+    pub secret: Option<Secret>,
+    pub page_size: u32,
+    pub record_pages: u32,
+    /// The used bytes of the pages of each group.
+    pub groups: Vec<Pieces>,
+    pub misses: Misses,
+    pub results: Sender<Done>,
+    /// Results that were sent and not received.
+    pub sent: AtomicU64,
+    pub wake: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R, W> {
+    /// Serves the jobs of a store until it is closed.
+    pub fn serve(&self, index: usize) {
+        let lane = &self.lanes[index];
+        while let Some(job) = lane.next(|put| self.bytes(put.key.group, put.pages.len())) {
+            match job {
+                Job::Ask(ask) => self.have(index, ask),
+                Job::Get(get) => {
+                    let (fetch, index, name) = (get.fetch, get.index, self.name(&get.key));
+                    let got = self.get(lane, get); // drops the leases
+                    got.err().into_iter().for_each(|miss| self.misses.add(miss));
+                    self.send(Done::Got { fetch, index, name, got });
+                }
+                Job::Put(put) => self.put(index, put),
+            }
+        }
+    }
+
+    pub fn bytes(&self, group: u32, pages: usize) -> u64 {
+        (self.groups[group as usize].page_bytes * pages) as u64
+    }
+
+    pub fn name(&self, key: &Key) -> Name {
+        self.name_of(key.group, key.key)
+    }
+
+    pub fn name_of(&self, group: u32, key: PageHash) -> Name {
+        Name::new(&self.fingerprint, Space::default(), key.to_digest(), group as u16)
+    }
+
+    fn record<'a>(&self, key: &'a Key, pages: usize) -> Record<'a> {
+        let page_bytes = self.groups[key.group as usize].page_bytes as u32;
+        let (fingerprint, page_size, tokens) = (self.fingerprint, self.page_size, &key.tokens[key.range.clone()]);
+        let (space, first, parent) = (Space::default(), key.first, key.parent);
+        let (group, pages, key) = (key.group as u16, pages as u32, key.key.to_digest());
+        Record { fingerprint, space, group, page_size, first, pages, page_bytes, parent, key, tokens }
+    }
+
+    fn send(&self, done: Done) {
+        // The host has dropped the tier if nothing receives.
+        if self.results.send(done).is_ok() {
+            self.sent.fetch_add(1, Ordering::Release);
+            (self.wake)();
+        }
+    }
+
+    /// Passes a question to the first store from `index` on that is worth it, or ends it.
+    pub fn ask(&self, index: usize, ask: Box<Ask>) {
+        let now = Instant::now();
+        let is_asked = |lane: &Lane<R, W>| {
+            lane.options.rule.is_worth(ask.most.0, ask.most.1) && lane.stopped(now, false).is_none()
+        };
+        let missing = ask.located.len() < ask.wanted.len();
+        match self.lanes[index..].iter().find(|lane| missing && is_asked(lane)) {
+            Some(lane) => lane.push(Job::Ask(ask)),
+            None => self.send(Done::Asked(ask)),
+        }
+    }
+
+    fn have(&self, index: usize, mut ask: Box<Ask>) {
+        if ask.keys.is_empty() {
+            ask.keys = ask.lookup.keys(&ask.prompt);
+        }
+        let missing: Vec<_> = ask.wanted.iter().filter(|at| !ask.located.contains_key(at)).copied().collect();
+        let name = |&(group, place): &(u32, u32)| self.name_of(group, ask.keys[place as usize]);
+        let names: Vec<_> = missing.iter().map(name).collect();
+        let lane = &self.lanes[index];
+        add(&lane.counters.asked, names.len() as u64);
+        if let Ok(have) = lane.call(false, |store| store.have(&names)) {
+            let found = missing.into_iter().zip(have).filter(|(_, has)| *has);
+            let before = ask.located.len();
+            ask.located.extend(found.map(|(at, _)| (at, index)));
+            add(&lane.counters.found, (ask.located.len() - before) as u64);
+        }
+        self.ask(index + 1, ask);
+    }
+
+    fn get(&self, lane: &Lane<R, W>, mut get: Get<W>) -> Result<(), Miss> {
+        let pieces = &self.groups[get.key.group as usize];
+        let of = if get.key.group == 0 { self.record_pages } else { get.pages.len() as u32 };
+        let record = self.record(&get.key, of as usize);
+        let (name, part) = (record.name(), Part { first: get.first, of });
+        let mut head = vec![0; record.head_bytes()];
+        let scratch = if pieces.is_whole() { 0 } else { pieces.page_bytes * get.pages.len() };
+        let mut scratch = vec![0; scratch];
+        let mut pages: Vec<&mut [u8]> = match pieces.is_whole() {
+            true => get.pages.iter_mut().map(AsMut::as_mut).collect(),
+            false => scratch.chunks_exact_mut(pieces.page_bytes).collect(),
+        };
+        let got = lane.call(false, |store| store.get(&name, part, &mut head, &mut pages));
+        let checked = match got {
+            Err(_) => Err(Miss::Failed),
+            Ok(Got::Absent) => Err(Miss::Absent),
+            Ok(Got::Foreign) => Err(Miss::Foreign),
+            Ok(Got::Length) => Err(Miss::Length),
+            Ok(Got::Read) => record.check_head(&head, self.secret.as_ref()).and_then(|()| {
+                let mut indices = get.first as usize..;
+                let mut check =
+                    |page: &&mut [u8]| check_page(&head, indices.next().expect("no end"), page, self.secret.as_ref());
+                pages.iter().try_for_each(&mut check)
+            }),
+        };
+        if let Err(miss) = checked {
+            if miss.is_damage() && lane.options.removes_damage {
+                let removed = lane.call(false, |store| store.remove(&[name]));
+                add(&lane.counters.removed, removed.is_ok().into());
+            }
+            return Err(miss);
+        }
+        if !pieces.is_whole() {
+            let used = scratch.chunks_exact(pieces.page_bytes);
+            get.pages.iter_mut().zip(used).enumerate().for_each(|(at, (page, used))| {
+                pieces.scatter(at, used, page.as_mut());
+            });
+        }
+        add(&lane.counters.read, 1);
+        add(&lane.counters.read_bytes, self.bytes(get.key.group, get.pages.len()));
+        Ok(())
+    }
+
+    /// Puts a record into a store, and passes it to the next one.
+    fn put(&self, index: usize, mut put: Put<R>) {
+        let lane = &self.lanes[index];
+        put.is_stored |= self.put_one(lane, &put).is_ok();
+        match self.writer(index + 1) {
+            Some(next) => self.lanes[next].push(Job::Put(put)),
+            None => {
+                let Put { id, is_stored, .. } = put;
+                let name = self.name(&put.key);
+                drop(put.pages); // the leases
+                self.send(Done::Put { id, name, is_stored });
+            }
+        }
+    }
+
+    /// Returns the first store from `index` on that is written and not stopped.
+    pub fn writer(&self, index: usize) -> Option<usize> {
+        let now = Instant::now();
+        let is_writer = |at: &usize| self.lanes[*at].options.writes && self.lanes[*at].stopped(now, true).is_none();
+        (index..self.lanes.len()).find(is_writer)
+    }
+
+    fn put_one(&self, lane: &Lane<R, W>, put: &Put<R>) -> Result<(), StoreError> {
+        let record = self.record(&put.key, put.pages.len());
+        let name = record.name();
+        if !put.is_forced && lane.call(false, |store| store.have(&[name]))? == [true] {
+            add(&lane.counters.known, 1);
+            return Ok(());
+        }
+        let pieces = &self.groups[put.key.group as usize];
+        let gathered: Vec<_> = match pieces.is_whole() {
+            true => Vec::new(),
+            false => put.pages.iter().enumerate().map(|(at, page)| pieces.gather(at, page.as_ref())).collect(),
+        };
+        let pages: Vec<&[u8]> = match pieces.is_whole() {
+            true => put.pages.iter().map(AsRef::as_ref).collect(),
+            false => gathered.iter().map(|page| &page[..]).collect(),
+        };
+        let head = record.write_head(&pages, self.secret.as_ref());
+        match lane.call(true, |store| store.put(&name, &head, &pages)) {
+            // It will never fit, so the engine shall not try it again.
+            Err(StoreError::TooLarge { .. }) => return Ok(()),
+            put => put?,
+        }
+        add(&lane.counters.put, 1);
+        add(&lane.counters.put_bytes, record.bytes());
+        Ok(())
+    }
+}

@@ -1,0 +1,180 @@
+//! Stores over real servers: the contract, and a server that ends. `servers.sh` starts the servers.
+//!
+//! `KVARENA_REDIS`, `KVARENA_S3` and `KVARENA_CHILD` name the servers. Without a name, a test does nothing.
+
+use kvarena_tiers::testing::contract;
+
+#[cfg(feature = "redis")]
+mod redis {
+    use std::time::Duration;
+
+    use kvarena_tiers::name::{Fingerprint, Name, Space};
+    use kvarena_tiers::redis::{Redis, VALUE_MAX};
+    use kvarena_tiers::store::{Store, StoreError};
+
+    #[test]
+    fn it_fulfils_the_contract() {
+        let Ok(url) = std::env::var("KVARENA_REDIS") else { return println!("skipped: no server") };
+        for ttl in [None, Some(Duration::from_secs(600))] {
+            let redis = Redis::new(&url, ttl).expect("a valid URL");
+            for space in [0, 1, 2] {
+                redis.remove_space(&Fingerprint([9; 32]), Space([space; 16])).expect("the server runs");
+            }
+            super::contract(&redis);
+            assert!(redis.policy_warning().expect("the server runs").is_some_and(|text| text.contains("noeviction")));
+        }
+        let redis = Redis::new(&url, None).expect("a valid URL");
+        let name = Name::new(&Fingerprint([9; 32]), Space([3; 16]), [1; 32], 0);
+        let page = vec![0; VALUE_MAX as usize];
+        let bytes = VALUE_MAX + 4096;
+        assert_eq!(redis.put(&name, &[0; 4096], &[&page]), Err(StoreError::TooLarge { bytes, max: VALUE_MAX }));
+    }
+
+    #[test]
+    fn an_absent_server_is_a_typed_error() {
+        let redis = Redis::new("redis://127.0.0.1:1/", None).expect("a valid URL");
+        let name = Name::new(&Fingerprint([9; 32]), Space([3; 16]), [1; 32], 0);
+        assert!(matches!(redis.have(&[name]), Err(StoreError::Gone { .. })));
+        assert!(matches!(Redis::new("no URL", None), Err(StoreError::Failed { .. })));
+    }
+}
+
+#[cfg(feature = "object-store")]
+mod objects {
+    use std::sync::Arc;
+
+    use kvarena_tiers::name::{Fingerprint, Name, Space};
+    use kvarena_tiers::objects::Objects;
+    use kvarena_tiers::store::{Store, StoreError};
+    use object_store::memory::InMemory;
+
+    #[test]
+    fn the_client_in_memory_fulfils_the_contract() {
+        for prefix in ["", "a/prefix"] {
+            super::contract(&Objects::with_store(Arc::new(InMemory::new()), prefix.into()).expect("threads"));
+        }
+    }
+
+    #[test]
+    fn a_search_finds_the_number_of_leading_records() {
+        let objects = Objects::with_store(Arc::new(InMemory::new()), "".into()).expect("threads");
+        let name = |at: u32, group| {
+            let mut key = [0; 32];
+            key[..4].copy_from_slice(&at.to_le_bytes());
+            Name::new(&Fingerprint([9; 32]), Space([3; 16]), key, group)
+        };
+        let names: Vec<_> = (0..5000).map(|at| name(at, 0)).chain([name(7, 1), name(4999, 1), name(9999, 1)]).collect();
+        let mut stored = 0;
+        for count in [0, 1, 2, 63, 64, 65, 128, 129, 1000, 4095, 4096, 4097, 4999, 5000] {
+            for name in &names[stored.min(count)..count] {
+                objects.put(name, &[0; 4096], &[]).expect("it has room");
+            }
+            stored = count;
+            for len in [1, 64, 65, 100, 4096, 4097, 5000] {
+                let expected: Vec<_> = (0..len).map(|at| at < stored).collect();
+                assert_eq!(objects.have(&names[..len]), Ok(expected), "{stored} of {len}");
+            }
+        }
+        names[5000..].iter().for_each(|name| objects.put(name, &[0; 4096], &[]).expect("it has room"));
+        assert_eq!(objects.have(&names).expect("no failure")[5000..], [true; 3]);
+        objects.remove(&names[4000..5000]).expect("no failure");
+        // The page of the second cell is absent; that of the third is not among the names.
+        assert_eq!(objects.have(&names).expect("no failure")[5000..], [true, false, true]);
+    }
+
+    #[test]
+    fn it_fulfils_the_contract() {
+        let Ok(url) = std::env::var("KVARENA_S3") else { return println!("skipped: no server") };
+        let objects = Objects::new(&url, std::env::vars()).expect("a valid URL");
+        for space in [0, 1, 2] {
+            objects.remove_space(&Fingerprint([9; 32]), Space([space; 16])).expect("the server runs");
+        }
+        super::contract(&objects);
+    }
+
+    #[test]
+    fn an_absent_server_is_a_typed_error() {
+        let options = [("aws_endpoint", "http://127.0.0.1:1"), ("allow_http", "true"), ("aws_access_key_id", "a")];
+        let options = options.into_iter().chain([("aws_secret_access_key", "b"), ("max_retries", "0")]);
+        let options = options.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let objects = Objects::new("s3://bucket/prefix", options).expect("a valid URL");
+        let name = Name::new(&Fingerprint([9; 32]), Space([3; 16]), [1; 32], 0);
+        assert!(matches!(objects.have(&[name]), Err(StoreError::Gone { .. })));
+        assert!(matches!(Objects::new("ftp://bucket", []), Err(StoreError::Failed { .. })));
+    }
+}
+
+mod child {
+    use kvarena_tiers::child::Child;
+    use kvarena_tiers::name::{Fingerprint, Name, Space};
+    use kvarena_tiers::store::{Got, Part, Store, StoreError};
+
+    fn child(options: &[&str]) -> Child {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/mooncake_child.py");
+        let command: Vec<_> = ["python3", script].iter().chain(options).map(|&part| part.to_owned()).collect();
+        Child::new(&command, 1 << 20).expect("memory")
+    }
+
+    fn name(number: u8) -> Name {
+        Name::new(&Fingerprint([9; 32]), Space([3; 16]), [number; 32], 0)
+    }
+
+    #[test]
+    fn it_fulfils_the_contract() {
+        super::contract(&child(&["memory"]));
+        let Ok(master) = std::env::var("KVARENA_MOONCAKE") else { return println!("skipped: no Mooncake") };
+        mooncake(&child(&[&master, "127.0.0.1:17003", "tcp"]));
+    }
+
+    /// Mooncake keeps the first record of a name, and delays removals, so it does not fulfil the whole contract.
+    fn mooncake(child: &Child) {
+        let pages: Vec<Vec<u8>> = (0..3).map(|page| vec![page + 1; 6000]).collect();
+        let pages: Vec<&[u8]> = pages.iter().map(|page| &page[..]).collect();
+        let records: Vec<_> = (0..64).map(name).collect();
+        assert_eq!(child.have(&records).expect("it runs"), [false; 64]);
+        for name in &records {
+            child.put(name, &[name.key[0]; 4096], &pages).expect("it has room");
+        }
+        assert_eq!(child.have(&records).expect("it runs"), [true; 64]);
+        for name in &records {
+            let (mut head, mut page) = (vec![0; 4096], vec![0; 6000]);
+            let part = Part { first: 1, of: 3 };
+            assert_eq!(child.get(name, part, &mut head, &mut [&mut page]), Ok(Got::Read));
+            assert!(head == [name.key[0]; 4096] && page == [2; 6000]);
+        }
+    }
+
+    #[test]
+    fn threads_share_requests() {
+        let child = child(&["memory"]);
+        std::thread::scope(|scope| {
+            for thread in 0..48_u8 {
+                let child = &child;
+                scope.spawn(move || {
+                    for round in 0..20_u8 {
+                        let page = [thread ^ round; 5000];
+                        child.put(&name(thread), &[round; 4096], &[&page]).expect("it has room");
+                        let (mut head, mut read) = (vec![0; 4096], vec![0; 5000]);
+                        let got = child.get(&name(thread), Part { first: 0, of: 1 }, &mut head, &mut [&mut read]);
+                        assert_eq!((got, head == [round; 4096], read == page), (Ok(Got::Read), true, true));
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_child_that_ends_is_a_typed_error() {
+        let gone = |command: &[&str]| {
+            let command: Vec<_> = command.iter().map(|&part| part.to_owned()).collect();
+            let child = Child::new(&command, 1 << 20).expect("memory");
+            (0..3).all(|_| matches!(child.have(&[name(1)]), Err(StoreError::Gone { .. })))
+        };
+        assert!(gone(&["true"]));
+        assert!(gone(&["/no/program"]));
+        let (max, bytes) = (1 << 20, 4096 + (1 << 20));
+        let put = child(&["memory"]).put(&name(1), &[0; 4096], &[&vec![0; 1 << 20]]);
+        assert_eq!(put, Err(StoreError::TooLarge { bytes, max }));
+        assert!(Child::new(&[], 1).is_err());
+    }
+}

@@ -1,0 +1,325 @@
+//! Engines over stores: what one computes, another one hits, whatever the store does.
+
+#[path = "common/host.rs"]
+mod host;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use host::{Host, PAGE_SIZE, model, models, options, text};
+use kvarena::id::Namespace;
+use kvarena::layout::Groups;
+use kvarena_tiers::check::Secret;
+use kvarena_tiers::disk::{Disk, DiskOptions};
+use kvarena_tiers::miss::Miss;
+use kvarena_tiers::name::{Fingerprint, Name, Space};
+use kvarena_tiers::store::{Got, Part, Store, StoreError};
+use kvarena_tiers::testing::{Full, Gone, Liar, Memory, Slow, Torn};
+use kvarena_tiers::tier::{Find, LoadRule, StoreOptions, TierOptions};
+
+const ALL: Namespace = Namespace::new(0);
+
+/// A host that computes a prompt of 33 tokens and puts its records.
+fn filled(store: &Arc<impl Store>) -> Host {
+    let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(store), None);
+    assert_eq!(host.serve(ALL, &text(0..33)), 0);
+    host.flush();
+    host
+}
+
+/// Finds and serves the prompt with a new engine. Returns the cached tokens.
+fn hit(store: &Arc<impl Store>) -> (u32, Host) {
+    let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(store), None);
+    let pages = host.find(ALL, &text(0..33));
+    let cached = host.serve(ALL, &text(0..33));
+    assert_eq!(cached, pages * PAGE_SIZE);
+    (cached, host)
+}
+
+#[test]
+fn what_one_engine_computes_another_one_hits() {
+    for config in models() {
+        for secret in [None, Some(Secret::new([3; 32]))] {
+            let (store, prompts) = (Arc::new(Memory::default()), [text(0..33), text(100..141), text(0..50)]);
+            let mut first = Host::new(&config, Arc::clone(&store), secret.clone());
+            for prompt in &prompts {
+                first.find(ALL, prompt);
+                first.serve(ALL, prompt);
+            }
+            assert!(first.flush());
+            drop(first);
+            let mut second = Host::new(&config, Arc::clone(&store), secret.clone());
+            for prompt in [2, 1, 0].map(|at| &prompts[at]) {
+                second.find(ALL, prompt);
+                // All whole records before the last token.
+                let record = config.record_pages * PAGE_SIZE;
+                assert_eq!(second.serve(ALL, prompt), (prompt.len() as u32 - 1) / record * record);
+            }
+            assert_eq!((second.misses(), second.tier.open()), (vec![], (0, 0, 0)));
+            // Without the secret, no record is read.
+            let mut third = Host::new(&config, Arc::clone(&store), secret.is_none().then(|| Secret::new([4; 32])));
+            assert_eq!(third.find(ALL, &prompts[0]), 0);
+            assert!(third.misses().iter().all(|(miss, _)| *miss == Miss::Secret) && !third.misses().is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_disk_serves_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let open = || {
+        let options = DiskOptions { free_percent: 0, ..DiskOptions::new(folder.path(), 1 << 30) };
+        Arc::new(Disk::open(options).expect("the folder is ours"))
+    };
+    drop(filled(&open()));
+    assert_eq!(hit(&open()).0, 32);
+    // Damage in each record in turn: the hit ends before it, and the damaged file is removed.
+    let mut files = Vec::new();
+    let cache = kvarena_tiers::disk::Cache::open(folder.path()).expect("it is there");
+    cache.list(|file| files.push(folder.path().join(file.name.to_string()))).expect("no failure");
+    for file in files {
+        let mut bytes = std::fs::read(&file).expect("it is there");
+        *bytes.last_mut().expect("pages") ^= 0; // padding is free
+        bytes[200] ^= 1;
+        std::fs::write(&file, &bytes).expect("it is ours");
+        let stores = vec![StoreOptions { removes_damage: true, ..StoreOptions::new("disk", open()) }];
+        let mut host = Host::with(&model(Groups::ONE, 1), options(stores));
+        assert!(host.find(ALL, &text(0..33)) < 8);
+        assert_eq!((host.misses()[0], host.tier.stats()[0].removed), ((Miss::HeadCheck, 1), 1));
+        assert!(!file.exists());
+        host.serve(ALL, &text(0..33));
+        assert!(host.flush() && file.exists());
+    }
+}
+
+#[test]
+fn torn_and_false_records_are_misses() {
+    for keep in [0, 100, 4096, 4200, 4607] {
+        let store = Arc::new(Torn { inner: Memory::default(), keep });
+        drop(filled(&store));
+        let (cached, host) = hit(&store);
+        assert_eq!((cached, host.misses().len()), (0, 1), "{keep}");
+    }
+    let store = Arc::new(Liar { inner: Memory::default() });
+    let mut host = filled(&store);
+    assert!(store.inner.names().is_empty(), "the store claims to have all records");
+    let (cached, other) = hit(&store);
+    assert_eq!((cached, other.misses()), (0, vec![(Miss::Magic, 8)]));
+    // A record that was read and not accepted is put whatever the store claims.
+    host.engine.reset();
+    assert_eq!(host.find(ALL, &text(0..33)), 0);
+    host.serve(ALL, &text(0..33));
+    host.flush();
+    assert_eq!(store.inner.names().len(), 8);
+    assert_eq!(hit(&store).0, 32);
+}
+
+#[test]
+fn a_damaged_record_is_put_again() {
+    let store = Arc::new(Memory::default());
+    drop(filled(&store));
+    let names = store.names();
+    for name in &names {
+        let mut bytes = store.record(name).expect("it is stored");
+        bytes[4096] ^= 1;
+        store.set(*name, bytes);
+    }
+    let (cached, mut host) = hit(&store);
+    assert_eq!((cached, host.misses()), (0, vec![(Miss::PageCheck, 8)]));
+    host.flush();
+    assert_eq!(hit(&store).0, 32);
+}
+
+#[test]
+fn a_full_store_gets_no_puts_and_the_rest_waits() {
+    let store = Arc::new(Full { inner: Memory::default(), room: AtomicU64::new(3) });
+    let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(&store), None);
+    host.serve(ALL, &text(0..33));
+    host.tier.turn(&mut host.engine, |_, _| ()).expect("no fault");
+    host.until(|host| host.tier.open().2 == 0 && host.tier.stats()[0].is_stopped);
+    assert_eq!((store.inner.names().len(), host.tier.stats()[0].put), (3, 3));
+    store.room.store(100, Ordering::Relaxed);
+    // The tier wakes the host when the store is tried again.
+    host.until(|host| host.tier.stats()[0].put == 8);
+    assert_eq!(hit(&store).0, 32);
+}
+
+#[test]
+fn a_store_that_dies_costs_few_calls_and_comes_back() {
+    let store = Arc::new(Gone { inner: Memory::default(), ..Gone::default() });
+    drop(filled(&store));
+    store.is_gone.store(true, Ordering::Relaxed);
+    let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(&store), None);
+    let before = store.calls.load(Ordering::Relaxed);
+    for at in 0..100 {
+        host.find(ALL, &text(0..33));
+        host.serve(ALL, &text(1000 + 50 * at..1033 + 50 * at));
+    }
+    let calls = store.calls.load(Ordering::Relaxed) - before;
+    // Five failures, those of calls that were under way, and trials once in a second or less often.
+    assert!((5..50).contains(&calls), "{calls}");
+    assert_eq!(host.tier.find(1, &host.engine, ALL, &text(0..33)), Find::Ready);
+    store.is_gone.store(false, Ordering::Relaxed);
+    while host.find(ALL, &text(0..33)) == 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(host.serve(ALL, &text(0..33)), 32);
+    assert!(host.flush());
+}
+
+#[test]
+fn a_store_that_dies_in_a_fetch_is_a_miss() {
+    let store = Arc::new(Gone { inner: Memory::default(), ..Gone::default() });
+    drop(filled(&store));
+    let slow = Arc::new(Slow { inner: Arc::clone(&store), delay: Duration::from_millis(20) });
+    let mut host = Host::new(&model(Groups::ONE, 1), slow, None);
+    assert_eq!(host.tier.find(1, &host.engine, ALL, &text(0..33)), Find::Waiting);
+    host.until(|host| host.tier.open().1 == 1);
+    store.is_gone.store(true, Ordering::Relaxed);
+    host.until(|host| host.tier.open() == (0, 0, 0));
+    assert!(host.misses().iter().all(|(miss, _)| *miss == Miss::Failed));
+    host.serve(ALL, &text(0..33));
+}
+
+/// A store whose reads wait while its gate is closed.
+struct Gated(Arc<Memory>, Arc<(Mutex<bool>, Condvar)>);
+
+impl Store for Gated {
+    fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        self.0.have(names)
+    }
+
+    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
+        let (is_open, opened) = &*self.1;
+        drop(opened.wait_while(is_open.lock().expect("no panic"), |is_open| !*is_open).expect("no panic"));
+        self.0.get(name, part, head, pages)
+    }
+
+    fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
+        self.0.put(name, head, pages)
+    }
+
+    fn remove(&self, names: &[Name]) -> Result<(), StoreError> {
+        self.0.remove(names)
+    }
+
+    fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError> {
+        self.0.remove_space(fingerprint, space)
+    }
+}
+
+#[test]
+fn a_deadline_frees_the_request_and_not_the_pages() {
+    let store = Arc::new(Memory::default());
+    drop(filled(&store));
+    let host = |store: Arc<dyn Store>, deadline: u64| {
+        let stores = vec![StoreOptions { threads: 2, ..StoreOptions::new("slow", store) }];
+        let deadline = Duration::from_millis(deadline);
+        Host::with(&model(Groups::ONE, 1), TierOptions { deadline, ..options(stores) })
+    };
+    // The deadline passes while the store is asked.
+    let slow = Slow { inner: Arc::clone(&store), delay: Duration::from_secs(1) };
+    let mut late = host(Arc::new(slow), 1);
+    assert_eq!(late.find(ALL, &text(0..33)), 0);
+    assert_eq!((late.misses(), late.tier.waits().late), (vec![(Miss::Late, 1)], 1));
+    assert_eq!(late.serve(ALL, &text(0..33)), 0);
+    // The deadline passes while the records are read: the fetch ends later, and the next prompt hits.
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let mut late = host(Arc::new(Gated(store, Arc::clone(&gate))), 1000);
+    assert_eq!(late.find(ALL, &text(0..33)), 0);
+    let (requests, fetches, _) = late.tier.open();
+    assert_eq!((requests, fetches, late.tier.waits().late), (0, 1, 1));
+    assert_eq!(late.serve(ALL, &text(0..7)), 0);
+    *gate.0.lock().expect("no panic") = true;
+    gate.1.notify_all();
+    late.until(|host| host.tier.open().1 == 0);
+    assert_eq!(late.serve(ALL, &text(0..33)), 32);
+}
+
+#[test]
+fn requests_of_one_prefix_share_a_fetch() {
+    let store = Arc::new(Memory::default());
+    drop(filled(&store));
+    let slow = Arc::new(Slow { inner: store, delay: Duration::from_millis(5) });
+    // One thread answers in the order of the questions.
+    let stores = vec![StoreOptions { threads: 1, ..StoreOptions::new("slow", slow) }];
+    let mut host = Host::with(&model(Groups::ONE, 1), options(stores));
+    let prompts = [text(0..33), text(0..33), text(0..29), [text(0..20), text(900..920)].concat()];
+    for (id, prompt) in (0..).zip(&prompts) {
+        assert_eq!(host.tier.find(id, &host.engine, ALL, prompt), Find::Waiting);
+    }
+    let reports = host.reports(4);
+    assert_eq!(reports.iter().filter(|(_, pages)| *pages == 8).count(), 1, "{reports:?}");
+    host.until(|host| host.tier.open() == (0, 0, 0));
+    assert_eq!(host.tier.stats()[0].read, 8);
+    for (prompt, cached) in prompts.iter().zip([32, 32, 28, 20]) {
+        assert_eq!(host.serve(ALL, prompt), cached);
+    }
+}
+
+#[test]
+fn namespaces_do_not_share_records() {
+    let store = Arc::new(Memory::default());
+    let new = || {
+        let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(&store), None);
+        host.name(Namespace::new(1), "one");
+        host.name(Namespace::new(2), "two");
+        host
+    };
+    let mut host = new();
+    for namespace in [0, 1].map(Namespace::new) {
+        host.serve(namespace, &text(0..33));
+    }
+    assert!(host.flush());
+    assert_eq!(store.names().len(), 16);
+    let mut host = new();
+    let cached = [0, 1, 2].map(|namespace| {
+        host.find(Namespace::new(namespace), &text(0..33));
+        host.serve(Namespace::new(namespace), &text(0..33))
+    });
+    assert_eq!(cached, [32, 32, 0]);
+}
+
+#[test]
+fn a_store_slower_than_computing_is_not_asked() {
+    let store = Arc::new(Memory::default());
+    drop(filled(&store));
+    let rule = |tokens_per_second| LoadRule::Costs {
+        latency: Duration::from_millis(1),
+        bytes_per_second: 1e9,
+        tokens_per_second,
+    };
+    for (tokens_per_second, pages) in [(1e3, 8), (1e6, 0)] {
+        let rule = rule(tokens_per_second);
+        let stores = vec![StoreOptions { rule, ..StoreOptions::new("store", Arc::clone(&store) as Arc<dyn Store>) }];
+        let mut host = Host::with(&model(Groups::ONE, 1), options(stores));
+        assert_eq!(host.find(ALL, &text(0..33)), pages);
+        assert_eq!(host.tier.stats()[0].asked > 0, pages > 0);
+    }
+}
+
+#[test]
+fn the_second_store_has_what_the_first_one_lacks() {
+    let stores = [Arc::new(Memory::default()), Arc::new(Memory::default())];
+    let tier = |first_is_gone: bool| {
+        let gone = Gone { inner: Arc::clone(&stores[0]), is_gone: AtomicBool::new(first_is_gone), ..Gone::default() };
+        let options_of = |name, store| StoreOptions { threads: 2, ..StoreOptions::new(name, store) };
+        options(vec![
+            options_of("first", Arc::new(gone)),
+            options_of("second", Arc::clone(&stores[1]) as Arc<dyn Store>),
+        ])
+    };
+    let mut host = Host::with(&model(Groups::ONE, 1), tier(false));
+    host.serve(ALL, &text(0..33));
+    assert!(host.flush());
+    assert_eq!(stores.each_ref().map(|store| store.names().len()), [8, 8]);
+    stores[0].remove(&stores[0].names()[..4]).expect("no failure");
+    for first_is_gone in [false, true] {
+        let mut host = Host::with(&model(Groups::ONE, 1), tier(first_is_gone));
+        assert_eq!(host.find(ALL, &text(0..33)), 8);
+        assert_eq!(host.serve(ALL, &text(0..33)), 32);
+        let read = host.tier.stats().iter().map(|stats| stats.read).collect::<Vec<_>>();
+        assert_eq!(read, if first_is_gone { [0, 8] } else { [4, 4] });
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use kvarena::id::PageId;
 use kvarena::layout::PoolLayout;
 
 /// The used bytes of the pages of a group.
@@ -18,7 +19,11 @@ impl Pieces {
     pub fn new(layout: &PoolLayout, group: u32) -> Self {
         let lanes = layout.lanes_of(group);
         let state = layout.state().filter(|_| layout.groups().state_group() == Some(group));
+        // Layers that share the pages of group 0 are in its records.
         let tracks = state.map_or(layout.tracks_of(group), |state| state.pages);
+        let sharing = (1..layout.groups().count()).filter(|&other| group == 0 && layout.groups().shares_pages(other));
+        let sharing: Vec<_> = sharing.map(|other| layout.of_group(other)).collect();
+        let extra = layout.extra(PageId::new(0));
         let layers = if group == 0 { lanes } else { layout.groups().layers_of(group) };
         let view = layout.of_group(group);
         let of_track = |track: u32| {
@@ -30,15 +35,23 @@ impl Pieces {
             };
             match state {
                 Some(state) => add(0, used * state.lane_bytes),
-                None => view.planes().iter().for_each(|plane| {
-                    let strides = view.page_strides(plane.name).expect("the plane is the pool's");
-                    add(strides.origin, used * strides.lane);
-                }),
+                None => [(&view, used)]
+                    .into_iter()
+                    .chain(sharing.iter().map(|own| (own, own.lanes().into())))
+                    .for_each(|(view, lanes)| {
+                        for plane in view.planes() {
+                            let strides = view.page_strides(plane.name).expect("the plane is the pool's");
+                            add(strides.origin, lanes * strides.lane);
+                        }
+                    }),
+            }
+            if group == 0 && !extra.is_empty() {
+                add(extra.start, extra.end - extra.start);
             }
             ranges
         };
         let tracks: Vec<_> = (0..tracks).map(of_track).collect();
-        let page_bytes = tracks.iter().map(|ranges| ranges.iter().map(Range::len).sum()).max().expect("a track");
+        let page_bytes = tracks.iter().map(|ranges| ranges.iter().map(Range::len).sum()).max().unwrap_or(0);
         let whole = 0..layout.page_bytes() as usize;
         let is_whole = tracks.iter().all(|ranges| ranges.len() == 1 && ranges[0] == whole);
         Self { page_bytes, tracks, is_whole }
@@ -81,6 +94,21 @@ mod tests {
     use kvarena::{KvDtype, KvShape, PoolConfig};
 
     use super::*;
+
+    /// A record of group 0 has a drafter's layers and the host's bytes, without the padding between them.
+    #[test]
+    fn layers_and_bytes_that_share_a_page_are_in_its_record() {
+        let groups = Groups::new(&[Reach::All, Reach::All], &[0, 1]);
+        let groups = groups.and_then(|groups| groups.with_shape(1, KvShape::heads(1, 3), None)).expect("two groups");
+        let pool = PoolConfig { layers: 2, groups, extra_bytes: 5, page_size: 4, ..PoolConfig::default() };
+        let layout = pool.layout().expect("a valid pool");
+        let [all, own] = [0, 1].map(|group| Pieces::new(&layout, group));
+        let of_layers = 4 * 2 * (64 + 3) * 4;
+        assert_eq!((all.page_bytes, own.pages(), own.page_bytes), (of_layers + 5, 0, 0));
+        let extra = layout.extra(PageId::new(0));
+        assert_eq!(all.tracks[0].last(), Some(&(extra.start as usize..extra.end as usize)));
+        assert!(!all.is_whole());
+    }
 
     #[test]
     fn stale_lanes_are_left_out() {

@@ -27,13 +27,16 @@ fn engine(requests: &[Request], args: &Args) -> Figures {
 fn naive(requests: &[Request], args: &Args) -> Figures {
     let mut groups = vec![(Reach::All, 1)];
     if let Some(given) = &args.groups {
-        let limited = given.groups.limited();
-        groups.extend(limited.map(|(group, reach)| (reach, given.groups.layers_of(group) as usize)));
+        let further = 1..given.groups.count();
+        groups.extend(further.map(|group| (given.groups.reach(group), given.groups.layers_of(group) as usize)));
     }
     let mut tiers = Tiers::new(Setting {
         page_size: args.page_size as usize,
         step_tokens: args.step_tokens.unwrap_or(u32::MAX) as usize,
         groups,
+        state_margin: args.state_margin as usize,
+        state_gap: args.state_gap as usize,
+        keep_used_states: args.keep_used,
         device: args.pages.expect("the test sets the pages") as usize,
         swap: args.swap_pages as usize,
         ahead: args.ahead as usize,
@@ -115,6 +118,28 @@ fn sequential_chats_with_groups_are_exact() {
         skipped += naive.skipped;
     }
     assert!(skipped > 0);
+}
+
+#[test]
+fn sequential_chats_with_states_are_exact() {
+    let requests = crate::chat::generate(600, 13);
+    for (page_size, step_tokens, pages, line) in [
+        (96, 8192, 300, "--groups state:20"),
+        (96, 700, 250, "--groups state:9 --state-margin 0"),
+        (256, 4096, 120, "--groups state:3 --state-gap 1024 --keep-used"),
+        (64, 1024, 700, "--groups window:1024x2,state:8 --state-margin 40"),
+        (128, 512, 400, "--groups state:12,chunk:1024x1"),
+        (96, 2048, 200, "--groups state:5 --swap-pages 150 --ahead 6"),
+        (64, 2048, 400, "--groups window:300x1,state:7 --swap-pages 60"),
+    ] {
+        let line = format!("--pages {pages} --page-size {page_size} --step-tokens {step_tokens} {line}");
+        let [engine, plain] = both(&requests, &line);
+        assert!(
+            plain.hit_tokens > 0 && plain.evicted_cells > 0 && plain.full_hit_tokens > plain.hit_tokens,
+            "{plain:?}"
+        );
+        assert_eq!(engine, plain, "{line}");
+    }
 }
 
 #[test]
@@ -274,6 +299,28 @@ fn swap_memory_and_stores_are_exact_on_a_trace() {
             ..engine
         };
         assert_eq!(engine, figures, "{line}");
+    }
+}
+
+/// A program in another language computed these figures.
+#[test]
+fn states_are_exact_on_a_trace() {
+    let trace = committed_trace();
+    for (line, figures) in [
+        (
+            "--pages 60 --page-size 96 --step-tokens 2048 --groups state:8 --state-margin 64",
+            [9_120, 16_800, 254, 25, 56],
+        ),
+        (
+            "--pages 150 --page-size 64 --step-tokens 1024 --groups window:300x2,state:5 --state-margin 0 --keep-used",
+            [14_784, 18_752, 336, 117, 103],
+        ),
+    ] {
+        let [engine, naive] = both(&trace, line);
+        assert_eq!(engine, naive, "{line}");
+        let Figures { hit_tokens, full_hit_tokens, evicted_pages, evicted_cells, peak_pages, .. } = engine;
+        let own = [hit_tokens, full_hit_tokens, evicted_pages, evicted_cells, peak_pages.into()];
+        assert_eq!(own, figures, "{line}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! A model, in plain maps, of a cache with groups of layers, swap memory and a store. It serves one request at a time.
+//! A model, in plain maps, of a cache with groups of layers, states, swap memory and a store. It serves one request at a
+//! time.
 //!
 //! A number identifies a page by its tokens and all tokens before them. A counter is the clock, and an eviction
 //! searches all pages. Group 0 is like the other groups: it has one track, and its tail at a mark is the whole prefix.
@@ -17,8 +18,14 @@ pub struct Setting {
     pub page_size: usize,
     /// Maximum number of tokens of a step.
     pub step_tokens: usize,
-    /// Reach and tracks of each group.
+    /// Reach and tracks of each group; for a state, its pages.
     pub groups: Vec<(Reach, usize)>,
+    /// Number of tokens before a prompt's end at which its state is cached.
+    pub state_margin: usize,
+    /// Minimum number of tokens from a hit to that place.
+    pub state_gap: usize,
+    /// Whether a state that was hit is never superseded.
+    pub keep_used_states: bool,
     /// Number of pages of the device.
     pub device: usize,
     /// Number of swap pages.
@@ -94,8 +101,13 @@ struct Item {
 struct Served {
     /// The number of each whole page.
     path: Vec<u64>,
-    /// The numbers of pages at which the request keeps its tails.
-    marks: [usize; 2],
+    /// The numbers of pages at which the request keeps its tails, and whether another prompt went on differently there.
+    marks: BTreeMap<usize, bool>,
+    /// Whether the request has a state of its own.
+    has_state: bool,
+    /// The cell whose state the next step reads, and whether a later state of the request supersedes it.
+    reads: Option<u64>,
+    supersedes: bool,
     published: usize,
     /// Pages of each group so far, released ones included.
     places: usize,
@@ -114,8 +126,15 @@ pub struct Tiers {
     swap_used: usize,
     stored: BTreeSet<Key>,
     clock: u64,
+    /// The time at which the last superseded state became idle: before all others.
+    past: u64,
+    /// Pages with a state where prompts went on differently.
+    junctions: BTreeSet<u64>,
     figures: Figures,
 }
+
+/// The first time of the clock.
+const BEGIN: u64 = 1 << 32;
 
 impl Tiers {
     /// Creates empty tiers.
@@ -127,7 +146,9 @@ impl Tiers {
             device_used: 0,
             swap_used: 0,
             stored: BTreeSet::new(),
-            clock: 0,
+            clock: BEGIN,
+            past: BEGIN,
+            junctions: BTreeSet::new(),
             figures: Figures::default(),
         }
     }
@@ -140,6 +161,7 @@ impl Tiers {
     /// Replaces the server by a new one. The store stays.
     pub fn restart(&mut self) {
         self.items.clear();
+        self.junctions.clear();
         (self.device_used, self.swap_used) = (0, 0);
     }
 
@@ -171,10 +193,23 @@ impl Tiers {
         let used = self.tails(&path, hit);
         used.iter().for_each(|key| self.acquire(key));
         self.load(&used);
-        let mut request = Served { path, marks: [full, limit], published: hit, places: hit, own: BTreeSet::new() };
+        let (marks, supersedes) = self.marks(&path, [hit, full, limit], prompt_len);
+        let reads = path[..hit].last().copied().filter(|_| self.state().is_some());
+        let mut request = Served {
+            path,
+            marks,
+            has_state: false,
+            reads,
+            supersedes,
+            published: hit,
+            places: hit,
+            own: BTreeSet::new(),
+        };
         let mut stored = hit * page_size;
         while stored < tokens.len() {
-            stored = tokens.len().min(stored.saturating_add(step_tokens));
+            let mark = request.marks.keys().map(|mark| mark * page_size).find(|&end| end > stored);
+            let mark = mark.filter(|_| self.state().is_some()).unwrap_or(usize::MAX);
+            stored = tokens.len().min(stored.saturating_add(step_tokens)).min(mark);
             self.compute(&mut request, stored);
         }
         let path = self.end(request);
@@ -187,41 +222,108 @@ impl Tiers {
         }
     }
 
+    /// Returns the group that keeps a state.
+    fn state(&self) -> Option<usize> {
+        self.setting.groups.iter().position(|&(reach, _)| reach == Reach::State)
+    }
+
+    /// Returns the groups after group 0 that store K and V.
+    fn limited(&self) -> Vec<usize> {
+        (1..self.setting.groups.len()).filter(|&group| self.state() != Some(group)).collect()
+    }
+
+    /// Returns the marks of a request, and whether its state near the prompt's end supersedes the one that it hits.
+    fn marks(&self, path: &[u64], [hit, full, limit]: [usize; 3], prompt_len: usize) -> (BTreeMap<usize, bool>, bool) {
+        let Setting { page_size, state_margin, state_gap, keep_used_states, .. } = self.setting;
+        if self.state().is_none() {
+            return (BTreeMap::from([(full, false), (limit, false)]), false);
+        }
+        let mut marks = BTreeMap::new();
+        let end = (prompt_len - 1).saturating_sub(state_margin) / page_size;
+        let ends = end > hit && (hit == 0 || (end - hit) * page_size >= state_gap);
+        if ends {
+            marks.insert(end, false);
+        }
+        let follows = |before: u64| self.names.iter().any(|((parent, _), name)| *parent == before && self.has(*name));
+        if full > hit && follows(path[full - 1]) {
+            marks.insert(full, true);
+        }
+        (marks, ends && !keep_used_states)
+    }
+
+    /// Returns whether a page of group 0 is cached.
+    fn has(&self, name: u64) -> bool {
+        self.items.contains_key(&(0, name))
+    }
+
     /// Takes the pages of a step that stores the first `stored` tokens, and publishes whole pages.
     fn compute(&mut self, request: &mut Served, stored: usize) {
         let page_size = self.setting.page_size;
         let new = request.places..stored.div_ceil(page_size);
         request.places = new.end;
-        for group in 0..self.setting.groups.len() {
+        for group in [0].into_iter().chain(self.limited()) {
             let pages = new.len() * self.setting.groups[group].1;
             self.make_room(pages);
             self.device_used += pages;
             request.own.extend(new.clone().map(|place| (group, place)));
         }
+        let state = self.state().filter(|_| !request.has_state).map_or(0, |group| self.setting.groups[group].1);
+        self.make_room(state);
+        self.device_used += state;
+        request.has_state = self.state().is_some();
         let used = self.items.iter().filter(|(_, item)| item.since == 0).map(|(key, _)| key.0);
-        let used: usize =
-            used.chain(request.own.iter().map(|own| own.0)).map(|group| self.setting.groups[group].1).sum();
+        let used = used.chain(request.own.iter().map(|own| own.0)).chain(self.state());
+        let used: usize = used.map(|group| self.setting.groups[group].1).sum();
         self.figures.peak_pages = self.figures.peak_pages.max(used as u32);
         let before = request.published;
         while request.published < stored / page_size {
             request.published += 1;
             let published = request.published;
             self.publish(request, 0, published - 1..published);
-            if request.marks.contains(&published) {
+            if request.marks.contains_key(&published) {
                 self.keep_tails(request, published);
             }
         }
-        for group in 1..self.setting.groups.len() {
+        for group in self.limited() {
             let past = self.first(group, before)..self.first(group, request.published);
             self.give_back(request, group, past);
         }
+        self.keep_state(request, stored);
+    }
+
+    /// Leaves the cell that the step has read. At a mark, the request's state becomes a cell that the next step reads.
+    fn keep_state(&mut self, request: &mut Served, stored: usize) {
+        let Some(group) = self.state() else { return };
+        if let Some(read) = request.reads.take() {
+            self.release(&(group, read));
+            if request.supersedes && !self.junctions.contains(&read) {
+                self.past -= 1;
+                self.items.get_mut(&(group, read)).expect("just left").since = self.past;
+            }
+        }
+        request.supersedes = false;
+        let mark = stored / self.setting.page_size;
+        let Some(is_junction) = request.marks.get(&mark).filter(|_| stored == mark * self.setting.page_size) else {
+            return;
+        };
+        let name = request.path[mark - 1];
+        if *is_junction {
+            self.junctions.insert(name);
+        }
+        request.own.insert((group, mark - 1));
+        self.publish(request, group, mark - 1..mark);
+        (request.has_state, request.reads) = (false, Some(name));
     }
 
     /// Ends a request. Returns its path.
     fn end(&mut self, mut request: Served) -> Vec<u64> {
         let (published, places) = (request.published, request.places);
-        self.keep_tails(&mut request, published);
-        for group in 1..self.setting.groups.len() {
+        match self.state() {
+            // The last item ends behind the last mark.
+            Some(group) => self.device_used -= self.setting.groups[group].1,
+            None => self.keep_tails(&mut request, published),
+        }
+        for group in self.limited() {
             self.give_back(&mut request, group, self.first(group, published)..places);
         }
         self.device_used -= request.own.len();
@@ -247,7 +349,7 @@ impl Tiers {
     }
 
     fn keep_tails(&mut self, request: &mut Served, mark: usize) {
-        for group in 1..self.setting.groups.len() {
+        for group in self.limited() {
             self.publish(request, group, self.first(group, mark)..mark);
         }
     }
@@ -345,6 +447,7 @@ impl Tiers {
                 let span = (size as usize - 1).saturating_add(step_tokens).saturating_add(page_size - 1);
                 tracks * all.min(span.div_ceil(page_size) + 1)
             }
+            Reach::State => 2 * tracks,
             _ => all,
         };
         groups.iter().map(most).sum()
@@ -367,6 +470,7 @@ impl Tiers {
         let first = match reach {
             Reach::Window(size) => (position + 1).saturating_sub(size as usize),
             Reach::Chunk(size) => position / size as usize * size as usize,
+            Reach::State => position.saturating_sub(1),
             _ => 0,
         };
         first / self.setting.page_size
@@ -436,6 +540,9 @@ impl Tiers {
             }
         }
         self.drop_swap(key);
+        if self.state() == Some(key.0) {
+            self.junctions.remove(&key.1);
+        }
         let (item, size) = (self.items.remove(key).expect("it is cached"), self.size(key));
         assert!(item.since > 0, "the item is idle");
         self.figures.lost_pages += if item.stored || self.setting.swap == 0 { 0 } else { size as u64 };

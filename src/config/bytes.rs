@@ -118,7 +118,7 @@ impl EngineShape {
     /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
     /// | 25 | `promise_ahead` |
     /// | 26 | number of groups + 2^32 * number of layers in groups; the latter is 0 if there is one group |
-    /// | 27 to 29 | for each group but group 0: its size + 2^32 * (1 window, 2 chunk, 3 state); 0 for all tokens, and for no group |
+    /// | 27 to 29 | for each group but group 0: its size + 2^32 * (1 window, 2 chunk, 3 state), else 0 |
     /// | 30 to 37 | bit 0 of the group number of each of 256 layers, then bit 1 |
     /// | 38, 39 | `swap_pages`, `stage_pages` |
     /// | 40 | `max_step_tokens` |

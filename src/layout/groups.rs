@@ -170,9 +170,9 @@ impl Groups {
     ///
     /// # Errors
     /// [`ConfigError::Limit`] for more than 4 groups or 256 layers. [`ConfigError::Reach`] if group 0 is not
-    /// [`Reach::All`], for a group of another reach behind a further one of [`Reach::All`], for a window of 0, a chunk that is not a power of two, and a second [`Reach::State`].
-    /// [`ConfigError::LayerGroup`] for a layer of a group that does not exist. [`ConfigError::EmptyGroup`] for a group
-    /// without layers.
+    /// [`Reach::All`], for a group of another reach behind a further one of [`Reach::All`], for a window of 0, a chunk
+    /// that is not a power of two, and a second [`Reach::State`]. [`ConfigError::LayerGroup`] for a layer of a group
+    /// that does not exist. [`ConfigError::EmptyGroup`] for a group without layers.
     pub fn new(reaches: &[Reach], layers: &[u8]) -> Result<Self, ConfigError> {
         let limits = [("groups", reaches.len(), GROUPS_MAX), ("layers", layers.len(), GROUPED_LAYERS_MAX)];
         if let Some((name, value, max)) = limits.into_iter().find(|&(_, value, max)| value > max) {

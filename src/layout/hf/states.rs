@@ -1,9 +1,9 @@
 //! The parts of a layer's state, from the fields of the model families that have states.
 //!
-//! A state has a recurrent part in f32, or in the dtype that the file names, and the last inputs of a short
-//! convolution in the dtype of the weights. Ranks split each part by heads; the channels of a state without heads are
-//! its heads. Shapes are those of the families' code in Hugging Face transformers 5.24; where the file names no dtype of
-//! the state, f32 is what vLLM and SGLang keep.
+//! A state has a recurrent part in f32, or in the dtype that the file names, and the last inputs of a short convolution
+//! in the dtype of the weights. Ranks split each part by heads; the channels of a state without heads are its heads.
+//! Shapes are those of the families' code in Hugging Face transformers 5.24; where the file names no dtype of the
+//! state, f32 is what vLLM and SGLang keep.
 
 use super::kinds::Kinds;
 use super::{Fields, HfError};

@@ -63,7 +63,7 @@ impl Identity<'_> {
 
     fn layout_fields(&self, all: &mut Fields) {
         let (layout, groups) = (self.layout, self.layout.groups());
-        all.numbers("pages", [layout.page_size(), layout.layers(), groups.count()]);
+        all.numbers("pages", [layout.page_size(), layout.layers(), groups.count(), layout.extra_bytes()]);
         all.bytes("page bytes", &layout.page_bytes().to_le_bytes());
         let layers = (0..layout.layers()).map(LayerId::new);
         all.numbers("groups of layers", layers.map(|layer| layout.place(layer).group));

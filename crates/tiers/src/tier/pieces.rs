@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use kvarena::layout::PoolLayout;
+use kvarena::id::PageId;
+use kvarena::layout::{Plane, PoolLayout};
 
 /// The used bytes of the pages of a group.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -16,29 +17,26 @@ pub(super) struct Pieces {
 
 impl Pieces {
     pub fn new(layout: &PoolLayout, group: u32) -> Self {
-        let lanes = layout.lanes_of(group);
-        let state = layout.state().filter(|_| layout.groups().state_group() == Some(group));
+        let (lanes, groups) = (layout.lanes_of(group), layout.groups());
+        let state = layout.state().filter(|_| groups.state_group() == Some(group));
         let tracks = state.map_or(layout.tracks_of(group), |state| state.pages);
-        let layers = if group == 0 { lanes } else { layout.groups().layers_of(group) };
-        let view = layout.of_group(group);
+        let layers = if group == 0 { lanes } else { groups.layers_of(group) };
         let of_track = |track: u32| {
-            let used = u64::from(lanes.min(layers - track * lanes));
-            let mut ranges: Vec<Range<usize>> = Vec::new();
-            let mut add = |start: u64, bytes: u64| match ranges.last_mut() {
-                Some(last) if last.end as u64 == start => last.end += bytes as usize,
-                _ => ranges.push(start as usize..(start + bytes) as usize),
+            let used = lanes.min(layers - track * lanes);
+            let mut ranges = match state {
+                Some(state) => std::iter::once(0..u64::from(used) * state.lane_bytes).collect(),
+                None => planes(layout, group, used),
             };
-            match state {
-                Some(state) => add(0, used * state.lane_bytes),
-                None => view.planes().iter().for_each(|plane| {
-                    let strides = view.page_strides(plane.name).expect("the plane is the pool's");
-                    add(strides.origin, used * strides.lane);
-                }),
+            if group == 0 {
+                // Other groups and the host use further bytes of these pages.
+                let others = (1..groups.count()).filter(|&other| groups.shares_pages(other));
+                ranges.extend(others.flat_map(|other| planes(layout, other, layout.lanes_of(other))));
+                ranges.push(layout.extra(PageId::new(0)));
             }
-            ranges
+            merge(ranges)
         };
         let tracks: Vec<_> = (0..tracks).map(of_track).collect();
-        let page_bytes = tracks.iter().map(|ranges| ranges.iter().map(Range::len).sum()).max().expect("a track");
+        let page_bytes = tracks.iter().map(|ranges| ranges.iter().map(Range::len).sum()).max().unwrap_or(0);
         let whole = 0..layout.page_bytes() as usize;
         let is_whole = tracks.iter().all(|ranges| ranges.len() == 1 && ranges[0] == whole);
         Self { page_bytes, tracks, is_whole }
@@ -75,12 +73,50 @@ impl Pieces {
     }
 }
 
+/// Returns the bytes of the first lanes of a group in each plane.
+fn planes(layout: &PoolLayout, group: u32, lanes: u32) -> Vec<Range<u64>> {
+    let view = layout.of_group(group);
+    let of_plane = |plane: &Plane| {
+        let strides = view.page_strides(plane.name).expect("the plane is the pool's");
+        strides.origin..strides.origin + u64::from(lanes) * strides.lane
+    };
+    view.planes().iter().map(of_plane).collect()
+}
+
+/// Joins ranges that touch.
+fn merge(mut ranges: Vec<Range<u64>>) -> Vec<Range<usize>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<usize>> = Vec::new();
+    for range in ranges.into_iter().filter(|range| !range.is_empty()) {
+        let range = range.start as usize..range.end as usize;
+        match merged.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
 #[cfg(test)]
 mod tests {
     use kvarena::layout::{Groups, Reach};
     use kvarena::{KvDtype, KvShape, PoolConfig};
 
     use super::*;
+
+    #[test]
+    fn pages_contain_the_layers_that_share_them_and_the_bytes_of_the_host() {
+        let reaches = [Reach::All, Reach::Window(8), Reach::All];
+        let groups = Groups::new(&reaches, &[0, 1, 0, 2]).expect("valid groups");
+        let (shape, dtype) = (KvShape::heads(2, 8), KvDtype::F32);
+        let pool = PoolConfig { layers: 4, groups, shape, dtype, page_size: 4, ..PoolConfig::default() };
+        let layout = PoolConfig { extra_bytes: 40, ..pool }.layout().expect("a valid pool");
+        let lane = 4 * 2 * 8 * 4;
+        // Two layers of group 0 and one of group 2, K and V each, and the host's bytes.
+        assert_eq!(Pieces::new(&layout, 0).page_bytes, 6 * lane + 40);
+        assert_eq!(Pieces::new(&layout, 1).page_bytes, 2 * lane);
+        assert_eq!(Pieces::new(&layout, 2).pages(), 0);
+    }
 
     #[test]
     fn stale_lanes_are_left_out() {

@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::fs;
 
 use common::files::Dir;
-use common::{REQUEST, refuses, tiny};
+use common::listening::Listening;
+use common::{REQUEST, refuses, run_server};
 use serde_json::{Value, json};
 
 /// Returns the requests of three prompts of 70 tokens.
@@ -16,8 +18,14 @@ fn requests() -> String {
 
 /// Runs the program with a cache folder. Returns the tokens and the cached tokens of each request, and the report.
 fn run(folder: &str, more: &[&str]) -> (Vec<Value>, Vec<u64>, String) {
-    let fixed = ["--json", "--requests", "-", "--swap-space", "0.01", "--ignore-eos", "--cache-dir", folder];
-    let ran = tiny(&[&fixed[..], more].concat(), &requests());
+    run_model("qwen3-tiny", folder, more)
+}
+
+fn run_model(model: &str, folder: &str, more: &[&str]) -> (Vec<Value>, Vec<u64>, String) {
+    let model = common::folder(model);
+    let fixed =
+        ["--json", "--requests", "-", "--swap-space", "0.01", "--ignore-eos", "--cache-dir", folder, "--model", &model];
+    let ran = run_server(&[&fixed[..], more].concat(), &requests());
     let report = ran.err.clone();
     let lines = ran.lines();
     let cached = lines.iter().filter_map(|line| line["cached_tokens"].as_u64()).collect();
@@ -72,4 +80,38 @@ fn options_that_exclude_stores_are_refused() {
     refuses(&["--cache-dir", "/tmp/none"], "--swap-space");
     refuses(&["--cache-url", "redis://127.0.0.1", "--swap-space", "0.01"], "--cache-secret-file");
     refuses(&["--cache-dir", "/proc/none", "--swap-space", "0.01"], "--cache-dir /proc/none");
+}
+
+#[test]
+fn a_model_with_windows_hits_after_a_restart() {
+    for model in ["gemma3-tiny", "gpt-oss-tiny"] {
+        let dir = Dir::new();
+        let folder = dir.path().join("cache");
+        let folder = folder.to_str().expect("UTF-8");
+        let (tokens, cached, _) = run_model(model, folder, &[]);
+        assert_eq!(cached, [0; 3], "{model}");
+        let (again, cached, report) = run_model(model, folder, &[]);
+        assert_eq!((again, cached), (tokens, vec![64; 3]), "{model}: {report}");
+    }
+}
+
+#[test]
+fn an_http_server_writes_before_it_ends_and_reads_after_a_restart() {
+    let (dir, model) = (Dir::new(), common::folder("qwen3-tiny"));
+    let folder = dir.path().join("cache");
+    let options = ["--model", &model, "--swap-space", "0.01", "--cache-dir", folder.to_str().expect("UTF-8")];
+    let prompt: Vec<_> = (0..70).map(|i| (i * i) % 500).collect();
+    let mut used = HashSet::new();
+    for salt in [None, Some("a"), None, Some("a"), Some("b")] {
+        let server = Listening::start(&options);
+        let mut body = json!({ "model": "qwen3-tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0 });
+        if let Some(salt) = salt {
+            body["cache_salt"] = salt.into();
+        }
+        let (status, answer) = server.post("/v1/completions", &body);
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        let is_first = used.insert(salt);
+        assert_eq!((status, cached), (200, Some(if is_first { 0 } else { 64 })), "{answer}");
+        server.end();
+    }
 }

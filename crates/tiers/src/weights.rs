@@ -10,11 +10,12 @@ use sha2::{Digest, Sha256};
 
 use crate::name::read_hex;
 
-/// Returns a digest of the names and contents of a model's files: a folder's files with these extensions, or one file.
+/// Returns a digest of the names and contents of a model's files: a folder's files with these extensions, or one
+/// file.
 ///
 /// The digests of single files are kept in the file `known`, if any, by device, inode, size and time, so that a restart
-/// does not read the weights again. Other users must not have the right to write it. In a cache of the Hugging Face Hub,
-/// a file is a link to a file whose name is its digest.
+/// does not read the weights again. Other users must not have the right to write it. In a cache of the Hugging Face
+/// Hub, a file is a link to a file whose name is its digest.
 ///
 /// # Errors
 /// If a file cannot be read.

@@ -34,6 +34,12 @@ impl Listening {
         self.lines.next().expect("a line").expect("text")
     }
 
+    /// Ends the server by SIGTERM, and waits for its end.
+    pub fn end(mut self) {
+        let kill = Command::new("kill").arg(self.child.id().to_string()).status().expect("a signal");
+        assert!(kill.success() && self.child.wait().expect("it ends").success());
+    }
+
     pub fn connect(&self) -> TcpStream {
         TcpStream::connect(&self.address).expect("it listens")
     }

@@ -104,7 +104,7 @@ where
     ) {
         let ask = self.requests[&serial].ask.as_ref().expect("the question has an answer");
         let count = records.len();
-        let has_groups = self.shared.groups.len() > 1;
+        let has_groups = self.shared.has_cells;
         let (mut names, mut pages, mut gets) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (group, place, first, swap_pages)) in records.into_iter().enumerate() {
             let places = if group == 0 { self.shared.record_pages } else { 1 };

@@ -115,6 +115,7 @@ where
             page_size: shape.layout.page_size(),
             record_pages: shape.record_pages,
             groups: (0..shape.layout.groups().count()).map(|group| Pieces::new(&shape.layout, group)).collect(),
+            has_cells: shape.layout.groups().limited().next().is_some() || shape.layout.state_pages() > 0,
             misses: Misses::default(),
             results,
             sent: AtomicU64::new(0),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kvarena::id::PageId;
-use kvarena::layout::PoolLayout;
+use kvarena::layout::{Plane, PoolLayout};
 
 /// The used bytes of the pages of a group.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -17,38 +17,23 @@ pub(super) struct Pieces {
 
 impl Pieces {
     pub fn new(layout: &PoolLayout, group: u32) -> Self {
-        let lanes = layout.lanes_of(group);
-        let state = layout.state().filter(|_| layout.groups().state_group() == Some(group));
-        // Layers that share the pages of group 0 are in its records.
+        let (lanes, groups) = (layout.lanes_of(group), layout.groups());
+        let state = layout.state().filter(|_| groups.state_group() == Some(group));
         let tracks = state.map_or(layout.tracks_of(group), |state| state.pages);
-        let sharing = (1..layout.groups().count()).filter(|&other| group == 0 && layout.groups().shares_pages(other));
-        let sharing: Vec<_> = sharing.map(|other| layout.of_group(other)).collect();
-        let extra = layout.extra(PageId::new(0));
-        let layers = if group == 0 { lanes } else { layout.groups().layers_of(group) };
-        let view = layout.of_group(group);
+        let layers = if group == 0 { lanes } else { groups.layers_of(group) };
         let of_track = |track: u32| {
-            let used = u64::from(lanes.min(layers - track * lanes));
-            let mut ranges: Vec<Range<usize>> = Vec::new();
-            let mut add = |start: u64, bytes: u64| match ranges.last_mut() {
-                Some(last) if last.end as u64 == start => last.end += bytes as usize,
-                _ => ranges.push(start as usize..(start + bytes) as usize),
+            let used = lanes.min(layers - track * lanes);
+            let mut ranges = match state {
+                Some(state) => std::iter::once(0..u64::from(used) * state.lane_bytes).collect(),
+                None => planes(layout, group, used),
             };
-            match state {
-                Some(state) => add(0, used * state.lane_bytes),
-                None => [(&view, used)]
-                    .into_iter()
-                    .chain(sharing.iter().map(|own| (own, own.lanes().into())))
-                    .for_each(|(view, lanes)| {
-                        for plane in view.planes() {
-                            let strides = view.page_strides(plane.name).expect("the plane is the pool's");
-                            add(strides.origin, lanes * strides.lane);
-                        }
-                    }),
+            if group == 0 {
+                // Other groups and the host use further bytes of these pages.
+                let others = (1..groups.count()).filter(|&other| groups.shares_pages(other));
+                ranges.extend(others.flat_map(|other| planes(layout, other, layout.lanes_of(other))));
+                ranges.push(layout.extra(PageId::new(0)));
             }
-            if group == 0 && !extra.is_empty() {
-                add(extra.start, extra.end - extra.start);
-            }
-            ranges
+            merge(ranges)
         };
         let tracks: Vec<_> = (0..tracks).map(of_track).collect();
         let page_bytes = tracks.iter().map(|ranges| ranges.iter().map(Range::len).sum()).max().unwrap_or(0);
@@ -88,6 +73,30 @@ impl Pieces {
     }
 }
 
+/// Returns the bytes of the first lanes of a group in each plane.
+fn planes(layout: &PoolLayout, group: u32, lanes: u32) -> Vec<Range<u64>> {
+    let view = layout.of_group(group);
+    let of_plane = |plane: &Plane| {
+        let strides = view.page_strides(plane.name).expect("the plane is the pool's");
+        strides.origin..strides.origin + u64::from(lanes) * strides.lane
+    };
+    view.planes().iter().map(of_plane).collect()
+}
+
+/// Joins ranges that touch.
+fn merge(mut ranges: Vec<Range<u64>>) -> Vec<Range<usize>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<usize>> = Vec::new();
+    for range in ranges.into_iter().filter(|range| !range.is_empty()) {
+        let range = range.start as usize..range.end as usize;
+        match merged.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
 #[cfg(test)]
 mod tests {
     use kvarena::layout::{Groups, Reach};
@@ -95,19 +104,18 @@ mod tests {
 
     use super::*;
 
-    /// A record of group 0 has a drafter's layers and the host's bytes, without the padding between them.
     #[test]
-    fn layers_and_bytes_that_share_a_page_are_in_its_record() {
-        let groups = Groups::new(&[Reach::All, Reach::All], &[0, 1]);
-        let groups = groups.and_then(|groups| groups.with_shape(1, KvShape::heads(1, 3), None)).expect("two groups");
-        let pool = PoolConfig { layers: 2, groups, extra_bytes: 5, page_size: 4, ..PoolConfig::default() };
-        let layout = pool.layout().expect("a valid pool");
-        let [all, own] = [0, 1].map(|group| Pieces::new(&layout, group));
-        let of_layers = 4 * 2 * (64 + 3) * 4;
-        assert_eq!((all.page_bytes, own.pages(), own.page_bytes), (of_layers + 5, 0, 0));
-        let extra = layout.extra(PageId::new(0));
-        assert_eq!(all.tracks[0].last(), Some(&(extra.start as usize..extra.end as usize)));
-        assert!(!all.is_whole());
+    fn pages_contain_the_layers_that_share_them_and_the_bytes_of_the_host() {
+        let reaches = [Reach::All, Reach::Window(8), Reach::All];
+        let groups = Groups::new(&reaches, &[0, 1, 0, 2]).expect("valid groups");
+        let (shape, dtype) = (KvShape::heads(2, 8), KvDtype::F32);
+        let pool = PoolConfig { layers: 4, groups, shape, dtype, page_size: 4, ..PoolConfig::default() };
+        let layout = PoolConfig { extra_bytes: 40, ..pool }.layout().expect("a valid pool");
+        let lane = 4 * 2 * 8 * 4;
+        // Two layers of group 0 and one of group 2, K and V each, and the host's bytes.
+        assert_eq!(Pieces::new(&layout, 0).page_bytes, 6 * lane + 40);
+        assert_eq!(Pieces::new(&layout, 1).page_bytes, 2 * lane);
+        assert_eq!(Pieces::new(&layout, 2).pages(), 0);
     }
 
     #[test]

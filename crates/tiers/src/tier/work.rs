@@ -190,6 +190,8 @@ pub(super) struct Shared<R, W> {
     pub record_pages: u32,
     /// The used bytes of the pages of each group.
     pub groups: Vec<Pieces>,
+    /// Whether groups have cells: a fetch then arrives whole or not at all.
+    pub has_cells: bool,
     pub misses: Misses,
     pub results: Sender<Done>,
     /// Results that were sent and not received.

@@ -12,8 +12,11 @@ use crate::layout::groups::StatePart;
 
 type Parts = Result<Vec<StatePart>, HfError>;
 
-/// A field of each family with states, and the function that returns its parts from the bytes of an input.
-const FAMILIES: [(&str, fn(&Fields<'_>, u32) -> Parts); 6] = [
+/// Returns the parts of a family's state from the bytes of an input.
+type PartsOf = fn(&Fields<'_>, u32) -> Parts;
+
+/// A field of each family with states, and the function of its parts.
+const FAMILIES: [(&str, PartsOf); 6] = [
     ("linear_attn_config", |fields, bytes| fields.kimi_delta(bytes)),
     ("linear_num_value_heads", |fields, bytes| fields.gated_delta(bytes)),
     ("mamba_num_heads", |fields, bytes| fields.mamba2(&NEMOTRON, bytes)),

@@ -78,6 +78,10 @@ impl PrefixTree {
 
     /// Returns the records that the tree has of a prompt of these tokens; `None` without hashes or swap memory.
     /// O(tokens matched, and cached pages for each group).
+    #[cfg_attr(
+        not(any(feature = "xxhash", feature = "sha256")),
+        expect(unreachable_code, unused_variables, unused_assignments, reason = "no recipe is compiled in")
+    )]
     pub(crate) fn lookup(&self, namespace: Namespace, tokens: &[TokenId]) -> Option<Lookup> {
         let Self { nodes, cells, swap: Some(swap), chain: Some(chain), names, .. } = self else { return None };
         let scope = self.present_scope(namespace);

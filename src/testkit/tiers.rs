@@ -1,5 +1,5 @@
-//! A model, in plain maps, of a cache with groups of layers, states, swap memory and a store. It serves one request at a
-//! time.
+//! A model, in plain maps, of a cache with groups of layers, states, swap memory and a store. It serves one request at
+//! a time.
 //!
 //! A number identifies a page by its tokens and all tokens before them. A counter is the clock, and an eviction
 //! searches all pages. Group 0 is like the other groups: it has one track, and its tail at a mark is the whole prefix.

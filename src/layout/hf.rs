@@ -85,7 +85,7 @@ impl PoolConfig {
     /// layer; `sliding_window` and `attention_chunk_size` contain the sizes. If no layer reads all tokens, the pool
     /// still keeps all tokens of all layers. Layers that read all tokens may have other heads (`global_head_dim`, and
     /// `num_global_key_value_heads` with `attention_k_eq_v`). These heads are then the pool's shape, and the other
-    /// groups have [their own](Groups::with_shape).
+    /// groups have [their own](crate::layout::Groups::with_shape).
     ///
     /// ```
     /// # use kvarena::*;

@@ -8,12 +8,11 @@ use kvarena::KvDtype;
 use kvarena::layout::{Layout, Scaling};
 
 use crate::http::options::HttpOptions;
-use crate::stores::CacheOptions;
 use kvarena_host::draft::DRAFTS_MAX;
 use kvarena_host::sparse::Sparse;
 
-/// A small LLM host on kvarena. It serves Llama, Qwen3, DeepSeek V3, gpt-oss, Gemma 3, Gemma 4 and Llama 4 models
-/// from safetensors, and Llama and Gemma 3 from GGUF, with continuous batching.
+/// A small LLM host on kvarena. It serves Llama, Qwen3, Qwen3.5, DeepSeek V3, gpt-oss, Gemma 3, Gemma 4 and Llama 4
+/// models from safetensors, and Llama and Gemma 3 from GGUF, with continuous batching.
 ///
 /// Without arguments a small model explains words of kvarena. `--help fields` lists the fields of requests over HTTP.
 /// Exit codes: 0 done, 1 the run failed, 2 the command line or a request cannot be served, 3 the model or the GPU
@@ -364,4 +363,48 @@ pub enum BackendName {
     Cpu,
     /// A GPU; needs a build with `--features cuda`.
     Cuda,
+}
+
+/// Options of stores.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Stores of K and V, which outlive the program (with --swap-space)")]
+pub struct CacheOptions {
+    /// Keep K and V in files of this folder.
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+
+    /// Maximum size of --cache-dir in GiB.
+    #[arg(long, value_name = "GIB", default_value_t = 64.0, requires = "cache_dir")]
+    pub cache_limit: f64,
+
+    /// Keep K and V in Redis or Valkey (redis://..), or in a bucket (s3://bucket/prefix, gs://.., azure://..), whose
+    /// options are read from the environment (AWS_.., GOOGLE_.., AZURE_..).
+    #[arg(long, value_name = "URL")]
+    pub cache_url: Option<String>,
+
+    /// Seconds for which Redis keeps K and V [default: no limit].
+    #[arg(long, value_name = "SECONDS", requires = "cache_url")]
+    pub cache_ttl: Option<u64>,
+
+    /// Keep K and V in a store of another process, which this command starts, such as `mooncake_child.py MASTER HOST
+    /// tcp`.
+    #[arg(long, value_name = "COMMAND")]
+    pub cache_exec: Option<String>,
+
+    /// A file of at least 32 bytes, which only its owner may read: the key of the checks of K and V. Stores that others
+    /// can write need one, the same for all servers.
+    #[arg(long, value_name = "FILE")]
+    pub cache_secret_file: Option<PathBuf>,
+
+    /// Use stores that others can write without a secret.
+    #[arg(long, conflicts_with = "cache_secret_file")]
+    pub cache_trust: bool,
+
+    /// Whether to write K and V to the stores.
+    #[arg(long, default_value = "on")]
+    pub cache_write: Switch,
+
+    /// At the end, write K and V to the stores for at most this time.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub flush_seconds: u64,
 }

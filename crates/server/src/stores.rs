@@ -1,6 +1,5 @@
 //! Stores of K and V behind the server: `--cache-dir`, `--cache-url` and `--cache-exec`.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -22,7 +21,7 @@ use kvarena_tiers::store::Store;
 use kvarena_tiers::tier::{StoreOptions, Tier, TierOptions};
 use kvarena_tiers::weights;
 
-use crate::args::{Args, BackendName, Switch};
+use crate::args::{Args, BackendName, CacheOptions, Switch};
 use crate::setup;
 
 /// Recipe of page hashes for stores.
@@ -33,50 +32,6 @@ const STAGE_PAGES: u32 = 64;
 const EXTENSIONS: &[&str] = &["json", "safetensors"];
 /// Memory of a record of a child, at most.
 const CHILD_RECORD: u64 = 64 << 20;
-
-/// Options of stores.
-#[derive(clap::Args, Clone, Debug)]
-#[command(next_help_heading = "Stores of K and V, which outlive the program (with --swap-space)")]
-pub struct CacheOptions {
-    /// Keep K and V in files of this folder.
-    #[arg(long, value_name = "DIR")]
-    pub cache_dir: Option<PathBuf>,
-
-    /// Maximum size of --cache-dir in GiB.
-    #[arg(long, value_name = "GIB", default_value_t = 64.0, requires = "cache_dir")]
-    pub cache_limit: f64,
-
-    /// Keep K and V in Redis or Valkey (redis://..), or in a bucket (s3://bucket/prefix, gs://.., azure://..), whose
-    /// options are read from the environment (AWS_.., GOOGLE_.., AZURE_..).
-    #[arg(long, value_name = "URL")]
-    pub cache_url: Option<String>,
-
-    /// Seconds for which Redis keeps K and V [default: no limit].
-    #[arg(long, value_name = "SECONDS", requires = "cache_url")]
-    pub cache_ttl: Option<u64>,
-
-    /// Keep K and V in a store of another process, which this command starts, such as `mooncake_child.py MASTER HOST
-    /// tcp`.
-    #[arg(long, value_name = "COMMAND")]
-    pub cache_exec: Option<String>,
-
-    /// A file of at least 32 bytes, which only its owner may read: the key of the checks of K and V. Stores that others
-    /// can write need one, the same for all servers.
-    #[arg(long, value_name = "FILE")]
-    pub cache_secret_file: Option<PathBuf>,
-
-    /// Use stores that others can write without a secret.
-    #[arg(long, conflicts_with = "cache_secret_file")]
-    pub cache_trust: bool,
-
-    /// Whether to write K and V to the stores.
-    #[arg(long, default_value = "on")]
-    pub cache_write: Switch,
-
-    /// At the end, write K and V to the stores for at most this time.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
-    pub flush_seconds: u64,
-}
 
 impl CacheOptions {
     /// Returns whether the command line names a store.

@@ -5,6 +5,8 @@
 //! searches all pages. Group 0 is like the other groups: it has one track, and its tail at a mark is the whole prefix.
 //! Outside group 0, an item is a cell.
 
+mod states;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
@@ -222,40 +224,6 @@ impl Tiers {
         }
     }
 
-    /// Returns the group that keeps a state.
-    fn state(&self) -> Option<usize> {
-        self.setting.groups.iter().position(|&(reach, _)| reach == Reach::State)
-    }
-
-    /// Returns the groups after group 0 that store K and V.
-    fn limited(&self) -> Vec<usize> {
-        (1..self.setting.groups.len()).filter(|&group| self.state() != Some(group)).collect()
-    }
-
-    /// Returns the marks of a request, and whether its state near the prompt's end supersedes the one that it hits.
-    fn marks(&self, path: &[u64], [hit, full, limit]: [usize; 3], prompt_len: usize) -> (BTreeMap<usize, bool>, bool) {
-        let Setting { page_size, state_margin, state_gap, keep_used_states, .. } = self.setting;
-        if self.state().is_none() {
-            return (BTreeMap::from([(full, false), (limit, false)]), false);
-        }
-        let mut marks = BTreeMap::new();
-        let end = (prompt_len - 1).saturating_sub(state_margin) / page_size;
-        let ends = end > hit && (hit == 0 || (end - hit) * page_size >= state_gap);
-        if ends {
-            marks.insert(end, false);
-        }
-        let follows = |before: u64| self.names.iter().any(|((parent, _), name)| *parent == before && self.has(*name));
-        if full > hit && follows(path[full - 1]) {
-            marks.insert(full, true);
-        }
-        (marks, ends && !keep_used_states)
-    }
-
-    /// Returns whether a page of group 0 is cached.
-    fn has(&self, name: u64) -> bool {
-        self.items.contains_key(&(0, name))
-    }
-
     /// Takes the pages of a step that stores the first `stored` tokens, and publishes whole pages.
     fn compute(&mut self, request: &mut Served, stored: usize) {
         let page_size = self.setting.page_size;
@@ -289,30 +257,6 @@ impl Tiers {
             self.give_back(request, group, past);
         }
         self.keep_state(request, stored);
-    }
-
-    /// Leaves the cell that the step has read. At a mark, the request's state becomes a cell that the next step reads.
-    fn keep_state(&mut self, request: &mut Served, stored: usize) {
-        let Some(group) = self.state() else { return };
-        if let Some(read) = request.reads.take() {
-            self.release(&(group, read));
-            if request.supersedes && !self.junctions.contains(&read) {
-                self.past -= 1;
-                self.items.get_mut(&(group, read)).expect("just left").since = self.past;
-            }
-        }
-        request.supersedes = false;
-        let mark = stored / self.setting.page_size;
-        let Some(is_junction) = request.marks.get(&mark).filter(|_| stored == mark * self.setting.page_size) else {
-            return;
-        };
-        let name = request.path[mark - 1];
-        if *is_junction {
-            self.junctions.insert(name);
-        }
-        request.own.insert((group, mark - 1));
-        self.publish(request, group, mark - 1..mark);
-        (request.has_state, request.reads) = (false, Some(name));
     }
 
     /// Ends a request. Returns its path.

@@ -178,7 +178,7 @@ impl<'a> Fields<'a> {
     fn with_states(&self, pool: PoolConfig, kinds: &Kinds) -> Result<PoolConfig, HfError> {
         let Some(group) = pool.groups.state_group() else { return Ok(pool) };
         let groups = pool.groups.with_state(group, &self.state_parts(kinds, pool.dtype)?);
-        let groups = groups.map_err(|_| self.unsupported(kinds.field, &self.map[kinds.field]))?;
+        let groups = groups.map_err(|_| self.refused(kinds.field))?;
         let pool = PoolConfig { groups, ..pool };
         // A state that no page holds is an error of the pool's layout.
         let page_size = pool.state_page_size(pool.page_size).unwrap_or(pool.page_size);
@@ -193,7 +193,7 @@ impl<'a> Fields<'a> {
         let Some(field) = [of_dim, of_heads].into_iter().find(|name| given(name).is_some()) else {
             return Ok(pool);
         };
-        let Some(kinds) = kinds else { return Err(self.unsupported(field, &self.map[field])) };
+        let Some(kinds) = kinds else { return Err(self.refused(field)) };
         let head_dim = if given(of_dim).is_some() { self.size(of_dim)? } else { head_dim };
         let kv_heads = match (given(of_heads), self.get(gate)) {
             (Some(_), None) => return Err(self.missing(gate)),
@@ -207,7 +207,7 @@ impl<'a> Fields<'a> {
         let mut groups = pool.groups;
         for group in 1..groups.count() {
             let own = groups.with_shape(group, pool.shape, None);
-            groups = own.map_err(|_| self.unsupported(field, &self.map[field]))?;
+            groups = own.map_err(|_| self.refused(field))?;
         }
         Ok(PoolConfig { groups, shape, ..pool })
     }
@@ -273,6 +273,11 @@ impl<'a> Fields<'a> {
 
     fn unfit(&self, name: &str, value: &Value, wanted: &'static str) -> HfError {
         HfError::Unfit { field: self.name(name), value: shown(value), wanted }
+    }
+
+    /// Returns the error for a field whose whole value is not supported.
+    fn refused(&self, name: &str) -> HfError {
+        self.unsupported(name, &self.map[name])
     }
 
     fn unsupported(&self, name: &str, value: &Value) -> HfError {

@@ -191,7 +191,7 @@ impl Fields<'_> {
             &one => [Some(one), None],
         };
         let kept: Vec<Kind> = kinds.of.iter().flat_map(kept).flatten().collect();
-        let unsupported = || self.unsupported(kinds.field, &self.map[kinds.field]);
+        let unsupported = || self.refused(kinds.field);
         if !kept.contains(&All) {
             // Group 0 must read all tokens. Without states, one group keeps all tokens of all layers.
             let has_layers = !kept.is_empty() && !kinds.has_states();

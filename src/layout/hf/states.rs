@@ -44,10 +44,10 @@ impl Fields<'_> {
             Some((_, parts)) => parts(self, dtype.size())?,
             // MiniMax.
             None if kinds.field == "attn_type_list" => self.lightning()?,
-            None => return Err(self.unsupported(kinds.field, &self.map[kinds.field])),
+            None => Vec::new(),
         };
         parts.retain(|part| part.head_bytes > 0);
-        if parts.is_empty() { Err(self.unsupported(kinds.field, &self.map[kinds.field])) } else { Ok(parts) }
+        if parts.is_empty() { Err(self.refused(kinds.field)) } else { Ok(parts) }
     }
 
     /// Rejects fields that describe states if no layer keeps one.
@@ -56,7 +56,7 @@ impl Fields<'_> {
             return Ok(());
         }
         match FAMILIES.iter().find(|(field, _)| self.is_set(field)) {
-            Some((field, _)) => Err(self.unsupported(field, &self.map[*field])),
+            Some((field, _)) => Err(self.refused(field)),
             None => Ok(()),
         }
     }

@@ -39,7 +39,7 @@ done)
 # The crates in the order of publishing. Later ones find the earlier ones here instead of on crates.io.
 cargo publish --dry-run --quiet --allow-dirty --no-verify 2>/dev/null
 patches=(--config "patch.crates-io.kvarena.path='$root'")
-for crate in events host server candle; do
+for crate in events tiers host server candle; do
     folder=$root/crates; [ $crate != candle ] || folder+=/candle
     (cd "$folder" && cargo publish --dry-run --quiet --allow-dirty --no-verify -p kvarena-$crate "${patches[@]}" 2>/dev/null) ||
         { echo "kvarena-$crate cannot be published" >&2; exit 1; }

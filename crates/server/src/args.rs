@@ -268,6 +268,12 @@ pub enum Shape {
     /// 32 layers of width 4,096.
     #[value(name = "llama-3.1-8b")]
     Llama3_1_8B,
+    /// 24 layers of Gated DeltaNet and 8 of attention, of width 4,096.
+    #[value(name = "qwen3.5-9b")]
+    Qwen3_5_9B,
+    /// The sizes of qwen3.5-9b with 32 layers of attention, for comparing.
+    #[value(name = "qwen3.5-9b-attention")]
+    Qwen3_5_9BAttention,
     /// 3 layers of width 256 with heads of 64: for checking.
     #[value(name = "llama-tiny-64")]
     LlamaTiny64,

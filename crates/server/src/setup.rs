@@ -134,11 +134,14 @@ pub fn config_of(shape: Shape) -> Result<ModelConfig> {
 }
 
 fn json_of(shape: Shape) -> Value {
-    let (qwen, llama) = ("Qwen3ForCausalLM", "LlamaForCausalLM");
+    let (qwen, llama, delta) = ("Qwen3ForCausalLM", "LlamaForCausalLM", "Qwen3_5ForCausalLM");
     let (architecture, layers, hidden, intermediate, heads, head_dim, vocab, positions) = match shape {
         Shape::Qwen3_0_6B => (qwen, 28, 1024, 3072, [16, 8], 128, 151_936, 40_960),
         Shape::Qwen3_8B => (qwen, 36, 4096, 12_288, [32, 8], 128, 151_936, 40_960),
         Shape::Llama3_1_8B => (llama, 32, 4096, 14_336, [32, 8], 128, 128_256, 131_072),
+        // Its layers of Gated DeltaNet have the default sizes.
+        Shape::Qwen3_5_9B => (delta, 32, 4096, 12_288, [16, 4], 256, 248_320, 262_144),
+        Shape::Qwen3_5_9BAttention => (qwen, 32, 4096, 12_288, [16, 4], 256, 248_320, 262_144),
         Shape::LlamaTiny64 => (llama, 3, 256, 512, [4, 2], 64, 512, 2048),
     };
     let mut config = json!({
@@ -151,7 +154,7 @@ fn json_of(shape: Shape) -> Value {
         "num_hidden_layers": layers,
         "num_key_value_heads": heads[1],
         "rms_norm_eps": if shape == Shape::Llama3_1_8B { 1e-5 } else { 1e-6 },
-        "rope_theta": if architecture == qwen { 1_000_000 } else { 500_000 },
+        "rope_theta": if architecture == llama { 500_000 } else { 1_000_000 },
         "tie_word_embeddings": shape == Shape::Qwen3_0_6B,
         "vocab_size": vocab,
     });

@@ -9,7 +9,9 @@ mod common;
 use check::{Case, FAIL_EVERY, Schedule, Setting};
 use common::gpu::{device, lock_gpus};
 use common::run_server;
+use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::products::Choice;
+use kvarena_host::gpu::sums::Transport;
 use serde_json::json;
 
 const NAME: &str = "qwen3-5-tiny";
@@ -35,6 +37,32 @@ fn qwen_has_nearly_the_cpus_logits() {
         let distance = case.distance(setting);
         println!("{distance:?}, {setting:?}");
         assert!(distance.is_close, "{distance:?}, {setting:?}");
+    }
+}
+
+/// Each rank keeps the states of its heads. Sums over ranks round differently, so tokens may differ from one GPU's.
+#[test]
+fn two_ranks_have_nearly_the_cpus_logits() {
+    let _lock = lock_gpus();
+    let Some(device) = device() else { return };
+    if Device::open_number(1).is_err() {
+        println!("not run: there is one GPU");
+        return;
+    }
+    let mut case = Case::folder(&device, &common::dir(NAME));
+    let plain = Setting { page_size: 40, ..Setting::default() };
+    for sums in [Transport::Peer, Transport::Nccl] {
+        (case.ranks, case.sums) = (2, Some(sums));
+        for setting in [
+            plain,
+            Setting { schedule: Schedule::Forked, page_size: 96, overlap: false, graphs: false, ..plain },
+            Setting { schedule: Schedule::Preempting, swap_pages: true, ..plain },
+            Setting { fail_every: Some(FAIL_EVERY), ..plain },
+        ] {
+            let distance = case.distance(setting);
+            println!("{sums:?}: {distance:?}, {setting:?}");
+            assert!(distance.is_close, "{sums:?}: {distance:?}, {setting:?}");
+        }
     }
 }
 

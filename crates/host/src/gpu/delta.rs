@@ -65,9 +65,6 @@ pub fn check_sizes(config: &DeltaConfig) -> Result<(), GpuError> {
     if ![32, 128].contains(&config.key_dim) {
         return missing("a state with keys of other than 32 or 128 elements");
     }
-    if !projected_width(config).is_multiple_of(8) {
-        return missing("a state of so few heads");
-    }
     if !config.value_dim.is_multiple_of(UPDATE_THREADS as usize / 2) && ![16, 32].contains(&config.value_dim)
         || config.value_dim > 256
     {
@@ -76,9 +73,9 @@ pub fn check_sizes(config: &DeltaConfig) -> Result<(), GpuError> {
     Ok(())
 }
 
-/// Returns the elements of a row of the layer's projection: q, k, v, z, a and b.
+/// Returns the elements of a row of the layer's projection: q, k, v, z, a and b, then unused ones up to a multiple of 8.
 pub fn projected_width(config: &DeltaConfig) -> usize {
-    config.channels() + config.value_width() + 2 * config.value_heads
+    (config.channels() + config.value_width() + 2 * config.value_heads).next_multiple_of(8)
 }
 
 /// Launches the kernels of one layer between its two projections: advances the states of all rows, and writes the gated

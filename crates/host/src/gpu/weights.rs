@@ -9,6 +9,7 @@
 
 mod heads;
 
+use std::ops::Range;
 use std::ptr::{null, null_mut};
 
 use cudarc::driver::sys;
@@ -118,22 +119,32 @@ impl Share {
     pub fn of(self, config: &ModelConfig) -> GpuResult<ModelConfig> {
         let ModelConfig { q_heads, kv_heads, intermediate, .. } = *config;
         let ranks = self.ranks;
-        if ranks > 1 && config.delta.is_some() {
-            return Err(GpuError::Missing { what: "a model with states on several GPUs" });
-        }
         let part = |value: usize, what| {
             if value.is_multiple_of(ranks) { Ok(value / ranks) } else { Err(GpuError::Ranks { ranks, what }) }
         };
         let (q_heads, kv_heads) = (part(q_heads, "query heads")?, part(kv_heads, "heads of K and V")?);
         let intermediate = part(intermediate, "intermediate size")?;
+        let delta_part = |delta: &DeltaConfig| -> GpuResult<DeltaConfig> {
+            let key_heads = part(delta.key_heads, "key heads of Gated DeltaNet")?;
+            let value_heads = part(delta.value_heads, "value heads of Gated DeltaNet")?;
+            Ok(DeltaConfig { key_heads, value_heads, ..delta.clone() })
+        };
         Ok(ModelConfig {
             q_heads,
             kv_heads,
             intermediate,
+            delta: config.delta.as_ref().map(delta_part).transpose()?,
             // Each expert has the width that the layer's MLP would have.
             experts: config.experts.map(|experts| ExpertsConfig { intermediate, ..experts }),
             ..config.clone()
         })
+    }
+
+    /// Returns the rank's part of `count` rows that are consecutive from `first` on.
+    fn rows(self, first: usize, count: usize) -> Range<usize> {
+        let part = count / self.ranks;
+        let first = first + self.rank * part;
+        first..first + part
     }
 }
 
@@ -153,8 +164,8 @@ enum Form {
     All,
     /// The rows with these numbers, in bf16.
     Rows(Vec<usize>),
-    /// A function of each element, in f32.
-    Wide(fn(f32) -> f32),
+    /// A function of each of these elements of a vector, in f32.
+    Wide(fn(f32) -> f32, Range<usize>),
 }
 
 /// A tensor and its address.
@@ -175,15 +186,16 @@ impl NamedTensor {
     fn elements(&self) -> usize {
         match &self.form {
             Form::Rows(rows) => rows.len() * self.view[1],
-            _ => self.shape.iter().product(),
+            Form::Wide(_, range) => range.len(),
+            Form::All => self.shape.iter().product(),
         }
     }
 
     /// Reads the tensor from `source` and writes it to `memory`.
     fn copy(&self, source: &mut dyn Source, memory: &mut DeviceBuffer, at: u64) -> Result<()> {
         let numbers = source.numbers(&self.name, &self.shape)?;
-        if let Form::Wide(f) = self.form {
-            let wide: Vec<f32> = numbers.to_f32().into_iter().map(f).collect();
+        if let Form::Wide(f, range) = &self.form {
+            let wide: Vec<f32> = numbers.to_f32()[range.clone()].iter().map(|&x| f(x)).collect();
             return Ok(memory.write(at, &wide).map_err(GpuError::from)?);
         }
         let mut numbers = numbers.into_bf16();
@@ -204,7 +216,7 @@ struct Places {
     base: u64,
     /// Bytes from `base` on that are assigned.
     end: u64,
-    ranks: usize,
+    share: Share,
     /// Whether checkpoints store each norm's weight minus 1, except for the norms in layers of Gated DeltaNet.
     centres_norms: bool,
 }
@@ -216,7 +228,7 @@ impl Places {
 
     fn add_form(&mut self, name: String, shape: &[usize], cut: Cut, form: Form) -> u64 {
         let at = self.base + self.end;
-        let cut = if self.ranks == 1 { Cut::Whole } else { cut };
+        let cut = if self.share.ranks == 1 { Cut::Whole } else { cut };
         let view = match *shape {
             [rows] => [rows, 1],
             [rows, cols] => [rows, cols],
@@ -229,9 +241,9 @@ impl Places {
         let cut = if shape.len() == 3 && cut == Cut::Rows { Cut::Cols } else { cut };
         let is_centred = self.centres_norms && name.contains("norm") && !name.contains("linear_attn");
         let offset = if is_centred { 1.0 } else { 0.0 };
-        let bytes = if let Form::Wide(_) = form { 4 } else { 2 };
+        let bytes = if let Form::Wide(..) = form { 4 } else { 2 };
         let tensor = NamedTensor { name, shape: shape.to_vec(), view, cut, at, offset, form };
-        let parts = if cut == Cut::Whole { 1 } else { self.ranks };
+        let parts = if cut == Cut::Whole { 1 } else { self.share.ranks };
         self.end += bytes * (tensor.elements() / parts) as u64;
         self.list.push(tensor);
         at
@@ -280,17 +292,19 @@ impl Places {
         let name = |part: &str| named(&format!("self_attn.{part}.weight"));
         let (q, kv) = (q_heads * head_dim, kv_heads * head_dim);
         let order = order_of(head_dim, 2 * config.rope.frequencies.len());
-        // Rows of heads that are `stride` rows apart.
+        // Rows of the rank's heads, which are `stride` rows apart.
+        let share = self.share;
         let rows_of = |heads: usize, stride: usize| -> Form {
-            Form::Rows((0..heads).flat_map(|head| order.iter().map(move |row| head * stride + row)).collect())
+            let heads = share.rows(0, heads);
+            Form::Rows(heads.flat_map(|head| order.iter().map(move |row| head * stride + row)).collect())
         };
         if config.family.gates_attention() {
             self.end = self.end.next_multiple_of(ALIGN);
             let both = [2 * q, hidden];
             weights.qkv = self.add_form(name("q_proj"), &both, Cut::Whole, rows_of(q_heads, 2 * head_dim));
             self.add_form(name("k_proj"), &[kv, hidden], Cut::Whole, rows_of(kv_heads, head_dim));
-            self.add(name("v_proj"), &[kv, hidden], Cut::Whole);
-            let gates = (0..2 * q).filter(|row| row / head_dim % 2 == 1).collect();
+            self.add(name("v_proj"), &[kv, hidden], Cut::Rows);
+            let gates = self.share.rows(0, 2 * q).filter(|row| row / head_dim % 2 == 1).collect();
             self.add_form(name("q_proj"), &both, Cut::Whole, Form::Rows(gates));
         } else {
             weights.qkv = self.aligned_part(name("q_proj"), &[q, hidden], Cut::Rows);
@@ -325,17 +339,27 @@ impl Places {
         named: impl Fn(&str) -> String,
     ) {
         let name = |part: &str| named(&format!("linear_attn.{part}"));
-        let (channels, heads, width) = (config.channels(), config.value_heads, config.value_width());
-        weights.qkv = self.aligned(name("in_proj_qkv.weight"), &[channels, hidden]);
+        let (share, width, heads) = (self.share, config.value_width(), config.value_heads);
+        let [keys, channels] = [config.key_heads * config.key_dim, config.channels()];
+        // The rank's heads of q, of k and of v.
+        let parts = [(0, keys), (keys, keys), (2 * keys, width)];
+        let mixed: Vec<usize> = parts.into_iter().flat_map(|(first, count)| share.rows(first, count)).collect();
+        let mixed = || if share.ranks == 1 { Form::All } else { Form::Rows(mixed.clone()) };
+        self.end = self.end.next_multiple_of(ALIGN);
+        weights.qkv = self.add_form(name("in_proj_qkv.weight"), &[channels, hidden], Cut::Whole, mixed());
         for (part, rows) in [("z", width), ("a", heads), ("b", heads)] {
-            self.add(name(&format!("in_proj_{part}.weight")), &[rows, hidden], Cut::Whole);
+            self.add(name(&format!("in_proj_{part}.weight")), &[rows, hidden], Cut::Rows);
         }
-        weights.o = self.aligned(name("out_proj.weight"), &[hidden, width]);
-        weights.delta.conv = self.aligned(name("conv1d.weight"), &[channels, 1, config.kernel]);
+        // The matrix has more rows than the tensors if their number is not a multiple of 8. No kernel reads the outputs.
+        let rows = (channels + width + 2 * heads) / share.ranks;
+        self.end += 2 * (hidden * (rows.next_multiple_of(8) - rows)) as u64;
+        weights.o = self.aligned_part(name("out_proj.weight"), &[hidden, width], Cut::Cols);
+        self.end = self.end.next_multiple_of(ALIGN);
+        weights.delta.conv = self.add_form(name("conv1d.weight"), &[channels, 1, config.kernel], Cut::Whole, mixed());
         weights.delta.norm = self.aligned(name("norm.weight"), &[config.value_dim]);
         let mut wide = |part: &str, f| {
             self.end = self.end.next_multiple_of(ALIGN);
-            self.add_form(name(part), &[heads], Cut::Whole, Form::Wide(f))
+            self.add_form(name(part), &[heads], Cut::Whole, Form::Wide(f, share.rows(0, heads)))
         };
         weights.delta.rate = wide("A_log", |x| -x.exp());
         weights.delta.dt_bias = wide("dt_bias", |x| x);
@@ -407,7 +431,7 @@ impl Weights {
         let (vocab, hidden) = (config.vocab, config.hidden);
         let centres_norms = config.family.centres_norms();
         let place = |base| {
-            let mut places = Places { list: Vec::new(), base, end: 0, ranks: share.ranks, centres_norms };
+            let mut places = Places { list: Vec::new(), base, end: 0, share, centres_norms };
             let layers: Vec<LayerWeights> = (0..config.layers).map(|i| places.layer(whole, i)).collect();
             let embedding = places.aligned("model.embed_tokens.weight".into(), &[vocab, hidden]);
             let norm = places.aligned("model.norm.weight".into(), &[hidden]);

@@ -314,6 +314,12 @@ impl Model {
         self.tree.present()
     }
 
+    /// Returns the cells of all pages that can match, if they have events. An item has the group of a cell, the
+    /// namespace of its page, all tokens up to the page's end, and whether the device and swap memory have the cell.
+    pub fn present_cells(&self) -> impl Iterator<Item = (u32, (Namespace, &[TokenId], [bool; 2]))> {
+        self.tree.present_cells().filter(|_| self.shape.event_cells)
+    }
+
     /// `Engine::outstanding`
     pub fn outstanding(&self, seq: SeqKey) -> Result<u32, Error> {
         let sequence = self.sequence(seq)?;

@@ -147,6 +147,7 @@ impl<B: Inspect> Host<B> {
             ("states kept", stats.kept_states),
             ("states superseded", stats.superseded_states),
             ("marks given up", stats.given_up_marks),
+            ("states spared after a loss", self.model.careful_items),
         ] {
             self.summary.answers.insert(what.to_owned(), count);
         }

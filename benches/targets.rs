@@ -18,6 +18,7 @@ use std::hint::black_box;
 use cases::chats;
 use cases::decode::Decode;
 use cases::evict::{Evict, EvictFloor, SAMPLE, fits};
+use cases::gather::Gather;
 use cases::hit::{Hit, HitFloor, Miss, full_cache};
 use cases::insert::{Cycle, Insert, InsertFloor, ROUND};
 use cases::pages::{AllocFree, COUNT};
@@ -63,6 +64,7 @@ fn main() {
         replay(&table, page_size);
     }
     alloc_free(&table);
+    gathers(&table);
     moves(&table);
 }
 
@@ -316,6 +318,24 @@ fn moves(table: &Table) {
         for (case, samples) in cases.iter().zip(samples) {
             table.row(case, 16, median(samples) / f64::from(MOVED), None, None);
         }
+    }
+}
+
+/// The pages of the states of 256 rows, of the sizes of Qwen3-Next and Kimi K3.
+fn gathers(table: &Table) {
+    for (pages, target) in [(36, None), (69, Some(3000.0))] {
+        let cases = [format!("gather {pages} x 256"), format!("gather {pages} x 256, moved")];
+        if !table.selects(&[&cases[0], &cases[1]]) {
+            continue;
+        }
+        let mut gather = Gather::new(pages);
+        gather.check();
+        let same = median_ns(300, 64, || gather.same());
+        let moved = median_ns(300, 64, || gather.moved());
+        let from = vec![1; gather.words()];
+        let floor = median_ns(300, 64, || black_box(&mut gather).floor(black_box(&from)));
+        table.row(&cases[0], 1, same, Some(floor), target);
+        table.row(&cases[1], 1, moved, Some(floor), None);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Events: cached pages that were stored and removed, as plain records without page ids.
 //!
-//! Replaying all events reproduces the set of cached prefixes of the present generation. The
-//! host transports events; `crates/events` has the wire format of vLLM and SGLang.
+//! Replaying all events reproduces the set of cached prefixes of the present generation, and with
+//! [`EngineConfig::event_cells`](crate::EngineConfig::event_cells) that of their cells. The host transports events;
+//! `crates/events` has the wire format of vLLM and SGLang.
 
 // `prefix/events.rs` contains the event buffer.
 
@@ -26,6 +27,8 @@ pub enum Event<'a> {
     /// A medium no longer has these pages. The deepest page comes first. The hashes are those of the `Stored` events. A
     /// page that moves is stored in one medium before it is removed from the other.
     Removed {
+        /// The group of layers of the pages, as in [`Stored::group`].
+        group: u32,
         /// The medium that had the pages.
         medium: Medium,
         /// Hash of each page.
@@ -43,6 +46,11 @@ pub struct Stored<'a> {
     pub namespace: Namespace,
     /// Names of the namespace.
     pub names: &'a NamespaceNames,
+    /// The group of layers that the pages belong to. The pages of another group than 0 are cells: those of a window or
+    /// a chunk, or the state behind the last token of each page. A cell is stored after the page of group 0 with the
+    /// same hash, in any medium, and removed before that page is in no medium. Apart from that, an event about cells
+    /// may come after later changes of group 0.
+    pub group: u32,
     /// The medium that now has the pages.
     pub medium: Medium,
     /// Hash of the page before the first of these pages, stored by an earlier event; `None` at the start of a prefix.

@@ -83,6 +83,8 @@ fn check_swap() {
         let groups = Groups::new(&[Reach::All, Reach::Window(20)], &[0, 1, 1]);
         let pool = PoolConfig { layers: 3, groups: groups.expect("two groups"), ..pool };
         check(EngineConfig::from(pool));
+        let config = EngineConfig { hashing: Some(Hashing::ALL[0]), event_pages: 10, ..EngineConfig::from(pool) };
+        check(EngineConfig { event_cells: true, ..config });
         check(EngineConfig { prefix: PrefixMode::None, ..EngineConfig::from(pool) });
     }
 }

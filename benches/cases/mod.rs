@@ -10,6 +10,7 @@ pub mod chat;
 pub mod chats;
 pub mod decode;
 pub mod evict;
+pub mod gather;
 #[path = "../../examples/adopt/hash_blocks.rs"]
 mod hash_blocks;
 pub mod hit;

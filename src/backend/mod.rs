@@ -29,7 +29,7 @@ mod plan_error;
 mod rope;
 mod sparse;
 mod state;
-mod step_states;
+pub(crate) mod step_states;
 mod swap_memory;
 
 #[cfg(feature = "cpu")]

@@ -75,7 +75,8 @@ struct Words {
     max_sequence_len: u64,
     max_steps: u64,
     prefix: u64,
-    event_pages: u64,
+    /// The pages, and 2^32 if cells have events.
+    events: u64,
     prefault: u64,
     /// Number of the hash recipe (0 for none) and its seed.
     hashing: [u64; 5],
@@ -113,7 +114,7 @@ impl EngineShape {
     /// | 10 | layout (0 layer first, 1 page first) |
     /// | 11 to 14 | [`TableShape`](crate::layout::TableShape): `rows`, `leaves_per_row`, `leaf_pages`, `leaf_count` |
     /// | 15, 16 | `max_sequence_len`, `max_steps` |
-    /// | 17 to 19 | prefix mode (0 radix, 1 none), `event_pages`, `prefault` |
+    /// | 17 to 19 | prefix mode (0 radix, 1 none), `event_pages` + 2^32 * `event_cells`, `prefault` |
     /// | 20 | hashing (0 none, 1 Dynamo, 2 nano-vllm, 3 MinivLLM, 4 and 5 vLLM without and with a seed, 6 SGLang) |
     /// | 21 to 24 | the seed: a byte of its length, then its bytes and zeros |
     /// | 25 | `promise_ahead` |
@@ -153,7 +154,7 @@ impl EngineShape {
             max_sequence_len: self.max_sequence_len.into(),
             max_steps: self.max_steps.into(),
             prefix: number(&PREFIXES, self.prefix),
-            event_pages: self.event_pages.into(),
+            events: u64::from(self.event_pages) | number(&BOOLS, self.event_cells) << 32,
             prefault: number(&BOOLS, self.prefault),
             hashing: self.hashing.map_or([0; 5], Hashing::to_words),
             promise_ahead: self.promise_ahead.into(),
@@ -237,7 +238,8 @@ impl EngineShape {
             pool,
             prefix: one_of("prefix", &PREFIXES, words.prefix)?,
             hashing,
-            event_pages: narrow("event_pages", words.event_pages)?,
+            event_pages: words.events as u32,
+            event_cells: one_of("event_cells", &BOOLS, words.events >> 32)?,
             max_sequences: narrow("rows", words.rows)?,
             max_sequence_len: narrow("max_sequence_len", words.max_sequence_len)?,
             max_tokens: max_tokens.ok_or(ShapeBytesError::Mixed)?.max(1),

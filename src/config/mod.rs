@@ -62,6 +62,9 @@ pub struct EngineConfig {
     /// [`Engine::drain_events`](crate::Engine::drain_events). After an overflow the next drain emits the whole tree.
     /// Requires `hashing`; without effect in [`PrefixMode::None`]. Default: 0, no events, which costs nothing.
     pub event_pages: u32,
+    /// Whether events also report cells: the pages that groups of limited reach keep, and states. A cell counts as one
+    /// page in the buffer. Without effect without events or without such groups. Default: false, which costs nothing.
+    pub event_cells: bool,
     /// Number of consecutive pages of group 0 that a store keeps as one record: a power of two from 1 to 64. Larger
     /// records pack small pages. With groups of layers, only 1. Default: 1.
     pub record_pages: u32,
@@ -113,6 +116,7 @@ impl From<PoolConfig> for EngineConfig {
             prefix: PrefixMode::Radix,
             hashing: None,
             event_pages: 0,
+            event_cells: false,
             record_pages: 1,
             max_sequences: 256,
             max_sequence_len: 128 << 10,
@@ -169,6 +173,8 @@ pub struct EngineShape {
     pub hashing: Option<Hashing>,
     /// Maximum number of pages whose events wait for a drain.
     pub event_pages: u32,
+    /// Whether events also report the cells of groups of limited reach.
+    pub event_cells: bool,
     /// Number of pages of group 0 in a record of a store.
     pub record_pages: u32,
     /// Whether the engine touches its large tables at the start: see [`EngineConfig::prefault`].
@@ -276,6 +282,7 @@ impl EngineConfig {
         // A sequence that is alone has at most the memory of all tokens.
         let max_sequence_len = table(len_max)?.tokens(layout.page_size()).min(len_max.into()) as u32;
         let table = table(max_sequence_len)?;
+        let event_pages = if self.prefix == PrefixMode::Radix { self.event_pages } else { 0 };
         Ok(EngineShape {
             layout,
             table,
@@ -290,7 +297,8 @@ impl EngineConfig {
             wide_slots: self.wide_slots,
             prefix: self.prefix,
             hashing: self.hashing.filter(|_| self.prefix == PrefixMode::Radix),
-            event_pages: if self.prefix == PrefixMode::Radix { self.event_pages } else { 0 },
+            event_pages,
+            event_cells: self.event_cells && event_pages > 0 && !limits.is_none(),
             record_pages: self.record_pages,
             prefault: self.prefault,
         })

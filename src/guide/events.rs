@@ -78,6 +78,11 @@
 //! backend's stream waits until [`step`](crate::event::Stored::step) is complete. A [`reset`](crate::Engine::reset)
 //! emits one `Cleared`. Sequences that continue with the old weights emit nothing.
 //!
+//! Events report the pages of group 0. A router that ignores groups of layers needs no more. With
+//! [`event_cells`](crate::EngineConfig::event_cells), events with another [`group`](crate::event::Stored::group) report
+//! cells: the cached pages of windows and chunks, and states. A prompt hits the longest prefix whose tails have all
+//! their cells. An event about a cell has the hash and the tokens of its page in group 0.
+//!
 //! Hashes of 64 bits are hints, because a chosen prompt can collide with an xxHash. A store can use SHA-256 digests as
 //! keys. The engine itself compares tokens.
 //!

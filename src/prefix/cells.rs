@@ -37,12 +37,14 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::event::Medium;
 use crate::id::{CellId, NodeKey, PageId, StepId, SwapPageId};
 use crate::layout::Limits;
 use crate::memory::{Memory, OutOfMemory};
 use crate::plan::PageMove;
 
 use super::ages::Ages;
+use super::cell_events::{CellChange, CellChanges};
 use super::cursors::{Cursors, Seek};
 use super::entry_list::EntryLists;
 use super::nodes::{NO_PAGE, NO_SWAP_PAGE, Nodes, Sides};
@@ -132,6 +134,8 @@ pub(crate) struct Cells {
     evicted: u64,
     /// Device pages of idle cells, and of used ones.
     size: SizeInfo,
+    /// Changes for events, if the config enables those of cells.
+    pub(super) changes: CellChanges,
 }
 
 impl Cells {
@@ -163,6 +167,7 @@ impl Cells {
             count: 0,
             evicted: 0,
             size: SizeInfo::default(),
+            changes: CellChanges::default(),
             limits,
         })
     }
@@ -235,6 +240,19 @@ impl Cells {
         &self.swap_pages[self.range(cell)]
     }
 
+    /// Returns the groups whose cells at an entry are in a medium: bit `i` for group `i + 1`.
+    pub(super) fn groups_in(&self, entry: u32, medium: Medium) -> u32 {
+        let side = [DEVICE, SWAP][medium as usize];
+        let is_there = |cell: CellId| cell.is_some() && self.cells[cell.index()].sides & side > 0;
+        (0..self.limits.count()).map(|group| u32::from(is_there(self.at(group, entry))) << group).sum()
+    }
+
+    /// Logs that a medium has received a cell, or no longer has it.
+    fn log(&mut self, cell: CellId, medium: Medium, is_stored: bool) {
+        let Cell { group, entry, .. } = self.cells[cell.index()];
+        self.changes.push(CellChange { group: group.into(), entry, medium, is_stored });
+    }
+
     /// Returns whether a store has the pages of a cell.
     pub(super) fn is_stored(&self, cell: CellId) -> bool {
         self.cells[cell.index()].sides & STORED > 0
@@ -262,6 +280,7 @@ impl Cells {
         self.pages_mut(cell).fill(NO_PAGE);
         let range = self.range(cell);
         self.swap_pages[range].copy_from_slice(pages);
+        self.log(cell, Medium::Swap, true);
         cell
     }
 
@@ -270,6 +289,7 @@ impl Cells {
         let cell = self.add(group, entry, DEVICE);
         self.pages_mut(cell).iter_mut().zip(pages).for_each(|(own, page)| *own = page);
         self.size.protected += self.tracks(cell);
+        self.log(cell, Medium::Device, true);
         cell
     }
 
@@ -313,6 +333,7 @@ impl Cells {
         if on_device {
             self.size.evictable -= self.tracks(cell);
             freed.extend_from_slice(self.pages(cell));
+            self.log(cell, Medium::Device, false);
         }
         self.unlink(None, cell);
         self.of_entry[usize::from(group) * self.entry_count + entry as usize] = CellId::NONE;
@@ -392,6 +413,7 @@ impl Cells {
         }
         self.cells[cell.index()].sides |= SWAP | SAVING;
         self.saving.push(cell);
+        self.log(cell, Medium::Swap, true);
     }
 
     /// Frees the device pages of an idle cell that has swap pages.
@@ -399,6 +421,7 @@ impl Cells {
         self.size.evictable -= self.tracks(cell);
         self.evicted += 1;
         self.cells[cell.index()].sides &= !DEVICE;
+        self.log(cell, Medium::Device, false);
         freed.extend(self.pages_mut(cell).iter_mut().map(|page| std::mem::replace(page, NO_PAGE)));
         self.move_back(Seek::SwapOnly, cell);
     }
@@ -411,6 +434,7 @@ impl Cells {
             swap.clean -= self.tracks(cell);
         }
         self.cells[cell.index()].sides &= !(SWAP | SAVING);
+        self.log(cell, Medium::Swap, false);
         self.swap_pages[self.range(cell)].iter().for_each(|page| swap.free_page(*page));
     }
 
@@ -467,6 +491,7 @@ impl Cells {
     /// Records that a used cell, which was in swap memory alone, is on the device. Its pages are already attached.
     pub(super) fn set_loaded(&mut self, cell: CellId, swap: &mut Swap) {
         assert!(swap.saves.is_empty(), "the backend has received the saves");
+        self.log(cell, Medium::Device, true);
         self.drop_copy(cell, Some(swap));
         let sides = &mut self.cells[cell.index()].sides;
         *sides = *sides & (STORED | JUNCTION | SUPERSEDED) | DEVICE;

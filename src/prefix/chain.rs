@@ -16,10 +16,11 @@ mod check;
 use std::ops::Range;
 
 use crate::event::{Event, Medium};
-use crate::hash::{Hashing, Named, PageHash};
+use crate::hash::{Hashing, Named, Names, PageHash};
 use crate::id::{Namespace, NodeKey, PageId, PrefixLock, Scope};
 use crate::memory::{Memory, OutOfMemory};
 
+use super::cell_events::{CellChange, CellChanges};
 use super::child_table::ChildTable;
 use super::column::RareColumn;
 use super::entry_list::EntryLists;
@@ -121,6 +122,43 @@ impl Chain {
         }
     }
 
+    /// Records where the last `count` entries of a node lie, which were just added, if cells have events.
+    fn set_origins(&mut self, nodes: &Nodes, node: NodeKey, scope: Scope, count: u32) {
+        let Some(events) = self.events.as_mut().filter(|events| events.origins.are_kept()) else { return };
+        let mut before = nodes.entry_before(node, count);
+        for (start, len) in nodes.lists.last_runs(&nodes.link[node].list, count) {
+            for entry in start..start + len {
+                events.origins.set(entry, scope, before);
+                before = Some(entry);
+            }
+        }
+    }
+
+    /// Turns the changes of cells into events, except those of old generations.
+    pub fn flush_cells(&mut self, nodes: &Nodes, names: &Names, generation: u64, changes: &mut CellChanges) {
+        let Self { hashes, events: Some(events), .. } = self else { return };
+        let mut rest = changes.list();
+        while let Some(first) = rest.first() {
+            // The cells of a window are made from its last place to its first one. In the other order, they make one
+            // event.
+            let follows = |pair: &&[CellChange]| {
+                let (last, next) = (pair[0], pair[1]);
+                next == CellChange { entry: next.entry, ..last }
+                    && events.origins.before(last.entry) == Some(next.entry)
+            };
+            let more = if first.is_stored { rest.windows(2).take_while(follows).count() } else { 0 };
+            let run = rest.split_off(..=more).expect("the run is a part of the list");
+            for change in run.iter().rev() {
+                if events.origins.scope(change.entry).generation == generation {
+                    events.change_cell(nodes, hashes, names, *change);
+                }
+            }
+        }
+        if changes.clear() {
+            events.restate();
+        }
+    }
+
     /// Updates the table after a split. `prefix`, the new parent of `node`, has the node's first pages and takes over
     /// its hash. `node` gets the hash of its new first page.
     #[cold]
@@ -184,6 +222,7 @@ impl PrefixTree {
     pub(super) fn chain_attached(&mut self, lock: &PrefixLock, medium: Medium, count: u32) {
         let Self { nodes, chain: Some(chain), names, generation, .. } = self else { return };
         let (Scope { namespace, generation: own }, Some(node)) = (lock.scope(), lock.node()) else { return };
+        chain.set_origins(nodes, node, lock.scope(), count);
         if own == *generation {
             chain.attach(nodes, named(names, namespace), node, namespace, medium, count);
         }
@@ -209,9 +248,13 @@ impl PrefixTree {
     /// then with the whole tree, parents first. If the sink panics, the next drain is as after an overflow. O(pages of
     /// the events), after an overflow O(tree).
     pub(crate) fn drain_events(&mut self, sink: impl FnMut(Event<'_>)) {
-        let Self { nodes, names, chain: Some(chain), generation, .. } = self else { return };
+        let Self { nodes, names, chain: Some(chain), cells, generation, .. } = self else { return };
+        if let Some(cells) = cells {
+            chain.flush_cells(nodes, names, *generation, &mut cells.changes);
+        }
         let Chain { hashes, events: Some(events), .. } = chain else { return };
-        events.drain(nodes, hashes, names, *generation, sink);
+        let cells = |entry, medium| cells.as_ref().map_or(0, |cells| cells.groups_in(entry, medium));
+        events.drain(nodes, hashes, names, *generation, cells, sink);
     }
 
     /// Returns the buffer of events, if pages are hashed and the config enables events.

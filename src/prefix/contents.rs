@@ -80,16 +80,20 @@ impl PrefixTree {
         self.chain_attached(lock, Medium::Device, count);
     }
 
-    /// Informs hashes and events, then cells, then swap memory, that entries are removed. Appends the device pages of
+    /// Informs cells, then hashes and events, then swap memory, that entries are removed. Appends the device pages of
     /// cells to `freed`. Swap memory removes the entries without device pages. Returns the number of the others.
     #[cold]
     fn on_detach(&mut self, node: NodeKey, count: u32, is_evicted: bool, freed: &mut Vec<PageId>) -> u32 {
-        let Self { nodes, chain, cells, swap, .. } = self;
-        if let Some(chain) = chain {
-            chain.detach(nodes, node, count, is_evicted);
-        }
+        let Self { nodes, chain, cells, swap, names, generation, .. } = self;
         if let Some(cells) = cells {
             cells.detach(nodes, node, count, is_evicted, swap.as_deref_mut(), freed);
+            // The events of cells need their entries, and come before those of the entries.
+            if let Some(chain) = chain.as_mut().filter(|_| !cells.changes.list().is_empty()) {
+                chain.flush_cells(nodes, names, *generation, &mut cells.changes);
+            }
+        }
+        if let Some(chain) = chain {
+            chain.detach(nodes, node, count, is_evicted);
         }
         match swap {
             Some(swap) => swap.detach(nodes, node, count, is_evicted),

@@ -14,7 +14,10 @@
 //! Events are about the present generation only: a page that an old generation removes later may have the same hash as
 //! a page of the new one.
 //!
-//! Not here: the form of an event (`event.rs`), hashes (`chain.rs`).
+//! An event about a cell has the hash and the tokens of the cell's entry, and counts as one page. The pages of one
+//! record belong to one group.
+//!
+//! Not here: the form of an event (`event.rs`), hashes (`chain.rs`), the changes of cells (`cell_events.rs`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +30,7 @@ use crate::hash::{Hashing, Named, Names, NamespaceNames, PageHash, PageHashes};
 use crate::id::{Namespace, NodeKey, StepId, TokenId};
 use crate::memory::{Memory, OutOfMemory};
 
+use super::cell_events::{CellChange, Origins};
 use super::column::RareColumn;
 use super::hashes::{Hashes, named};
 use super::nodes::{Nodes, Sides};
@@ -36,8 +40,21 @@ use super::nodes::{Nodes, Sides};
 struct Record {
     /// Number of pages.
     count: u32,
-    medium: Medium,
+    part: Part,
     stored: Option<StoredPages>,
+}
+
+/// The group and the medium of pages.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Part {
+    group: u32,
+    medium: Medium,
+}
+
+impl Part {
+    fn pages(medium: Medium) -> Self {
+        Self { group: 0, medium }
+    }
 }
 
 /// Pages that were stored: their namespace, the page before them, and the step that computes them or a later one.
@@ -73,6 +90,8 @@ pub(crate) struct EventBuffer {
     step: StepId,
     /// The latest value of `step` so far.
     last_step: StepId,
+    /// Where entries lie, if cells have events.
+    pub(super) origins: Origins,
     /// By node, the state of the last walk over the whole tree.
     walked: RareColumn<Walked>,
     /// Number of walks so far.
@@ -112,6 +131,7 @@ impl EventBuffer {
         page_size: u32,
         hashing: Hashing,
         capacity: u32,
+        origins: Origins,
         memory: &mut Memory,
     ) -> Result<Self, OutOfMemory> {
         let (pages, width) = (u64::from(capacity), hashing.width());
@@ -125,6 +145,7 @@ impl EventBuffer {
             overflowed: false,
             step: StepId::default(),
             last_step: StepId::default(),
+            origins,
             walked: RareColumn::new(node_count, memory)?,
             walks: 0,
         })
@@ -193,7 +214,8 @@ impl EventBuffer {
                 break;
             }
             rest -= len;
-            self.push_stored(medium, &stored, hashes.of_run(start, len), nodes.lists.tokens_of_run(start, len));
+            let part = Part::pages(medium);
+            self.push_stored(part, &stored, hashes.of_run(start, len), nodes.lists.tokens_of_run(start, len));
             stored.parent = Some(hashes.of(start + len - 1));
         }
     }
@@ -209,13 +231,26 @@ impl EventBuffer {
             let skipped = behind.min(len);
             behind -= skipped;
             if len > skipped {
-                self.push_removed(medium, hashes.of_run(start, len - skipped));
+                self.push_removed(Part::pages(medium), hashes.of_run(start, len - skipped));
             }
         }
     }
 
+    /// Records a change of a cell, whose prefix is of the present generation.
+    pub(super) fn change_cell(&mut self, nodes: &Nodes, hashes: &Hashes, names: &Names, change: CellChange) {
+        let CellChange { group, entry, medium, is_stored } = change;
+        let (part, own) = (Part { group: group + 1, medium }, hashes.of_run(entry, 1));
+        if !is_stored {
+            return self.push_removed(part, own);
+        }
+        let namespace = self.origins.scope(entry).namespace;
+        let mut stored = StoredPages::new(namespace, named(names, namespace), self.last_step);
+        stored.parent = self.origins.before(entry).map(|before| hashes.of(before));
+        self.push_stored(part, &stored, own, nodes.lists.tokens_of(entry));
+    }
+
     /// Records that a medium has received a run of pages.
-    fn push_stored(&mut self, medium: Medium, stored: &StoredPages, hashes: PageHashes<'_>, tokens: &[TokenId]) {
+    fn push_stored(&mut self, part: Part, stored: &StoredPages, hashes: PageHashes<'_>, tokens: &[TokenId]) {
         let (count, width) = (hashes.len() as u32, hashes.width());
         if !self.has_room(count) {
             return;
@@ -223,13 +258,13 @@ impl EventBuffer {
         let last = self.hashes.len().checked_sub(width).map(|at| &self.hashes[at..]);
         let follows = stored.parent.is_some_and(|parent| last == Some(parent.bytes(width)));
         match self.records.last_mut() {
-            Some(Record { count: joined, medium: same, stored: Some(last) })
-                if follows && last.namespace == stored.namespace && *same == medium =>
+            Some(Record { count: joined, part: same, stored: Some(last) })
+                if follows && last.namespace == stored.namespace && *same == part =>
             {
                 *joined += count;
                 last.step = stored.step.max(last.step);
             }
-            _ => self.records.push(Record { count, medium, stored: Some(stored.clone()) }),
+            _ => self.records.push(Record { count, part, stored: Some(stored.clone()) }),
         }
         self.pages += count;
         self.hashes.extend_from_slice(hashes.as_bytes());
@@ -238,28 +273,30 @@ impl EventBuffer {
 
     /// Records that the pages of one run are removed. The runs of a list are recorded from the last to the first, so
     /// that its pages are in order of depth, deepest first.
-    fn push_removed(&mut self, medium: Medium, hashes: PageHashes<'_>) {
+    fn push_removed(&mut self, part: Part, hashes: PageHashes<'_>) {
         let count = hashes.len() as u32;
         if !self.has_room(count) {
             return;
         }
         match self.records.last_mut() {
-            Some(Record { count: joined, medium: same, stored: None }) if *same == medium => {
+            Some(Record { count: joined, part: same, stored: None }) if *same == part => {
                 *joined += count;
             }
-            _ => self.records.push(Record { count, medium, stored: None }),
+            _ => self.records.push(Record { count, part, stored: None }),
         }
         self.pages += count;
         hashes.as_bytes().rchunks(hashes.width()).for_each(|hash| self.hashes.extend(hash));
     }
 
-    /// Implements [`drain_events`](super::PrefixTree::drain_events). `generation` is the present one.
+    /// Implements [`drain_events`](super::PrefixTree::drain_events). `generation` is the present one. `cells` returns
+    /// the groups of the cells that an entry has in a medium, as bits.
     pub(super) fn drain(
         &mut self,
         nodes: &Nodes,
         hashes: &Hashes,
         names: &Names,
         generation: u64,
+        cells: impl Fn(u32, Medium) -> u32,
         mut sink: impl FnMut(Event<'_>),
     ) {
         let mut drain = Drain { events: self, is_done: false };
@@ -267,8 +304,13 @@ impl EventBuffer {
         if events.overflowed {
             (events.overflowed, events.cleared) = (false, false);
             sink(Event::Cleared);
+            let has_cells = events.origins.are_kept();
             events.walk_present(nodes, generation, |node, namespace, step| {
-                emit_node(nodes, hashes, node, namespace, &named(names, namespace).names, step, &mut sink);
+                let names = &named(names, namespace).names;
+                emit_node(nodes, hashes, node, namespace, names, step, &mut sink);
+                if has_cells {
+                    emit_cells(nodes, hashes, node, namespace, names, step, &cells, &mut sink);
+                }
             });
         } else {
             events.drain_records(hashes.hashing, nodes.page_size as usize, &mut sink);
@@ -287,8 +329,9 @@ impl EventBuffer {
             let own;
             (own, hashes) = hashes.split_at(record.count as usize * width);
             let own = PageHashes::new(hashing, own);
+            let Part { group, medium } = record.part;
             let Some(StoredPages { namespace, names, parent, step }) = &record.stored else {
-                sink(Event::Removed { medium: record.medium, hashes: own });
+                sink(Event::Removed { group, medium, hashes: own });
                 continue;
             };
             let own_tokens;
@@ -296,7 +339,8 @@ impl EventBuffer {
             sink(Event::Stored(Stored {
                 namespace: *namespace,
                 names,
-                medium: record.medium,
+                group,
+                medium,
                 parent: *parent,
                 hashes: own,
                 tokens: own_tokens,
@@ -373,9 +417,43 @@ fn emit_node(
             let tokens = nodes.lists.tokens_of_run(start, len);
             let parent = if from == 0 { parent } else { Some(hashes.of(start - 1)) };
             let hashes = hashes.of_run(start, len);
-            sink(Event::Stored(Stored { namespace, names, medium, parent, hashes, tokens, step }));
+            sink(Event::Stored(Stored { namespace, names, group: 0, medium, parent, hashes, tokens, step }));
         }
         parent = Some(hashes.of(start + len - 1));
         before += len;
+    }
+}
+
+/// Calls the sink with the cells of one node's entries: those of neighbouring entries together.
+#[expect(clippy::too_many_arguments, reason = "the columns and the fields of the events")]
+fn emit_cells(
+    nodes: &Nodes,
+    hashes: &Hashes,
+    node: NodeKey,
+    namespace: Namespace,
+    names: &NamespaceNames,
+    step: StepId,
+    cells: &impl Fn(u32, Medium) -> u32,
+    sink: &mut impl FnMut(Event<'_>),
+) {
+    let link = &nodes.link[node];
+    let mut before = link.parent.map(|parent| nodes.last_entry(parent));
+    for (start, len) in nodes.lists.runs(&link.list) {
+        let end = start + len;
+        for medium in [Medium::Device, Medium::Swap] {
+            let groups = (start..end).fold(0, |all, entry| all | cells(entry, medium));
+            for group in (0..u32::BITS).filter(|group| groups >> group & 1 > 0) {
+                let has = |entry: &u32| cells(*entry, medium) >> group & 1 > 0;
+                let mut from = start;
+                while let Some(first) = (from..end).find(has) {
+                    from = (first..end).find(|entry| !has(entry)).unwrap_or(end);
+                    let parent = if first == start { before } else { Some(first - 1) };
+                    let (parent, hashes) = (parent.map(|entry| hashes.of(entry)), hashes.of_run(first, from - first));
+                    let (tokens, group) = (nodes.lists.tokens_of_run(first, from - first), group + 1);
+                    sink(Event::Stored(Stored { namespace, names, group, medium, parent, hashes, tokens, step }));
+                }
+            }
+        }
+        before = Some(end - 1);
     }
 }

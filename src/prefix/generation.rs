@@ -23,6 +23,7 @@ impl PrefixTree {
     pub(crate) fn reset(&mut self, pages: &mut Vec<PageId>) {
         self.epoch += 1;
         self.generation = self.next_generation();
+        self.cells.iter_mut().for_each(|cells| _ = cells.changes.clear());
         self.events().into_iter().for_each(|events| events.clear());
         self.swap.iter_mut().for_each(|swap| swap.puts.end_generation());
         while let Some(node) = self.order.next() {

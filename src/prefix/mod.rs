@@ -31,6 +31,7 @@
 
 mod ages;
 pub(crate) mod by_handle;
+mod cell_events;
 mod cells;
 mod chain;
 mod check;
@@ -72,6 +73,7 @@ use crate::layout::Limits;
 use crate::memory::{Memory, OutOfMemory, reserved, secondary_map, slot_map};
 use crate::stats::Stats;
 use ages::Ages;
+use cell_events::{CellChanges, Origins};
 use cells::Cells;
 use chain::Chain;
 use child_table::ChildTable;
@@ -129,6 +131,8 @@ pub(crate) struct TreeShape {
     pub hashing: Option<Hashing>,
     /// Maximum number of pages in the buffer of events; 0 for no events.
     pub event_pages: u32,
+    /// Whether cells have events.
+    pub event_cells: bool,
     /// The groups whose cached pages are in cells.
     pub limits: Limits,
     pub max_steps: u32,
@@ -155,6 +159,7 @@ impl TreeShape {
             record_pages: 1,
             hashing: None,
             event_pages: 0,
+            event_cells: false,
             limits: Limits::NONE,
             max_steps: 0,
         }
@@ -293,7 +298,12 @@ impl PrefixTree {
             let mut chain = Chain::new(nodes, hash_bits, hashing, memory)?;
             bytes.hashes = memory.take_bytes();
             if event_pages > 0 {
-                chain.events = Some(EventBuffer::new(nodes, page_size, hashing, event_pages, memory)?);
+                let cells = tree.cells.as_mut().filter(|_| shape.event_cells);
+                let origins = Origins::new(nodes, cells.is_some(), memory)?;
+                if let Some(cells) = cells {
+                    cells.changes = CellChanges::new(event_pages, memory)?;
+                }
+                chain.events = Some(EventBuffer::new(nodes, page_size, hashing, event_pages, origins, memory)?);
                 bytes.events = memory.take_bytes();
             }
             tree.chain = Some(chain);

@@ -77,6 +77,7 @@ impl RowMut<'_> {
     /// Decides what the next plan reads and writes, and returns the pages that it takes; `None` if the state is lost.
     /// [`RowMut::give_up_mark`] may change the decision.
     pub fn begin_state(&mut self) -> Option<StateNeed> {
+        let planned_len = self.sequence.planned_len;
         let states = self.states_mut();
         let reads = match states.current {
             Current::Lost => return None,
@@ -85,21 +86,20 @@ impl RowMut<'_> {
         };
         let at = reads.checked_sub(1).map(|place| *states.place(place));
         let is_own = at.is_some_and(|place| place.owner == StateOwner::Row);
-        let owned = states.places.iter().filter(|place| place.owner == StateOwner::Row).count();
-        let may_wait = at.is_some_and(|place| place.mark > 0) && owned < 2;
-        let empty = states.empty_place();
-        let (writes, need) = match empty {
-            _ if is_own && !may_wait => (reads, StateNeed::InPlace),
+        let waits = at.is_some_and(|place| place.mark > 0) && states.owned() < 2;
+        let stays = waits || planned_len < states.careful_until;
+        let (writes, need) = match states.empty_place() {
+            _ if is_own && !stays => (reads, StateNeed::InPlace),
             Some(empty) if is_own => (empty + 1, StateNeed::Optional),
             None if is_own => (reads, StateNeed::InPlace),
             Some(empty) => (empty + 1, StateNeed::Pages),
-            None => unreachable!("S11: a row owns at most two states, so a row that reads a cell has an empty place"),
+            None => unreachable!("S11: a row whose current state is a cell has an empty place"),
         };
         states.next = StateUse { reads, writes };
         Some(need)
     }
 
-    /// Makes the next plan update the current state, which waits at a mark, in its place. The mark has no effect then.
+    /// Makes the next plan update the current state in its place. A mark at which it waits has no effect then.
     pub fn give_up_mark(&mut self) {
         let states = self.states_mut();
         states.next.writes = states.next.reads;

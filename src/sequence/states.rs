@@ -10,14 +10,20 @@
 //!
 //! * S10. The current place has the state behind the last planned token. There is none before the first plan of a
 //!   sequence without a hit, which reads page 0. A *lost* state can only be computed again, after a preemption.
-//! * S11. A row owns the pages of at most two states, and of one unless an item of an open step reads another place.
+//! * S11. A row owns the pages of at most two states, and of one unless an item of an open step reads another place. A
+//!   *careful* row may own three.
+//!
+//! A row that lost its state is careful after its resume, until it has computed as many new tokens as the loss cost it:
+//! its items then update no state in place, if pages are left, so an abort restores the state that they read. Without
+//! this rule, aborts at short intervals would let a sequence lose its state before every mark, and never advance. With
+//! it, failures at least double the computed tokens, if a step is at most one ahead of the oldest open step.
 //!
 //! `prefix/cells.rs` stores the cells, `system/states.rs` moves states between rows and cells.
 
 use crate::id::{CellId, PageId, StateUse};
 use crate::memory::{Memory, OutOfMemory};
 
-/// Number of places of a row: for a cell that an item reads, and two states of the row's own.
+/// Number of places of a row: for a cell that an item reads or a third state, and two states of the row's own.
 const PLACES: usize = 3;
 
 /// The owner of the pages of a place.
@@ -63,6 +69,10 @@ pub(crate) struct RowStates {
     pub current: Current,
     /// Whether a later state of this row supersedes the cell of its hit.
     pub supersedes: bool,
+    /// Number of computed tokens behind which an abort has lost the state, until the row is resumed; 0: none.
+    pub lost_at: u32,
+    /// Plans that begin before this number of tokens are careful.
+    pub careful_until: u32,
     /// What the next plan reads and writes.
     pub(super) next: StateUse,
     /// The parts of the last use, as far as the row's words in the page tables still describe them.
@@ -72,7 +82,7 @@ pub(crate) struct RowStates {
 impl Default for RowStates {
     fn default() -> Self {
         let (places, current, next) = (Default::default(), Current::Fresh, StateUse::default());
-        Self { places, current, supersedes: false, next, sent: UNSENT }
+        Self { places, current, supersedes: false, lost_at: 0, careful_until: 0, next, sent: UNSENT }
     }
 }
 
@@ -93,6 +103,14 @@ impl RowStates {
         self.sent.iter_mut().filter(|sent| **sent == at + 1).for_each(|sent| *sent = u8::MAX);
     }
 
+    /// Makes a resumed row of `cached_len` tokens careful if it has lost its state.
+    pub(crate) fn resume(&mut self, cached_len: u32) {
+        let lost_at = std::mem::take(&mut self.lost_at);
+        if lost_at > 0 {
+            self.careful_until = lost_at.saturating_add(lost_at.saturating_sub(cached_len));
+        }
+    }
+
     pub(super) fn owned(&self) -> usize {
         self.places.iter().filter(|place| place.owner == StateOwner::Row).count()
     }
@@ -105,7 +123,8 @@ pub(crate) enum StateNeed {
     InPlace,
     /// Those of one state.
     Pages,
-    /// Those of one state, or none if the mark at which the current state waits is given up.
+    /// Those of one state, so that the current state stays as it is. Or none: then the mark at which it waits is given
+    /// up, and an abort of the plan loses it.
     Optional,
 }
 
@@ -139,10 +158,18 @@ impl States {
         &self.ids[self.range(row, place)]
     }
 
-    /// Forgets the states of a row, which has left all its places.
+    /// Forgets the states of a row for a new sequence.
     pub fn reset(&mut self, row: usize) {
         if let Some(states) = self.rows.get_mut(row) {
             *states = RowStates::default();
+        }
+    }
+
+    /// Forgets the states of a row that is preempted and has left all its places, but not that it lost one.
+    pub fn preempt(&mut self, row: usize) {
+        if let Some(states) = self.rows.get_mut(row) {
+            let RowStates { lost_at, careful_until, .. } = *states;
+            *states = RowStates { lost_at, careful_until, ..RowStates::default() };
         }
     }
 

@@ -43,7 +43,7 @@ impl SequenceTable {
         if let Some(marks) = self.stores.marks.get_mut(sequence.row.index()) {
             *marks = Marks::default();
         }
-        self.stores.states.reset(sequence.row.index());
+        self.stores.states.preempt(sequence.row.index());
         (sequence.dirty_from, sequence.inherited) = (0, 0);
         (sequence.cached_len, sequence.planned_len) = (0, 0);
         (sequence.last_step, sequence.last_item) = (StepId::default(), 0);

@@ -420,6 +420,9 @@ fn attach(world: &mut Admitting<'_>, seq: SeqKey, found: Option<&PrefixMatch>, p
     if waits {
         row.begin_pending(pages - published, on_device - published, cells);
     }
+    if row.has_state() {
+        row.states_mut().resume(pages * page_size);
+    }
     match found.filter(|_| world.prefixes.has_cells()) {
         Some(found) => attach_tails(world.shape, world.prefixes, world.fence, world.counters, &mut row, found),
         None => row.begin_marks(0, 0),

@@ -146,7 +146,7 @@ pub(crate) fn undo_state(row: &mut RowMut<'_>, item: &StepItem, may_have_run: bo
         let place = &mut states.places[usize::from(at)];
         (place.len, place.mark, place.is_junction) = (planned_len, 0, false);
         if may_have_run {
-            states.current = Current::Lost;
+            (states.current, states.lost_at) = (Current::Lost, planned_len);
         }
         return;
     }
@@ -159,6 +159,7 @@ pub(crate) fn undo_state(row: &mut RowMut<'_>, item: &StepItem, may_have_run: bo
         Some(place) if states.places[usize::from(place)].len == planned_len => Current::At(place),
         _ => Current::Lost,
     };
+    states.lost_at = if states.current == Current::Lost { planned_len } else { 0 };
     row.recount_outstanding(before);
 }
 

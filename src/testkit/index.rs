@@ -1,6 +1,7 @@
 //! An index of cached pages that is built from events alone.
 //!
-//! * T10. After a drain, the index contains exactly the matchable pages. [`Index::agrees`] checks it.
+//! * T10. After a drain, the index contains exactly the matchable pages, and with `event_cells` exactly their cells.
+//!   [`Index::agrees`] checks it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -26,10 +27,14 @@ pub struct IndexedPage {
 pub struct Index {
     page_size: usize,
     pages: BTreeMap<PageHash, IndexedPage>,
+    /// By group and hash of the page, whether the device has a cell, and whether swap memory has it.
+    cells: BTreeMap<(u32, PageHash), [bool; 2]>,
     /// Number of events of each kind: stored, removed, cleared.
     pub counts: [u64; 3],
     /// Number of stored events about swap memory.
     pub swap_count: u64,
+    /// Number of stored events about cells, and of their cells.
+    pub cell_counts: [u64; 2],
     /// First inconsistent event.
     wrong: Option<String>,
 }
@@ -46,16 +51,19 @@ impl Index {
             Event::Stored(stored) => {
                 self.counts[0] += 1;
                 self.swap_count += u64::from(stored.medium == Medium::Swap);
-                self.store(&stored);
+                if stored.group == 0 { self.store(&stored) } else { self.store_cells(&stored) }
             }
-            Event::Removed { medium, hashes } => {
+            Event::Removed { group, medium, hashes } => {
                 self.counts[1] += 1;
                 self.ensure(!hashes.is_empty(), || "an event removes no page".to_owned());
-                hashes.iter().for_each(|hash| self.remove(medium, hash));
+                for hash in hashes.iter() {
+                    if group == 0 { self.remove(medium, hash) } else { self.remove_cell(group, medium, hash) }
+                }
             }
             Event::Cleared => {
                 self.counts[2] += 1;
                 self.pages.clear();
+                self.cells.clear();
             }
         }
     }
@@ -86,6 +94,32 @@ impl Index {
         }
     }
 
+    fn store_cells(&mut self, stored: &Stored<'_>) {
+        let Stored { namespace, group, medium, mut parent, hashes, tokens, .. } = *stored;
+        self.cell_counts[0] += 1;
+        let whole = tokens.len() == hashes.len() * self.page_size && !hashes.is_empty();
+        self.ensure(whole, || format!("{} tokens of {} cells", tokens.len(), hashes.len()));
+        for (hash, tokens) in hashes.iter().zip(tokens.chunks(self.page_size)) {
+            self.cell_counts[1] += 1;
+            let is_its =
+                |page: &IndexedPage| (page.namespace, page.parent, &page.tokens[..]) == (namespace, parent, tokens);
+            let same = self.pages.get(&hash).is_some_and(is_its);
+            self.ensure(same, || format!("a cell of group {group} at {hash:?}, which is no such page"));
+            let before = std::mem::replace(&mut self.cells.entry((group, hash)).or_default()[medium as usize], true);
+            self.ensure(!before, || format!("the cell of group {group} at {hash:?} is stored twice in {medium:?}"));
+            parent = Some(hash);
+        }
+    }
+
+    fn remove_cell(&mut self, group: u32, medium: Medium, hash: PageHash) {
+        let media = self.cells.get_mut(&(group, hash));
+        let known = media.map(|media| std::mem::take(&mut media[medium as usize]));
+        self.ensure(known == Some(true), || format!("the cell of group {group} at {hash:?} is not in {medium:?}"));
+        if self.cells.get(&(group, hash)) == Some(&[false; 2]) {
+            self.cells.remove(&(group, hash));
+        }
+    }
+
     fn remove(&mut self, medium: Medium, hash: PageHash) {
         let at = medium as usize;
         let known = self.pages.get_mut(&hash).map(|page| std::mem::take(&mut page.media[at]));
@@ -93,6 +127,8 @@ impl Index {
         let is_gone = self.pages.get(&hash).is_some_and(|page| page.media == [false; 2]);
         if is_gone {
             self.pages.remove(&hash);
+            let cell = self.cells.keys().find(|(_, of)| *of == hash).copied();
+            self.ensure(cell.is_none(), || format!("{hash:?} is removed before its cell {cell:?}"));
         }
         let follows =
             |page: &IndexedPage| page.parent == Some(hash) && (is_gone || medium == Medium::Device && page.media[at]);
@@ -108,6 +144,7 @@ impl Index {
 
     /// Compares the index with the cached pages. An item of `cached` has a page's namespace, all tokens up to its end,
     /// whether the device has the page, and whether swap memory has it. A prefix comes before the pages that follow it.
+    /// An item of `cells` has the group of a cell, and the same of its page and of the media that have the cell.
     ///
     /// # Errors
     /// The first inconsistent event, or the difference.
@@ -116,6 +153,7 @@ impl Index {
         hashing: Hashing,
         names: impl Fn(Namespace) -> NamespaceNames,
         cached: impl Iterator<Item = (Namespace, &'a [TokenId], [bool; 2])>,
+        cells: impl Iterator<Item = (u32, (Namespace, &'a [TokenId], [bool; 2]))>,
     ) -> Result<(), String> {
         if let Some(wrong) = &self.wrong {
             return Err(format!("inconsistent event: {wrong}"));
@@ -133,7 +171,7 @@ impl Index {
         };
         let want: BTreeMap<_, _> = cached.map(page).collect();
         if self.pages == want {
-            return Ok(());
+            return self.agrees_on_cells(cells.map(|(group, (of, text, media))| ((group, hashes[&(of, text)]), media)));
         }
         let odd = |(hash, page): &(&PageHash, &IndexedPage)| want.get(hash) != Some(page);
         let lacks = |(hash, _): &(&PageHash, &IndexedPage)| !self.pages.contains_key(hash);
@@ -141,6 +179,18 @@ impl Index {
             "indexed and not cached: {:?}; cached and not indexed: {:?}",
             self.pages.iter().find(odd),
             want.iter().find(lacks)
+        ))
+    }
+
+    fn agrees_on_cells(&self, want: impl Iterator<Item = ((u32, PageHash), [bool; 2])>) -> Result<(), String> {
+        let want: BTreeMap<_, _> = want.collect();
+        if self.cells == want {
+            return Ok(());
+        }
+        Err(format!(
+            "cells indexed and not cached: {:?}; cached and not indexed: {:?}",
+            self.cells.iter().find(|(key, media)| want.get(key) != Some(media)),
+            want.iter().find(|(key, media)| self.cells.get(key) != Some(media))
         ))
     }
 }

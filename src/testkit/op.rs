@@ -254,6 +254,8 @@ pub struct SmallConfig {
     pub hashing: u8,
     /// Capacity of the event buffer in pages, if pages are hashed; 0 for no events.
     pub event_pages: u8,
+    /// Whether cells have events.
+    pub event_cells: bool,
     /// Number of ops between drains of events; 0 counts as 1.
     pub drain_every: u8,
     /// Number of different tokens; 0 counts as 1. With few, prompts and samples share prefixes by chance.
@@ -282,6 +284,7 @@ impl Default for SmallConfig {
             record_pages: 0,
             hashing: 0,
             event_pages: 0,
+            event_cells: false,
             drain_every: 1,
             vocabulary: 3,
         }
@@ -335,6 +338,7 @@ impl SmallConfig {
         EngineConfig {
             hashing: self.hashing(),
             event_pages: self.hashing().map_or(0, |_| self.event_pages.into()),
+            event_cells: self.event_cells,
             pool: PoolConfig { stage_pages, ..pool },
             record_pages,
             prefix: if self.share_prefixes { PrefixMode::Radix } else { PrefixMode::None },

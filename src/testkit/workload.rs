@@ -434,8 +434,9 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
     let large = rng.one_in(12);
     let page_size = if large { rng.pick(&[341, 600, 1024]) } else { rng.within(1, 5) as u32 };
     let most = if large { 12 } else { rng.pick(&[40, 40, 40, 40, 200]) };
+    let pages = rng.within(1, most) as u32;
     SmallConfig {
-        pages: rng.within(1, most) as u32,
+        pages,
         page_size,
         sequences: rng.within(1, 8) as u32,
         sequence_len: if rng.one_in(4) { rng.within(1, 8) as u32 * page_size + 1 } else { 1 << 20 },
@@ -454,6 +455,7 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         record_pages: 0,
         hashing: rng.below(6) as u8,
         event_pages: rng.pick(&[0, 1, 4, 12, 200]),
+        event_cells: pages % 2 == 0,
         drain_every: rng.pick(&[1, 1, 2, 8]),
         vocabulary: rng.pick(&[3, 3, 3, 1, 2, 4]),
     }

@@ -134,6 +134,7 @@ pub(super) fn tree_shape(shape: &EngineShape, hash_bits: u32) -> TreeShape {
         record_pages: shape.record_pages,
         hashing: shape.hashing,
         event_pages: shape.event_pages,
+        event_cells: shape.event_cells,
         limits: shape.limits(),
         max_steps: shape.max_steps,
         ..TreeShape::new(layout.page_count(), layout.page_size(), hash_bits)

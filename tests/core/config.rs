@@ -45,6 +45,7 @@ fn a_config_keeps_its_values_in_text() {
         prefix: PrefixMode::None,
         hashing: Some(Hashing::VllmSha256Cbor),
         event_pages: 100,
+        event_cells: true,
         record_pages: 2,
         max_sequences: 3,
         max_sequence_len: 1000,

@@ -1,7 +1,7 @@
 //! The events of the tree, one by one. `replay.rs` checks that events suffice to reconstruct the cache.
 
 use kvarena::config::PrefixMode;
-use kvarena::event::{Event, Medium};
+use kvarena::event::{Event, Medium, Stored};
 use kvarena::hash::{Hashing, NamespaceNames, PageHash};
 use kvarena::layout::{Groups, Reach};
 use kvarena::*;
@@ -41,7 +41,7 @@ fn drain(host: &mut Host) -> Vec<OwnedEvent> {
                 hashes: stored.hashes.iter().collect(),
                 step: stored.step.raw(),
             },
-            Event::Removed { medium: Medium::Device, hashes } => OwnedEvent::Removed(hashes.iter().collect()),
+            Event::Removed { medium: Medium::Device, hashes, .. } => OwnedEvent::Removed(hashes.iter().collect()),
             Event::Cleared => OwnedEvent::Cleared,
             event => panic!("an unknown event: {event:?}"),
         });
@@ -324,4 +324,73 @@ fn pages_of_other_groups_have_no_events() {
     assert_eq!(host.stats().evicted_cells, 2);
     assert_eq!(drain(&mut host), [stored(None, &others, 2)], "cells emit no events");
     assert_eq!(matched(&host), (0, 5, 5));
+}
+
+/// An event about pages: its group, `+` or `-`, and the hashes.
+type Change = (u32, char, Vec<PageHash>);
+
+fn changes(host: &mut Host) -> Vec<Change> {
+    let mut changes = Vec::new();
+    host.drain_events(|event| {
+        changes.push(match event {
+            Event::Stored(Stored { group, parent, hashes, tokens, .. }) => {
+                // The texts begin at multiples of 100.
+                let (first, last) = (tokens[0].raw(), tokens[tokens.len() - 1].raw());
+                let own = text(first / 100 * 100..last + 1);
+                assert_eq!(tokens, &own[own.len() - 2 * hashes.len()..]);
+                let (before, end) = (own.len() / 2 - hashes.len(), chain(&own));
+                assert_eq!(hashes.iter().collect::<Vec<_>>(), end[before..]);
+                assert_eq!(parent, before.checked_sub(1).map(|at| end[at]));
+                (group, '+', hashes.iter().collect())
+            }
+            Event::Removed { group, hashes, .. } => (group, '-', hashes.iter().collect()),
+            _ => (0, '0', Vec::new()),
+        });
+    });
+    host.verify().expect("all invariants hold");
+    changes
+}
+
+/// With `event_cells`, a window's cells are stored after their pages and removed before them, and a reset clears them.
+#[test]
+fn cells_have_events_if_the_config_says_so() {
+    let groups = Groups::new(&[Reach::All, Reach::Window(4)], &[0, 1]).expect("two groups");
+    let plain =
+        EngineConfig { hashing: Some(HASHING), event_pages: 100, max_tokens: 4096, ..pool(2, 17, groups).into() };
+    let mut host = Host::null(EngineConfig { event_cells: true, ..plain });
+    let (first, second) = (text(0..11), text(100..111));
+    let (hashes, others) = (chain(&first), chain(&second));
+    let both = |hashes: &[PageHash]| [(0, '+', hashes.to_vec()), (1, '+', hashes[3..].to_vec())];
+    host.cache(&first);
+    // The token after five pages reads the window's last two; their cells are one event.
+    assert_eq!(changes(&mut host), both(&hashes));
+    let seq = host.prefill(&second);
+    // Evicting the two oldest cells makes room. Changes of cells follow those of pages.
+    let mut gone = hashes[3..].to_vec();
+    let mut got = changes(&mut host);
+    gone.sort_unstable();
+    got[1].2.sort_unstable();
+    let [pages, cells] = both(&others);
+    assert_eq!(got, [pages, (1, '-', gone), cells]);
+    host.restate_events();
+    let restated = changes(&mut host);
+    assert_eq!(restated[0], (0, '0', Vec::new()));
+    let of_group = |group| {
+        let mut all: Vec<_> = restated.iter().filter(|c| c.1 == '+' && c.0 == group).map(|c| c.2.clone()).collect();
+        all.sort_unstable();
+        all
+    };
+    let mut all = vec![hashes.clone(), others.clone()];
+    all.sort_unstable();
+    assert_eq!((of_group(0), of_group(1)), (all, vec![others[3..].to_vec()]));
+    // The cells of an old generation have no events, although they live until their sequence ends.
+    host.reset();
+    host.finish(seq).expect("it is live");
+    assert_eq!(changes(&mut host), [(0, '0', Vec::new())]);
+    host.prefill(&first);
+    assert_eq!(changes(&mut host), both(&hashes));
+    // A small buffer overflows, and the cache is restated with its cells.
+    let mut small = Host::null(EngineConfig { event_cells: true, event_pages: 6, ..plain });
+    small.cache(&first);
+    assert_eq!(changes(&mut small), [&[(0, '0', Vec::new())][..], &both(&hashes)].concat());
 }

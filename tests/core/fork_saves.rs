@@ -109,7 +109,7 @@ impl<B: Inspect> Host<B> {
             Event::Stored(Stored { medium, hashes, .. }) => {
                 reported.extend(hashes.iter().map(|page| (page, medium == Medium::Swap)));
             }
-            Event::Removed { medium, hashes } => hashes.iter().for_each(|page| {
+            Event::Removed { medium, hashes, .. } => hashes.iter().for_each(|page| {
                 assert!(reported.remove(&(page, medium == Medium::Swap)), "it was stored");
             }),
             _ => reported.clear(),

@@ -49,6 +49,7 @@ fn random_config(rng: &mut Rng) -> EngineConfig {
         prefix: if rng.one_in(4) { PrefixMode::None } else { PrefixMode::Radix },
         hashing,
         event_pages: if hashing.is_some() { rng.below(1000) as u32 } else { 0 },
+        event_cells: rng.one_in(2),
         record_pages: if pool.groups.count() == 1 { 1 << rng.below(7) } else { 1 },
         max_sequences: rng.within(1, 500) as u32,
         max_sequence_len: rng.within(1, 1 << 20) as u32,
@@ -257,6 +258,9 @@ fn wrong_shapes_are_refused_by_name() {
         EngineShape::from_bytes(&off).map(|_| ())
     };
     let field = |name, value| Err(ShapeBytesError::Field { name, value });
+    // The upper half of a word.
+    assert_eq!(with(18, 2 << 32), field("event_cells", 2));
+    assert_eq!(with(18, 1 << 32 | 3), Err(ShapeBytesError::Mixed), "there are no groups of limited reach");
     for (word, name, value) in [
         (1, "layers", 1 << 32),
         (2, "shape", 2),

@@ -207,6 +207,8 @@ fn swap_memory() {
 #[test]
 fn swap_memory_with_groups() {
     let least = [
+        ("events of cells", 200),
+        ("cells of joined events", 50),
         ("states superseded", 1),
         ("swap hit tokens", 50),
         ("mark OutOfMarks", 1),

@@ -1,19 +1,20 @@
 //! The contract of backends with states; layouts of states, the rejected ones, and how many sequences fit.
 //! `config_states` has the published models. Random programs check the engine's calls.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::seeds;
 use kvarena::backend::Either;
-use kvarena::config::EngineShape;
+use kvarena::config::{EngineShape, PrefixMode};
 use kvarena::layout::{Groups, Layout, Reach, StatePart};
 use kvarena::testkit::contract::check_states;
 use kvarena::testkit::late::LateOptions;
 use kvarena::testkit::posted::PostedOptions;
 use kvarena::{
-    Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, KvDtype, KvShape, Namespace,
-    Null, PoolConfig, StepScratch, TokenId,
+    Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Keep, KvDtype, KvShape,
+    Namespace, Null, PoolConfig, StepScratch, TokenId,
 };
 
 #[test]
@@ -139,4 +140,62 @@ fn unlike_sequences_of_qwen3_next_fit_in_47_gb() {
     decode_in_47_gb(163).expect("each has 122 pages");
     let error = decode_in_47_gb(164).expect_err("19,921 pages hold 163 sequences of 122");
     assert!(matches!(error, EngineError::Core(Error::OutOfPages { .. })), "{error}");
+}
+
+/// Serves a prompt of 600 tokens and 60 sampled ones. Steps have at most 8 tokens, and `ahead` steps are planned ahead
+/// of the oldest open one. Every `fail_every`-th step fails. Returns the numbers of collected steps and of lost states.
+fn serve_with_failures(prefix: PrefixMode, ahead: usize, fail_every: u32) -> [u32; 2] {
+    let config = PoolConfig { page_size: 16, ..pool(1, 3, KvShape::heads(1, 128), &[(1, 2048)]) };
+    let mut engine = Engine::new(EngineConfig { prefix, ..config.into() }, Null).expect("a valid config");
+    let mut scratches = [(); 2].map(|()| StepScratch::new());
+    let text: Vec<_> = (0..660).map(TokenId::new).collect();
+    let seq = engine.admit(Namespace::default(), &text[..600], 660).expect("there is room");
+    let (mut open, mut steps, mut lost) = (VecDeque::new(), 0, 0);
+    while engine.cached_len(seq).expect("it is live") < 660 {
+        assert!(steps < 2000, "the sequence does not advance: {:?}", engine.stats());
+        let count = engine.token_count(seq).expect("it is live") as usize;
+        let planned_len = engine.planned_len(seq).expect("it is live");
+        if planned_len < 660 && open.len() <= ahead {
+            if planned_len as usize == count {
+                engine.append(seq, &text[count..count + 1]).expect("it is promised");
+            }
+            let len = engine.next_len(seq, 8).expect("it is live");
+            let plan = engine.plan_batch(&mut scratches[open.len()], &[Extend { seq, len }]);
+            open.push_back(plan.expect("it is promised").step());
+            continue;
+        }
+        let step = open.pop_front().expect("just pushed");
+        steps += 1;
+        if steps % fail_every > 0 {
+            engine.commit(step).expect("it is open");
+            engine.complete(step).expect("it is committed");
+            continue;
+        }
+        engine.abort(step).expect("it is open");
+        engine.complete(engine.newest_step()).expect("no step is open");
+        open.clear();
+        if engine.is_state_lost(seq).expect("it is live") {
+            lost += 1;
+            engine.preempt(seq, Keep::Publish).expect("it runs");
+            engine.resume(seq, 660).expect("there is room");
+        }
+        engine.verify().expect("all invariants hold");
+    }
+    [steps, lost]
+}
+
+/// Failures at intervals much shorter than those of marks lose states, but not for ever: a sequence that lost its state
+/// keeps the states of its committed steps until it has made up for the loss.
+#[test]
+fn failures_at_short_intervals_do_not_stop_a_sequence() {
+    for prefix in [PrefixMode::Radix, PrefixMode::None] {
+        for ahead in [0, 1] {
+            for fail_every in 2..=8 {
+                let [steps, lost] = serve_with_failures(prefix, ahead, fail_every);
+                println!("{prefix:?}, {ahead} ahead, every {fail_every}th fails: {steps} steps, {lost} states lost");
+                // Each loss at least doubles the computed tokens, of 660, or passes a mark.
+                assert!((1..=11).contains(&lost), "{lost} states lost in {steps} steps");
+            }
+        }
+    }
 }

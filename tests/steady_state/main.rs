@@ -188,6 +188,20 @@ fn hashes_and_events_allocate_nothing() {
 }
 
 #[test]
+fn events_of_cells_allocate_nothing() {
+    let reaches = [Reach::All, Reach::Window(8), Reach::Chunk(4)];
+    let groups = Groups::new(&reaches, &[0, 1, 2]).expect("each has a layer");
+    for swap_pages in [0, 64] {
+        for event_pages in [8, 1000] {
+            let plain = config(4, PrefixMode::Radix);
+            let pool = PoolConfig { layers: 3, groups, swap_pages, stage_pages: swap_pages / 16, ..plain.pool };
+            let hashing = Hashing::ALL.first().copied();
+            check(run(EngineConfig { pool, hashing, event_pages, event_cells: true, ..plain }, Null, 20, |_, _| ()));
+        }
+    }
+}
+
+#[test]
 fn swap_memory_and_stores_allocate_nothing() {
     for page_size in [1, 4] {
         let plain = config(page_size, PrefixMode::Radix);

@@ -19,13 +19,20 @@ pub struct StoredPages {
     /// Cache salt, which separates tenants.
     pub salt: Option<String>,
     pub medium: Option<String>,
+    /// Group of layers of the pages; 0 if the event has none.
+    pub group: u32,
 }
 
 /// Event of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WireEvent {
     Stored(StoredPages),
-    Removed { hashes: Vec<u64>, medium: Option<String> },
+    Removed {
+        hashes: Vec<u64>,
+        medium: Option<String>,
+        /// Group of layers of the pages; 0 if the event has none.
+        group: u32,
+    },
     Cleared,
 }
 
@@ -159,12 +166,22 @@ struct Fields {
     lora: Option<String>,
     salt: Option<String>,
     medium: Option<String>,
+    group: Option<u32>,
 }
 
 /// Order of the fields of a stored event in array form, after its type.
-const POSITIONS: [&str; 7] =
-    ["block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"];
-const REMOVED_POSITIONS: [&str; 2] = ["block_hashes", "medium"];
+const POSITIONS: [&str; 9] = [
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+];
+const REMOVED_POSITIONS: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 
 impl<'a> Payload<'a> {
     fn value(&mut self) -> Read<Value<'a>> {
@@ -287,6 +304,7 @@ impl<'a> Payload<'a> {
             "lora_name" => fields.lora = self.optional(Self::text)?,
             "cache_salt" => fields.salt = self.optional(Self::text)?,
             "medium" => fields.medium = self.optional(Self::text)?,
+            "group_idx" => fields.group = self.optional(|own| own.small("group_idx"))?,
             _ => self.skip()?,
         }
         Ok(())
@@ -305,7 +323,7 @@ impl Fields {
         }
         let hashes = self.hashes.ok_or(missing("block_hashes"))?;
         if kind == "BlockRemoved" {
-            return Ok(WireEvent::Removed { hashes, medium: self.medium });
+            return Ok(WireEvent::Removed { hashes, medium: self.medium, group: self.group.unwrap_or(0) });
         }
         let parent = self.parent.ok_or(missing("parent_block_hash"))?;
         let (tokens_at, tokens) = self.tokens.ok_or(missing("token_ids"))?;
@@ -315,7 +333,8 @@ impl Fields {
             let kind = ErrorKind::TokenCount { tokens, pages, page_size };
             return Err(WireError { at: tokens_at, kind });
         }
-        let Self { lora, salt, medium, .. } = self;
-        Ok(WireEvent::Stored(StoredPages { hashes, parent, tokens, page_size, lora, salt, medium }))
+        let Self { lora, salt, medium, group, .. } = self;
+        let group = group.unwrap_or(0);
+        Ok(WireEvent::Stored(StoredPages { hashes, parent, tokens, page_size, lora, salt, medium, group }))
     }
 }

@@ -1,11 +1,13 @@
 //! Encodes an engine's events as a message's payload: `[seconds, [event, ..], rank]` in MessagePack, each event a map.
 //!
-//! The keys are those that vLLM 0.33 requires, plus `cache_salt` of SGLang 0.5.23. `publisher.rs` adds the frames and
-//! sequence numbers.
+//! The keys are those that vLLM 0.33 requires, plus its keys of groups and `cache_salt` of SGLang 0.5.23. Events about
+//! cells have the group of the cell; routers of other engines ignore all groups but those of full attention.
+//! `publisher.rs` adds the frames and sequence numbers.
 
 use kvarena::TokenId;
-use kvarena::event::{Event, Medium};
+use kvarena::event::{Event, Medium, Stored};
 use kvarena::hash::{Hashing, PageHash};
+use kvarena::layout::{Groups, Reach};
 use rmp::encode::{write_array_len, write_f64, write_uint};
 use serde::Serialize;
 
@@ -24,11 +26,14 @@ enum Map<'a> {
         group_idx: u32,
         kv_cache_spec_kind: &'a str,
         #[serde(skip_serializing_if = "Option::is_none")]
+        kv_cache_spec_sliding_window: Option<u32>,
+        #[serde(skip_serializing_if = "Option::is_none")]
         cache_salt: Option<&'a str>,
     },
     BlockRemoved {
         block_hashes: Vec<Id>,
         medium: &'a str,
+        group_idx: u32,
     },
     AllBlocksCleared,
 }
@@ -45,13 +50,21 @@ enum Id {
 pub struct Batch {
     hashing: Hashing,
     page_size: u32,
+    groups: Groups,
     events: Vec<u8>,
     count: u32,
 }
 
 impl Batch {
+    /// Creates an empty batch for an engine with one group of layers, or without events about cells.
     pub fn new(hashing: Hashing, page_size: u32) -> Self {
-        Self { hashing, page_size, events: Vec::new(), count: 0 }
+        Self { hashing, page_size, groups: Groups::ONE, events: Vec::new(), count: 0 }
+    }
+
+    /// Sets the groups of layers, whose kinds events about cells contain.
+    #[must_use]
+    pub fn with_groups(self, groups: Groups) -> Self {
+        Self { groups, ..self }
     }
 
     pub fn len(&self) -> u32 {
@@ -62,8 +75,15 @@ impl Batch {
         self.count == 0
     }
 
+    /// Adds an event.
+    ///
+    /// # Panics
+    /// If the event is about a cell of a group that the batch does not have.
     pub fn push(&mut self, event: Event<'_>) {
         let map = match &event {
+            Event::Stored(Stored { group, .. }) | Event::Removed { group, .. } if *group >= self.groups.count() => {
+                panic!("an event of group {group} of {}", self.groups.count())
+            }
             Event::Stored(stored) => Map::BlockStored {
                 block_hashes: stored.hashes.iter().map(|hash| self.id(hash)).collect(),
                 parent_block_hash: stored.parent.map(|parent| self.id(parent)),
@@ -72,13 +92,23 @@ impl Batch {
                 lora_id: (),
                 medium: self.medium(stored.medium),
                 lora_name: stored.names.lora.as_deref(),
-                group_idx: 0,
-                kv_cache_spec_kind: "full_attention",
+                group_idx: stored.group,
+                kv_cache_spec_kind: match self.groups.reach(stored.group) {
+                    Reach::Window(_) => "sliding_window",
+                    Reach::Chunk(_) => "chunked_local_attention",
+                    Reach::State => "mamba",
+                    _ => "full_attention",
+                },
+                kv_cache_spec_sliding_window: match self.groups.reach(stored.group) {
+                    Reach::Window(size) => Some(size),
+                    _ => None,
+                },
                 cache_salt: stored.names.salt.as_deref(),
             },
-            Event::Removed { medium, hashes } => Map::BlockRemoved {
+            Event::Removed { group, medium, hashes } => Map::BlockRemoved {
                 block_hashes: hashes.iter().map(|hash| self.id(hash)).collect(),
                 medium: self.medium(*medium),
+                group_idx: *group,
             },
             Event::Cleared => Map::AllBlocksCleared,
             // The wire format has no other kinds of events.

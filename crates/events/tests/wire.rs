@@ -5,9 +5,11 @@ mod host;
 #[path = "../examples/fleet/router.rs"]
 mod router;
 
-use dynamo_kv_router::zmq_wire::{RawKvEvent, decode_event_batch};
+use dynamo_kv_router::protocols::WorkerWithDpRank;
+use dynamo_kv_router::zmq_wire::{RawKvEvent, ZmqEventNormalizer, decode_event_batch};
 use host::{Host, HostConfig};
 use kvarena::hash::{Hashing, NamespaceNames};
+use kvarena::layout::{Groups, Layout, Reach, StatePart};
 use kvarena::{Capacity, Engine, EngineConfig, Extend, Namespace, Null, PoolConfig, StepScratch, TokenId};
 use kvarena_events::decode::{ErrorKind, Message, StoredPages, WireError, WireEvent, decode};
 use kvarena_events::encode::Batch;
@@ -54,7 +56,7 @@ fn payloads_of_other_engines_are_read() {
     let message = |events| Message { seconds: 1.5, events, rank: Some(0) };
     assert_eq!(read(VLLM), message(vec![WireEvent::Stored(four_tokens(0xdabc_1234_5678_90ab))]));
     assert_eq!(read(SGLANG), message(vec![WireEvent::Stored(four_tokens((-7_i64).cast_unsigned()))]));
-    let removed = WireEvent::Removed { hashes: vec![5, 6], medium: Some("GPU".to_owned()) };
+    let removed = WireEvent::Removed { hashes: vec![5, 6], medium: Some("GPU".to_owned()), group: 0 };
     assert_eq!(read(REMOVED), message(vec![removed, WireEvent::Cleared]));
 }
 
@@ -74,15 +76,21 @@ fn events_of_older_engines_are_read() {
         lora: Some("adapter".to_owned()),
         medium: Some("CPU".to_owned()),
         salt: None,
+        group: 0,
     };
     let message = decode(&stored).expect("the payload is valid");
     assert_eq!(message, Message { seconds: 1.5, events: vec![WireEvent::Stored(want)], rank: None });
-    let removed = WireEvent::Removed { hashes: vec![7], medium: Some("GPU".to_owned()) };
-    for (payload, want) in
-        [(array(("AllBlocksCleared",)), WireEvent::Cleared), (array(("BlockRemoved", [7], "GPU")), removed)]
-    {
+    let removed = |group| WireEvent::Removed { hashes: vec![7], medium: Some("GPU".to_owned()), group };
+    for (payload, want) in [
+        (array(("AllBlocksCleared",)), WireEvent::Cleared),
+        (array(("BlockRemoved", [7], "GPU")), removed(0)),
+        (array(("BlockRemoved", [7], "GPU", 2)), removed(2)),
+    ] {
         assert_eq!(decode(&payload).expect("the payload is valid").events, [want]);
     }
+    let of_a_group = array(("BlockStored", [7], (), [1], 1, (), "GPU", (), (), 3));
+    let message = decode(&of_a_group).expect("the payload is valid");
+    assert!(matches!(&message.events[..], [WireEvent::Stored(StoredPages { group: 3, .. })]), "{message:?}");
 }
 
 /// Returns the payload of a reset and of one prompt, with the given hashing. The prompt's namespace has names if the
@@ -192,6 +200,74 @@ fn swap_memory_has_the_medium_name_of_each_engine() {
         let back = [of_gpu('+'), of_swap('-'), of_swap('+'), of_gpu('-')];
         assert_eq!(changes[2], back, "{hashing:?}");
     }
+}
+
+/// The cells of a window and of a state have the keys of their groups. The published router ignores them, so that its
+/// index has the pages of group 0 alone.
+#[test]
+fn cells_have_the_keys_of_their_groups() {
+    let groups = Groups::new(&[Reach::All, Reach::Window(6), Reach::State], &[0, 1, 2]).expect("three groups");
+    let groups = groups.with_state(2, &[StatePart { heads: 1, head_bytes: 64 }]).expect("it keeps a state");
+    let (page_size, capacity) = (4, Capacity::Pages(40));
+    let pool =
+        PoolConfig { layers: 3, groups, page_size, capacity, layout: Layout::PageFirst, ..PoolConfig::default() };
+    let hashing = Some(Hashing::Dynamo);
+    let config = EngineConfig { hashing, event_pages: 64, event_cells: true, state_margin: 0, ..pool.into() };
+    let mut engine = Engine::new(config, Null).expect("the config is right");
+    let (mut batch, mut scratch) = (Batch::new(Hashing::Dynamo, 4).with_groups(groups), StepScratch::new());
+    let prompt: Vec<TokenId> = (0..22).map(TokenId::new).collect();
+    let seq = engine.admit(Namespace::default(), &prompt, 22).expect("there is room");
+    while engine.cached_len(seq).expect("it is live") < 22 {
+        let len = engine.next_len(seq, 22).expect("it is live");
+        let step = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("it is promised").step();
+        engine.commit(step).expect("it is open");
+        engine.complete(step).expect("it is committed");
+    }
+    engine.finish(seq).expect("it is live");
+    engine.drain_events(|event| batch.push(event));
+    let stored = batch.take(1.0, 0);
+    let chain = Hashing::Dynamo.chain(&NamespaceNames::default(), &prompt, 4);
+    let chain: Vec<u64> = chain.into_iter().map(|hash| Hashing::Dynamo.event_id(hash)).collect();
+    let events = decode(&stored).expect("it is right").events;
+    let of_group = |group| {
+        let stored = events.iter().filter_map(|event| match event {
+            WireEvent::Stored(stored) if stored.group == group => Some(stored.hashes.clone()),
+            _ => None,
+        });
+        stored.collect::<Vec<_>>().concat()
+    };
+    // The prompt ends in page 5, so that 5 pages are whole. The next token, 20, reads the window from token 15 on.
+    assert_eq!(of_group(0), chain[..5]);
+    assert_eq!(of_group(1), chain[3..5]);
+    assert_eq!(of_group(2), chain[4..5]);
+    let text = String::from_utf8_lossy(&stored);
+    for key in ["full_attention", "sliding_window", "kv_cache_spec_sliding_window", "mamba"] {
+        assert!(text.contains(key), "{key}");
+    }
+    let mut normalizer = ZmqEventNormalizer::new(4);
+    let mut kept = |payload: &[u8]| {
+        let batch = decode_event_batch(payload).expect("the published parser accepts it");
+        let worker = || WorkerWithDpRank::new(1, 0);
+        let events = batch.events.into_iter().map(|event| normalizer.normalize(event, 1, worker()));
+        let (kept, dropped): (Vec<_>, Vec<_>) = events.partition(Option::is_some);
+        (kept.len(), dropped.len())
+    };
+    let (pages, cells) = kept(&stored);
+    assert!(pages > 0 && cells > 0, "{pages} events of pages, {cells} of cells");
+    // A longer prompt evicts cells and pages.
+    let other: Vec<TokenId> = (100..172).map(TokenId::new).collect();
+    let seq = engine.admit(Namespace::default(), &other, 0).expect("there is room");
+    let len = engine.next_len(seq, 72).expect("it is live");
+    let step = engine.plan_batch(&mut scratch, &[Extend { seq, len }]).expect("pages are evicted").step();
+    engine.drain_events(|event| batch.push(event));
+    let removed = decode(&batch.take(2.0, 0)).expect("it is right").events;
+    let groups = removed.iter().map(|event| match event {
+        WireEvent::Removed { hashes, group, .. } => (*group, hashes.len()),
+        other => panic!("{other:?}"),
+    });
+    let groups: Vec<_> = groups.collect();
+    assert!(groups.iter().any(|&(group, _)| group > 0), "{groups:?}");
+    engine.abort(step).expect("it is open");
 }
 
 #[test]

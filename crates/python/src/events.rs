@@ -66,7 +66,7 @@ fn tuple<'py>(py: Python<'py>, event: Event<'_>) -> PyResult<Bound<'py, PyTuple>
             let parent = parent.map(|parent| number(py, parent)).transpose()?;
             ("stored", medium(of), namespace.raw(), parent, numbers(py, hashes)?, tokens).into_pyobject(py)
         }
-        Event::Removed { medium: of, hashes } => ("removed", medium(of), numbers(py, hashes)?).into_pyobject(py),
+        Event::Removed { medium: of, hashes, .. } => ("removed", medium(of), numbers(py, hashes)?).into_pyobject(py),
         _ => ("cleared",).into_pyobject(py),
     }
 }

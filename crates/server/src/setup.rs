@@ -224,6 +224,7 @@ pub fn engine_config(args: &Args, model: &ModelConfig, pool_bytes: u64) -> Resul
         prefix: if off { PrefixMode::None } else { PrefixMode::Radix },
         hashing: events.then_some(HASHING),
         event_pages: if events { pages.min(EVENT_PAGES_MAX) } else { 0 },
+        event_cells: args.http.kv_events_groups,
         max_sequences: args.concurrency,
         max_sequence_len: model.max_len as u32,
         // Every fork with a partial page is a separate step, so one batch may need many steps.

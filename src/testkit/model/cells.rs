@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::Model;
 use super::open_moves::{CellKey, Path};
 use super::tree::{CellHeld, Tree};
-use crate::id::{PageId, Scope, SeqKey, TokenId};
+use crate::id::{Namespace, PageId, Scope, SeqKey, TokenId};
 use crate::layout::{PoolLayout, Reach};
 
 impl Tree {
@@ -54,6 +54,16 @@ impl Tree {
         };
         let full = self.matched_len(scope, tokens);
         (0..=full).rev().find(complete).expect("the empty prefix always matches")
+    }
+
+    /// Returns every cell of the kept generation: its group, and what [`Tree::present`] returns of its page and of the
+    /// cell's media.
+    pub(super) fn present_cells(&self) -> impl Iterator<Item = (u32, (Namespace, &[TokenId], [bool; 2]))> {
+        let kept = |((_, path), _): &(&CellKey, &CellHeld)| self.kept_generation == Some(path.1);
+        self.cells.iter().filter(kept).map(|((index, (namespace, _, tokens)), cell)| {
+            let media = [!cell.pages.is_empty(), !cell.swap_pages.is_empty()];
+            (self.groups[*index], (Namespace::new(*namespace), tokens.as_slice(), media))
+        })
     }
 
     /// Returns the keys of all cells in the tails of a prefix; the state comes last.

@@ -136,6 +136,8 @@ pub struct Model {
     generation: u64,
     /// The counters of the statistics that the calls update; `stats` computes the other fields.
     counters: Stats,
+    /// Number of items that updated no state in place, because their sequence had lost one.
+    pub careful_items: u64,
     /// Number of calls of `update_front`, which is the time stamp of a new front.
     clock: u64,
     /// For each of the next saves and loads, whether the backend fails. Later ones succeed.
@@ -169,6 +171,7 @@ impl Model {
             completed: 0,
             generation: 0,
             counters: Stats::default(),
+            careful_items: 0,
             clock: 0,
             move_failures: VecDeque::new(),
             load_failed: false,
@@ -312,6 +315,12 @@ impl Model {
     /// device has the page, and whether swap memory has it.
     pub fn present(&self) -> impl Iterator<Item = (Namespace, &[TokenId], [bool; 2])> {
         self.tree.present()
+    }
+
+    /// Returns the cells of all pages that can match, if they have events. An item has the group of a cell, the
+    /// namespace of its page, all tokens up to the page's end, and whether the device and swap memory have the cell.
+    pub fn present_cells(&self) -> impl Iterator<Item = (u32, (Namespace, &[TokenId], [bool; 2]))> {
+        self.tree.present_cells().filter(|_| self.shape.event_cells)
     }
 
     /// `Engine::outstanding`

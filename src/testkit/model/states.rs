@@ -41,6 +41,10 @@ pub(super) struct States {
     current: Current,
     /// Whether the sequence supersedes the cell of its hit.
     supersedes: bool,
+    /// Computed tokens behind which an abort lost the state, until the resume.
+    lost_at: usize,
+    /// Plans that begin before this number of tokens update no state in place, if pages are left.
+    careful_until: usize,
     /// The marks that are more than the mark at the prompt's end.
     pub(super) junctions: BTreeSet<usize>,
     /// The last number in `held`.
@@ -103,7 +107,12 @@ impl Model {
         let ends = end > pages && (pages == 0 || gap >= shape.state_gap as usize);
         let branches = self.shares() && self.tree.branches(scope, &sequence.tokens, full);
         let states = &mut self.sequences.get_mut(&seq).expect("just seen").states;
-        *states = States { supersedes: ends && pages > 0 && !shape.keep_used_states, ..States::default() };
+        let mut careful_until = states.careful_until;
+        if states.lost_at > 0 {
+            careful_until = states.lost_at + states.lost_at.saturating_sub(pages * page_size);
+        }
+        let supersedes = ends && pages > 0 && !shape.keep_used_states;
+        *states = States { supersedes, careful_until, ..States::default() };
         let mut marks: Vec<_> = ends.then_some(end).into_iter().collect();
         if branches && full > pages {
             states.junctions.insert(full);
@@ -134,7 +143,7 @@ impl Model {
             if let Some(mark) = self.next_mark(sequence).filter(|&mark| mark < end) {
                 return Err(Error::CrossesMark { seq: item.seq, mark: mark as u32 });
             }
-            match sequence.states.need().ok_or(Error::StateLost { seq: item.seq })? {
+            match sequence.need().ok_or(Error::StateLost { seq: item.seq })? {
                 Need::InPlace => {}
                 Need::Optional => optional += 1,
                 Need::Pages => {
@@ -171,7 +180,7 @@ impl Model {
     pub(super) fn grant_states(&mut self, items: &[Extend], spare: usize) -> Vec<bool> {
         let size = self.state_size();
         let mut left = spare / size.max(1);
-        let takes = items.iter().map(|item| match self.sequences[&item.seq].states.need() {
+        let takes = items.iter().map(|item| match self.sequences[&item.seq].need() {
             Some(Need::Pages) => true,
             Some(Need::Optional) if left > 0 => {
                 left -= 1;
@@ -198,6 +207,8 @@ impl Model {
             let (len, marks) = (sequence.planned_len, &mut sequence.marks);
             let states = &mut sequence.states;
             let reads = if let Current::Held(id) = states.current { Some(id) } else { None };
+            let is_spared = |id| states.held[&id].cell.is_none() && states.held[&id].waits.is_none();
+            self.careful_items += u64::from(takes && reads.is_some_and(is_spared));
             let read = reads.map_or(vec![PageId::default(); size], |id| states.held[&id].pages.clone());
             let writes = if takes {
                 let own = pages.by_ref().take(size).collect();
@@ -306,7 +317,9 @@ impl Model {
     /// Releases all states of a sequence. Returns its own pages.
     pub(super) fn leave_states(&mut self, seq: SeqKey) -> Vec<PageId> {
         let mut freed = Vec::new();
-        for state in std::mem::take(self.states(seq)).held.into_values() {
+        let States { lost_at, careful_until, .. } = *self.states(seq);
+        let left = std::mem::replace(self.states(seq), States { lost_at, careful_until, ..States::default() });
+        for state in left.held.into_values() {
             self.leave(seq, state, false, &mut freed);
         }
         freed
@@ -322,7 +335,7 @@ impl Model {
             let state = states.held.get_mut(&writes).expect("it is held");
             (state.len, state.waits) = (planned_len, None);
             if may_have_run {
-                states.current = Current::Lost;
+                (states.current, states.lost_at) = (Current::Lost, planned_len);
             }
             return Vec::new();
         }
@@ -333,6 +346,7 @@ impl Model {
             Some(reads) if states.held[&reads].len == planned_len => Current::Held(reads),
             _ => Current::Lost,
         };
+        states.lost_at = if states.current == Current::Lost { planned_len } else { 0 };
         state.pages
     }
 
@@ -398,6 +412,13 @@ impl Model {
     }
 }
 
+impl Sequence {
+    /// Returns what the next plan needs for its state; `None` if it is lost.
+    fn need(&self) -> Option<Need> {
+        self.states.need(self.planned_len)
+    }
+}
+
 impl States {
     /// Holds a state, and makes it current. Returns its number.
     fn hold(&mut self, state: State) -> u64 {
@@ -407,8 +428,8 @@ impl States {
         self.last
     }
 
-    /// Returns what the next plan needs; `None` if the state is lost.
-    fn need(&self) -> Option<Need> {
+    /// Returns what the next plan after `planned_len` tokens needs; `None` if the state is lost.
+    fn need(&self, planned_len: usize) -> Option<Need> {
         match self.current {
             Current::Lost => None,
             Current::Fresh => Some(Need::Pages),
@@ -417,6 +438,7 @@ impl States {
                 Some(match state.waits {
                     _ if state.cell.is_some() => Need::Pages,
                     Some(_) if self.held.len() < MOST && self.owned() < 2 => Need::Optional,
+                    _ if self.held.len() < MOST && planned_len < self.careful_until => Need::Optional,
                     _ => Need::InPlace,
                 })
             }

@@ -171,7 +171,7 @@ impl<B: Inspect> Host<B> {
             self.index.apply(event);
         });
         agree("steps after which pages may be read", &late, &None)?;
-        self.index.agrees(hashing, names, self.model.present())
+        self.index.agrees(hashing, names, self.model.present(), self.model.present_cells())
     }
 
     /// Checks that the hashes of a text match the same pages as its tokens.

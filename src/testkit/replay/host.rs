@@ -123,6 +123,9 @@ impl<B: Inspect> Host<B> {
             self.summary.answers.insert(format!("events {what}"), count);
         }
         self.summary.answers.insert("events of swap memory".to_owned(), self.index.swap_count);
+        let [events, cells] = self.index.cell_counts;
+        self.summary.answers.insert("events of cells".to_owned(), events);
+        self.summary.answers.insert("cells of joined events".to_owned(), cells - events);
         let failures = self.engine.backend().failures();
         self.summary.answers.insert("backend failures".to_owned(), failures);
         let stats = self.engine.stats();
@@ -144,6 +147,7 @@ impl<B: Inspect> Host<B> {
             ("states kept", stats.kept_states),
             ("states superseded", stats.superseded_states),
             ("marks given up", stats.given_up_marks),
+            ("states spared after a loss", self.model.careful_items),
         ] {
             self.summary.answers.insert(what.to_owned(), count);
         }

@@ -23,7 +23,8 @@ pub const PAUSE: Duration = Duration::from_millis(50);
 /// Publishes an engine's events.
 pub struct Announcer {
     publisher: Publisher,
-    batch: Batch,
+    /// The events of the next message; `None` before the first call of [`Announcer::publish`].
+    batch: Option<Batch>,
 }
 
 impl Announcer {
@@ -31,7 +32,7 @@ impl Announcer {
     ///
     /// # Errors
     /// An address is invalid or in use.
-    pub fn bind(options: &HttpOptions, page_size: u32, runtime: &Runtime) -> Result<Option<Self>> {
+    pub fn bind(options: &HttpOptions, runtime: &Runtime) -> Result<Option<Self>> {
         let Some(endpoint) = &options.kv_events else { return Ok(None) };
         let mut config = PublisherConfig { endpoint: endpoint.clone(), ..PublisherConfig::default() };
         if let Some(replay) = &options.kv_events_replay {
@@ -40,7 +41,7 @@ impl Announcer {
         let publisher = runtime
             .block_on(Publisher::bind(config))
             .map_err(|e| Error::request(format!("cannot publish events at {e}")))?;
-        Ok(Some(Self { publisher, batch: Batch::new(HASHING, page_size) }))
+        Ok(Some(Self { publisher, batch: None }))
     }
 
     /// Returns the addresses of the events and of the replay.
@@ -53,9 +54,12 @@ impl Announcer {
         if self.publisher.take_dump_request() {
             engine.restate_events();
         }
-        engine.drain_events(|event| self.batch.push(event));
-        if !self.batch.is_empty() {
-            self.publisher.send(self.batch.take(seconds(), 0));
+        let layout = engine.shape().layout;
+        let new = || Batch::new(HASHING, layout.page_size()).with_groups(*layout.groups());
+        let batch = self.batch.get_or_insert_with(new);
+        engine.drain_events(|event| batch.push(event));
+        if !batch.is_empty() {
+            self.publisher.send(batch.take(seconds(), 0));
         }
     }
 }

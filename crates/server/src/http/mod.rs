@@ -117,7 +117,7 @@ impl Door {
         }
         let generation = setup::generation(args)?;
         let runtime = runtime()?;
-        let announcer = Announcer::bind(&args.http, args.page_size, &runtime)?;
+        let announcer = Announcer::bind(&args.http, &runtime)?;
         Ok(Self { listener, local, bounds, cors, key, generation, runtime, announcer })
     }
 }

@@ -84,6 +84,10 @@ pub struct HttpOptions {
     #[arg(long, value_name = "ADDRESS", requires = "kv_events")]
     pub kv_events_replay: Option<String>,
 
+    /// Also publishes the cached windows, chunks and states of the model's groups of layers, as events of these groups.
+    #[arg(long, requires = "kv_events")]
+    pub kv_events_groups: bool,
+
     /// Writes a line for each completion or chat to standard error: number, tokens, cached tokens, times, outcome.
     #[arg(long, value_name = "FORM", num_args = 0..=1, default_missing_value = "text")]
     pub log: Option<LogForm>,

@@ -35,7 +35,7 @@ use crate::backend::cuda::driver::raw::{RawStream, is_capturing};
 use crate::backend::cuda::error::{CudaError, Limit};
 use crate::backend::cuda::kernels::params::{TREE_ROW, is_tree};
 use crate::backend::cuda::store::labels;
-use crate::backend::step_states::StepStates;
+use crate::backend::step_states::{StateColumns, StepStates};
 use crate::backend::{Attend, check};
 use crate::id::{RowId, StepId};
 use crate::layout::{PoolLayout, TableShape};
@@ -113,6 +113,8 @@ pub struct Stage {
     spans: SpanCheck,
     /// The pages of states of the open steps.
     pub states: StepStates,
+    /// The pages of states of the plan that was sent last.
+    columns: StateColumns,
     /// The chunk rows of the staged plan.
     chunks: ChunkRows,
     /// The masks of the staged plan, if it has some.
@@ -144,6 +146,8 @@ impl Stage {
         let decode = Variants::image_bytes(gpu, layout, limits) + SharedDecode::image_bytes(gpu, limits);
         let split = decode.max(Variants::extend_bytes(gpu, layout, limits));
         let bytes = offsets.decode + split + writes;
+        let states = StepStates::new(table);
+        let columns = StateColumns::new(&states, rows);
         Ok(Self {
             image: DeviceBuffer::lasting(gpu, bytes.next_multiple_of(64) as u64)?,
             ring: UploadRing::new(gpu, uploads, bytes)?,
@@ -151,7 +155,8 @@ impl Stage {
             layout: *layout,
             staged: None,
             spans: SpanCheck::default(),
-            states: StepStates::new(table),
+            states,
+            columns,
             chunks: ChunkRows::new(layout, table, limits)?,
             trees: false,
             masks: DeviceBuffer::lasting(gpu, (tokens * size_of::<u64>()).next_multiple_of(16) as u64)?,
@@ -295,7 +300,8 @@ impl Stage {
             let mut at = offsets.starts;
             labels::starts(plan.rows, |start| at = put(bytes, at, &[start]));
         }
-        states::put(&self.states, plan, &mut bytes[offsets.states..offsets.chunks], offsets.state_bytes);
+        let bytes_of_states = &mut bytes[offsets.states..offsets.chunks];
+        states::put(&mut self.columns, &self.states, plan, bytes_of_states, offsets.state_bytes);
         self.chunks.cut(plan.rows, plan.token_count());
         for (at, _, rows) in self.chunks.all() {
             put(bytes, offsets.chunks + at, rows);

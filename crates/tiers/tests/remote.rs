@@ -10,7 +10,7 @@ mod redis {
 
     use kvarena_tiers::name::{Fingerprint, Name, Space};
     use kvarena_tiers::redis::{Redis, VALUE_MAX};
-    use kvarena_tiers::store::{Store, StoreError};
+    use kvarena_tiers::store::{Part, Store, StoreError};
 
     #[test]
     fn it_fulfils_the_contract() {
@@ -23,8 +23,17 @@ mod redis {
             super::contract(&redis);
             assert!(redis.policy_warning().expect("the server runs").is_some_and(|text| text.contains("noeviction")));
         }
-        let redis = Redis::new(&url, None).expect("a valid URL");
+        // A user, and another database.
+        let mut connection = ::redis::Client::open(&*url).and_then(|client| client.get_connection()).expect("it runs");
+        let user = ["SETUSER", "tests", "on", ">secret", "~*", "+@all"];
+        ::redis::cmd("ACL").arg(&user).exec(&mut connection).expect("we may");
+        let login = |password| url.replace("://", &format!("://tests:{password}@")) + "3";
+        super::contract(&Redis::new(&login("secret"), None).expect("a valid URL"));
         let name = Name::new(&Fingerprint([9; 32]), Space([3; 16]), [1; 32], 0);
+        let (part, mut head, mut page) = (Part { first: 0, of: 1 }, [0; 4096], [0; 4096]);
+        let got = Redis::new(&login("wrong"), None).expect("a valid URL").get(&name, part, &mut head, &mut [&mut page]);
+        assert!(matches!(got, Err(StoreError::Failed { .. })), "{got:?}");
+        let redis = Redis::new(&url, None).expect("a valid URL");
         let page = vec![0; VALUE_MAX as usize];
         let bytes = VALUE_MAX + 4096;
         assert_eq!(redis.put(&name, &[0; 4096], &[&page]), Err(StoreError::TooLarge { bytes, max: VALUE_MAX }));

@@ -17,7 +17,7 @@ use super::pieces::Pieces;
 use crate::check::Secret;
 use crate::miss::{Miss, Misses};
 use crate::name::{Fingerprint, Name, Space};
-use crate::record::{Record, check_page};
+use crate::record::{PageChecks, Record};
 use crate::store::{Got, Part, Store, StoreError};
 
 /// A record without the fields that all records of a tier share.
@@ -288,18 +288,17 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
             true => get.pages.iter_mut().map(AsMut::as_mut).collect(),
             false => scratch.chunks_exact_mut(pieces.page_bytes).collect(),
         };
-        let got = lane.call(false, |store| store.get(&name, part, &mut head, &mut pages));
+        let mut checks = PageChecks::new(pieces.page_bytes, self.secret.as_ref());
+        let seen = &mut |piece: &[u8]| checks.update(piece);
+        let got = lane.call(false, |store| store.get_seen(&name, part, &mut head, &mut pages, seen));
         let checked = match got {
             Err(_) => Err(Miss::Failed),
             Ok(Got::Absent) => Err(Miss::Absent),
             Ok(Got::Foreign) => Err(Miss::Foreign),
             Ok(Got::Length) => Err(Miss::Length),
-            Ok(Got::Read) => record.check_head(&head, self.secret.as_ref()).and_then(|()| {
-                let mut indices = get.first as usize..;
-                let mut check =
-                    |page: &&mut [u8]| check_page(&head, indices.next().expect("no end"), page, self.secret.as_ref());
-                pages.iter().try_for_each(&mut check)
-            }),
+            Ok(Got::Read) => record
+                .check_head(&head, self.secret.as_ref())
+                .and_then(|()| checks.compare(&head, get.first as usize, pages.len())),
         };
         if let Err(miss) = checked {
             if miss.is_damage() && lane.options.removes_damage {

@@ -4,6 +4,7 @@
 //! objects.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::stream::BoxStream;
@@ -28,7 +29,8 @@ pub struct Objects {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
     runtime: Runtime,
-    requests: Semaphore,
+    permits: Semaphore,
+    requests: AtomicU64,
 }
 
 impl Objects {
@@ -58,7 +60,12 @@ impl Objects {
             .thread_name("kvarena-objects")
             .enable_all()
             .build()?;
-        Ok(Self { store, prefix, runtime, requests: Semaphore::new(REQUESTS) })
+        Ok(Self { store, prefix, runtime, permits: Semaphore::new(REQUESTS), requests: AtomicU64::new(0) })
+    }
+
+    /// Returns the number of requests for objects so far.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     fn path(&self, name: &str) -> Path {
@@ -75,7 +82,8 @@ impl Objects {
 
     /// Makes a request, of which few run at a time.
     async fn request<T>(&self, request: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        let _permit = self.requests.acquire().await.expect("the semaphore is never closed");
+        let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
+        self.requests.fetch_add(1, Ordering::Relaxed);
         request.await
     }
 
@@ -175,6 +183,10 @@ impl Store for Objects {
             }
             Ok(have)
         })
+    }
+
+    fn asks_one_by_one(&self) -> bool {
+        true
     }
 
     fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {

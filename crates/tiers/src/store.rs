@@ -61,6 +61,12 @@ pub trait Store: Send + Sync + 'static {
     /// If the store cannot be asked.
     fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError>;
 
+    /// Returns whether `have` makes a request for each name. A tier asks such a store for the cells of the longest
+    /// prefix, then for those of shorter ones, until a prefix has all of its cells. Default false.
+    fn asks_one_by_one(&self) -> bool {
+        false
+    }
+
     /// Reads the head and some pages of a record: `pages` are consecutive and begin with page [`Part::first`]. The
     /// contents of the buffers are unspecified unless the result is [`Got::Read`].
     ///
@@ -111,6 +117,10 @@ pub trait Store: Send + Sync + 'static {
 impl<S: Store + ?Sized> Store for Arc<S> {
     fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
         (**self).have(names)
+    }
+
+    fn asks_one_by_one(&self) -> bool {
+        (**self).asks_one_by_one()
     }
 
     fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {

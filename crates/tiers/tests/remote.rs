@@ -3,6 +3,11 @@
 //! `KVARENA_REDIS` and `KVARENA_S3` are URLs, and `KVARENA_MOONCAKE` is the command of a child. Without its variable, a
 //! test does nothing.
 
+#[cfg(feature = "object-store")]
+#[path = "common/host.rs"]
+#[allow(dead_code, reason = "tests/tier.rs uses the rest")]
+mod host;
+
 use kvarena_tiers::testing::contract;
 
 #[cfg(feature = "redis")]
@@ -53,10 +58,14 @@ mod redis {
 mod objects {
     use std::sync::Arc;
 
+    use kvarena::id::Namespace;
+    use kvarena::layout::{Groups, Reach};
     use kvarena_tiers::name::{Fingerprint, Name, Space};
     use kvarena_tiers::objects::Objects;
     use kvarena_tiers::store::{Store, StoreError};
     use object_store::memory::InMemory;
+
+    use super::host::{Host, model, text};
 
     #[test]
     fn the_client_in_memory_fulfils_the_contract() {
@@ -90,6 +99,33 @@ mod objects {
         objects.remove(&names[4000..5000]).expect("no failure");
         // The page of the second cell is absent; that of the third is not among the names.
         assert_eq!(objects.have(&names).expect("no failure")[5000..], [true, false, true]);
+    }
+
+    #[test]
+    fn cells_are_asked_from_the_longest_prefix_down() {
+        let window = Groups::new(&[Reach::All, Reach::Window(6)], &[0, 1, 1]).expect("valid groups");
+        let objects = Arc::new(Objects::with_store(Arc::new(InMemory::new()), "".into()).expect("threads"));
+        let mut first = Host::new(&model(window, 1), Arc::clone(&objects), None);
+        let namespace = Namespace::new(0);
+        // The engine has the cells of each prompt's end: at the places 6, 7, 10, 11, 14 and 15.
+        for len in [33, 49, 65] {
+            first.serve(namespace, &text(0..len));
+        }
+        assert!(first.flush());
+        // Returns the cached tokens, the number of names and that of requests without reads.
+        let find = |len: u32| {
+            let mut host = Host::new(&model(window, 1), Arc::clone(&objects), None);
+            let before = objects.requests();
+            host.find(namespace, &text(0..len));
+            let stats = host.tier.stats()[0].clone();
+            assert_eq!(host.misses(), []);
+            let requests = objects.requests() - before - stats.read;
+            (host.serve(namespace, &text(0..len)), stats.asked, requests)
+        };
+        // All pages, and the two cells of the longest prefix that is there.
+        assert_eq!([65, 81].map(find), [(64, 18, 18), (64, 22, 22)]);
+        // The cells at 13 and 12 are absent; the next round asks for four.
+        assert_eq!(find(57), (48, 20, 20));
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Sample {
                 let mut unseen = vec![vec![1; self.pages[0].len()]; count];
                 let part = Part { first: first as u32, of: self.pages.len() as u32 };
                 let buffers = &mut unseen.iter_mut().map(|page| &mut page[..]).collect::<Vec<_>>();
-                assert_eq!(store.get(&self.name, part, &mut vec![0; BLOCK], buffers), Ok(Got::Read));
+                assert_eq!(store.get(&self.name, part, &mut [0; BLOCK], buffers), Ok(Got::Read));
                 assert!(unseen == pages, "both ways to read are equal");
             }
         }

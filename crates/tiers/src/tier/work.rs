@@ -14,6 +14,7 @@ use kvarena::moves::{Lookup, PutId};
 use super::breaker::{Breaker, Rate};
 use super::options::{Counters, StoreOptions, add};
 use super::pieces::Pieces;
+use super::rounds::Rounds;
 use crate::check::Secret;
 use crate::miss::{Miss, Misses};
 use crate::name::{Fingerprint, Name, Space};
@@ -251,7 +252,8 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         let is_asked = |lane: &Lane<R, W>| {
             lane.options.rule.is_worth(ask.most.0, ask.most.1) && lane.stopped(now, false).is_none()
         };
-        let missing = ask.located.len() < ask.wanted.len();
+        let located = ask.lookup.target(|group, place| ask.located.contains_key(&(group, place)));
+        let missing = located < ask.lookup.target(|_, _| true);
         match self.lanes[index..].iter().find(|lane| missing && is_asked(lane)) {
             Some(lane) => lane.push(Job::Ask(ask)),
             None => self.send(Done::Asked(ask)),
@@ -262,12 +264,18 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         if ask.keys.is_empty() {
             ask.keys = ask.lookup.keys(&ask.prompt);
         }
-        let missing: Vec<_> = ask.wanted.iter().filter(|at| !ask.located.contains_key(at)).copied().collect();
-        let name = |&(group, place): &(u32, u32)| self.name_of(group, ask.keys[place as usize]);
-        let names: Vec<_> = missing.iter().map(name).collect();
+        let missing = ask.wanted.iter().filter(|at| !ask.located.contains_key(at)).copied().collect();
         let lane = &self.lanes[index];
-        add(&lane.counters.asked, names.len() as u64);
-        if let Ok(have) = lane.call(false, |store| store.have(&names)) {
+        let mut rounds = Rounds::new(missing, lane.options.store.asks_one_by_one());
+        loop {
+            let missing = rounds.next(&ask.lookup, &ask.located);
+            let name = |&(group, place): &(u32, u32)| self.name_of(group, ask.keys[place as usize]);
+            let names: Vec<_> = missing.iter().map(name).collect();
+            if names.is_empty() {
+                break;
+            }
+            add(&lane.counters.asked, names.len() as u64);
+            let Ok(have) = lane.call(false, |store| store.have(&names)) else { break };
             let found = missing.into_iter().zip(have).filter(|(_, has)| *has);
             let before = ask.located.len();
             ask.located.extend(found.map(|(at, _)| (at, index)));

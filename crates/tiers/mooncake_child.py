@@ -48,17 +48,19 @@ class Mooncake:
         return [found == 1 for found in self.store.batch_is_exist(names)]
 
     def put(self, names, at, lens):
-        return [code == 0 for code in self.store.batch_put_from(names, [self.base + a for a in at], lens)]
+        # A put would keep the first record of a name.
+        return [code == 0 for code in self.store.batch_upsert_from(names, [self.base + a for a in at], lens)]
 
     def get(self, names, at, lens):
         read = self.store.batch_get_into(names, [self.base + a for a in at], lens)
         return [count == n for count, n in zip(read, lens)]
 
     def remove(self, names):
-        return [self.store.remove(name) == 0 for name in names]
+        # A record that was read has a lease; `True` removes it all the same.
+        return [code == 0 for code in self.store.batch_remove(names, True)]
 
     def forget(self, prefix):
-        return self.store.remove_by_regex('^' + prefix) >= 0
+        return self.store.remove_by_regex('^' + prefix, True) >= 0
 
 
 def main():

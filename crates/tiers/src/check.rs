@@ -48,25 +48,43 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns the check of these bytes, which follow one another. XXH3-128 is in its canonical form, highest byte first.
-pub(crate) fn check(parts: &[&[u8]], secret: Option<&Secret>) -> [u8; CHECK_BYTES] {
-    match (secret, parts) {
-        (None, [whole]) => Xxh3::oneshot(whole).to_be_bytes(),
-        (None, _) => {
-            let mut hasher = Xxh3::new();
-            parts.iter().for_each(|part| hasher.write(part));
-            hasher.finish_128().to_be_bytes()
-        }
-        (Some(secret), _) => {
-            let mut hasher = blake3::Hasher::new_keyed(&secret.0);
-            for part in parts {
-                hasher.update(part);
-            }
-            let mut check = [0; CHECK_BYTES];
-            hasher.finalize_xof().fill(&mut check);
-            check
+/// The check of bytes that arrive in pieces.
+pub(crate) enum Checker {
+    Xxh3(Box<Xxh3>),
+    Blake3(Box<blake3::Hasher>),
+}
+
+impl Checker {
+    pub fn new(secret: Option<&Secret>) -> Self {
+        match secret {
+            None => Self::Xxh3(Box::default()),
+            Some(secret) => Self::Blake3(Box::new(blake3::Hasher::new_keyed(&secret.0))),
         }
     }
+
+    pub fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Xxh3(hasher) => hasher.write(bytes),
+            Self::Blake3(hasher) => drop(hasher.update(bytes)),
+        }
+    }
+
+    /// Returns the check. XXH3-128 is in its canonical form, highest byte first.
+    pub fn finish(&self) -> [u8; CHECK_BYTES] {
+        let mut check = [0; CHECK_BYTES];
+        match self {
+            Self::Xxh3(hasher) => check = hasher.finish_128().to_be_bytes(),
+            Self::Blake3(hasher) => hasher.finalize_xof().fill(&mut check),
+        }
+        check
+    }
+}
+
+/// Returns the check of these bytes, which follow one another.
+pub(crate) fn check(parts: &[&[u8]], secret: Option<&Secret>) -> [u8; CHECK_BYTES] {
+    let mut checker = Checker::new(secret);
+    parts.iter().for_each(|part| checker.update(part));
+    checker.finish()
 }
 
 #[cfg(test)]

@@ -208,7 +208,7 @@ impl Store for Child {
         self.check_size(bytes)?;
         self.with_slot(|slot| {
             if self.send(b'g', &[(name.to_string(), slot, bytes)])? == [true] {
-                let is_read = read_record(&self.memory, slot, part, head, pages)?;
+                let is_read = read_record(&self.memory, slot, part, head, pages, &mut |_| ())?;
                 return Ok(if is_read { Got::Read } else { Got::Length });
             }
             let has = self.have(&[*name])? == [true];

@@ -4,6 +4,7 @@
 //! objects.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::stream::BoxStream;
@@ -16,6 +17,7 @@ use tokio::sync::Semaphore;
 use crate::name::{Fingerprint, Name, Space};
 use crate::store::{Got, Part, Store, StoreError, stride};
 use crate::testing::memory::concat;
+use crate::vectored::{Buffer, buffers, unused};
 
 /// Maximum number of requests at a time.
 const REQUESTS: usize = 64;
@@ -27,7 +29,8 @@ pub struct Objects {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
     runtime: Runtime,
-    requests: Semaphore,
+    permits: Semaphore,
+    requests: AtomicU64,
 }
 
 impl Objects {
@@ -57,7 +60,12 @@ impl Objects {
             .thread_name("kvarena-objects")
             .enable_all()
             .build()?;
-        Ok(Self { store, prefix, runtime, requests: Semaphore::new(REQUESTS) })
+        Ok(Self { store, prefix, runtime, permits: Semaphore::new(REQUESTS), requests: AtomicU64::new(0) })
+    }
+
+    /// Returns the number of requests for objects so far.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     fn path(&self, name: &str) -> Path {
@@ -74,7 +82,8 @@ impl Objects {
 
     /// Makes a request, of which few run at a time.
     async fn request<T>(&self, request: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        let _permit = self.requests.acquire().await.expect("the semaphore is never closed");
+        let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
+        self.requests.fetch_add(1, Ordering::Relaxed);
         request.await
     }
 
@@ -137,17 +146,20 @@ fn error(error: Error) -> StoreError {
 }
 
 /// Copies a stream of bytes into buffers. Returns whether it has filled them and has ended.
-async fn fill(result: GetResult, buffers: &mut [&mut [u8]]) -> Result<bool, Error> {
+async fn fill(result: GetResult, buffers: &mut [Buffer<'_>], seen: &mut dyn FnMut(&[u8])) -> Result<bool, Error> {
     let mut stream = result.into_stream();
     let (mut at, mut offset) = (0, 0);
     while let Some(bytes) = stream.try_next().await? {
         let mut rest = &bytes[..];
         while !rest.is_empty() {
             let Some(buffer) = buffers.get_mut(at) else { return Ok(false) };
-            let count = rest.len().min(buffer.len() - offset);
-            buffer[offset..offset + count].copy_from_slice(&rest[..count]);
+            let count = rest.len().min(buffer.bytes.len() - offset);
+            buffer.bytes[offset..offset + count].copy_from_slice(&rest[..count]);
             (rest, offset) = (&rest[count..], offset + count);
-            if offset == buffer.len() {
+            if offset == buffer.bytes.len() {
+                if buffer.is_page {
+                    seen(buffer.bytes);
+                }
                 (at, offset) = (at + 1, 0);
             }
         }
@@ -173,20 +185,29 @@ impl Store for Objects {
         })
     }
 
+    fn asks_one_by_one(&self) -> bool {
+        true
+    }
+
     fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
+        self.get_seen(name, part, head, pages, &mut |_| ())
+    }
+
+    fn get_seen(
+        &self,
+        name: &Name,
+        part: Part,
+        head: &mut [u8],
+        pages: &mut [&mut [u8]],
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Result<Got, StoreError> {
         let page_bytes = pages.first().map_or(0, |page| page.len());
         let (head_bytes, count) = (head.len() as u64, pages.len());
         let expected = part.record_bytes(head.len(), page_bytes);
         let start = part.start(head.len(), page_bytes);
         let end = start + (stride(page_bytes) * count) as u64;
-        let padding = stride(page_bytes) - page_bytes;
-        let mut unused = vec![0; padding * count];
-        let mut unused = unused.chunks_mut(padding.max(1));
-        let mut buffers = vec![head];
-        for page in pages.iter_mut() {
-            buffers.push(page);
-            buffers.extend(unused.next());
-        }
+        let mut unused = unused(pages);
+        let mut buffers = buffers(head, pages, &mut unused);
         let path = self.path(&name.to_string());
         let read = async {
             let is_whole = count == part.of as usize;
@@ -195,10 +216,10 @@ impl Store for Objects {
                 return Ok(Got::Length);
             }
             let is_read = if is_whole {
-                fill(first, &mut buffers).await?
+                fill(first, &mut buffers, seen).await?
             } else {
                 let rest = self.get_range(&path, Some(GetRange::Bounded(start..end))).await?;
-                fill(first, &mut buffers[..1]).await? && fill(rest, &mut buffers[1..]).await?
+                fill(first, &mut buffers[..1], seen).await? && fill(rest, &mut buffers[1..], seen).await?
             };
             Ok(if is_read { Got::Read } else { Got::Length })
         };

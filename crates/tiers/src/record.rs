@@ -31,7 +31,7 @@
 
 use kvarena::id::TokenId;
 
-use crate::check::{CHECK_BYTES, Secret, check};
+use crate::check::{CHECK_BYTES, Checker, Secret, check};
 use crate::miss::Miss;
 use crate::name::{Fingerprint, Name, Space};
 
@@ -164,6 +164,43 @@ pub fn check_page(head: &[u8], index: usize, page: &[u8], secret: Option<&Secret
     let at = HEADER + CHECK_BYTES * index;
     let stored = head.get(at..at + CHECK_BYTES).ok_or(Miss::PageCheck)?;
     if stored == check(&[page], secret) { Ok(()) } else { Err(Miss::PageCheck) }
+}
+
+/// Checks of consecutive pages that arrive in pieces, as [`Store::get_seen`](crate::store::Store::get_seen) reads them.
+pub struct PageChecks<'a> {
+    secret: Option<&'a Secret>,
+    page_bytes: usize,
+    /// The check of the present page, and the number of its bytes so far.
+    page: Option<(Checker, usize)>,
+    checks: Vec<[u8; CHECK_BYTES]>,
+}
+
+impl<'a> PageChecks<'a> {
+    /// Creates checks of pages of `page_bytes` bytes.
+    pub fn new(page_bytes: usize, secret: Option<&'a Secret>) -> Self {
+        Self { secret, page_bytes, page: None, checks: Vec::new() }
+    }
+
+    /// Adds the next piece of a page.
+    pub fn update(&mut self, piece: &[u8]) {
+        let (checker, bytes) = self.page.get_or_insert_with(|| (Checker::new(self.secret), 0));
+        checker.update(piece);
+        *bytes += piece.len();
+        if *bytes == self.page_bytes {
+            self.checks.push(checker.finish());
+            self.page = None;
+        }
+    }
+
+    /// Compares the pages with a head that [`Record::check_head`] has accepted. `first` is the index of the first page.
+    ///
+    /// # Errors
+    /// [`Miss::PageCheck`], also if there are not exactly `count` pages.
+    pub fn compare(&self, head: &[u8], first: usize, count: usize) -> Result<(), Miss> {
+        let stored = head.get(HEADER + CHECK_BYTES * first..HEADER + CHECK_BYTES * (first + count));
+        let is_equal = stored.is_some_and(|stored| stored == self.checks.as_flattened());
+        if is_equal && self.page.is_none() { Ok(()) } else { Err(Miss::PageCheck) }
+    }
 }
 
 /// The fields of a stored record.

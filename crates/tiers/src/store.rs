@@ -61,12 +61,39 @@ pub trait Store: Send + Sync + 'static {
     /// If the store cannot be asked.
     fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError>;
 
+    /// Returns whether `have` makes a request for each name. A tier asks such a store for the cells of the longest
+    /// prefix, then for those of shorter ones, until a prefix has all of its cells. Default false.
+    fn asks_one_by_one(&self) -> bool {
+        false
+    }
+
     /// Reads the head and some pages of a record: `pages` are consecutive and begin with page [`Part::first`]. The
     /// contents of the buffers are unspecified unless the result is [`Got::Read`].
     ///
     /// # Errors
     /// If the store fails.
     fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError>;
+
+    /// Reads as [`Store::get`] does. Before it returns [`Got::Read`], it calls `seen` with all bytes of `pages` in
+    /// order, each piece within one page. A store that reads pieces calls it while they are in the processor's cache,
+    /// where checks cost less.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    fn get_seen(
+        &self,
+        name: &Name,
+        part: Part,
+        head: &mut [u8],
+        pages: &mut [&mut [u8]],
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Result<Got, StoreError> {
+        let got = self.get(name, part, head, pages)?;
+        if got == Got::Read {
+            pages.iter().for_each(|page| seen(page));
+        }
+        Ok(got)
+    }
 
     /// Puts a record, instead of an earlier one of the same name.
     ///
@@ -92,8 +119,23 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).have(names)
     }
 
+    fn asks_one_by_one(&self) -> bool {
+        (**self).asks_one_by_one()
+    }
+
     fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
         (**self).get(name, part, head, pages)
+    }
+
+    fn get_seen(
+        &self,
+        name: &Name,
+        part: Part,
+        head: &mut [u8],
+        pages: &mut [&mut [u8]],
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Result<Got, StoreError> {
+        (**self).get_seen(name, part, head, pages, seen)
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {

@@ -6,13 +6,14 @@ use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
-use std::thread::yield_now;
+use std::thread::{sleep, yield_now};
 use std::time::{Duration, SystemTime};
 
 use kvarena_tiers::disk::{Disk, DiskOptions};
 use kvarena_tiers::name::{Fingerprint, Name, Space};
 use kvarena_tiers::store::{Got, Part, Store, StoreError};
 use kvarena_tiers::testing::contract;
+use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
 
 /// Runs the current test as another user would be: see `child`.
@@ -308,16 +309,32 @@ fn child() {
     }
 }
 
-/// Fills a folder with files of 0 bytes, and scans, asks and collects.
+/// Returns the CPU time of the process in seconds.
+fn cpu() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Fills a folder with files without blocks, and scans, asks and collects.
 fn many(files: u32) {
     let folder = folder();
     let disk = open(folder.path());
     wait(|| disk.is_scanned());
     (0..256).for_each(|number| put(&disk, number, 0).expect("there is room")); // makes the folders
-    for number in 0..files {
+    for number in 256..files {
         let path = path(folder.path(), number);
         File::create(path).expect("a file").set_len(8192).expect("no blocks are written");
     }
+    drop(disk);
+    let (begin, disk) = (cpu(), open(folder.path()));
+    let mut reads = 0;
+    while !disk.is_scanned() {
+        // The store serves meanwhile.
+        assert_eq!((get(&disk, reads % 256), has(&disk, reads..reads + 1)), (Ok(Got::Read), vec![true]));
+        reads += 1;
+        sleep(Duration::from_millis(1));
+    }
+    println!("{files} files: scanned in {:.2} s of CPU, with {reads} reads meanwhile", cpu() - begin);
     drop(disk);
     let disk = Disk::open(options(folder.path(), u64::from(files) * 8192 / 2)).expect("the folder is ours");
     wait(|| disk.is_scanned() && disk.used() <= u64::from(files) * 8192 / 2);

@@ -7,7 +7,7 @@ use kvarena::id::TokenId;
 use kvarena_tiers::check::Secret;
 use kvarena_tiers::miss::Miss;
 use kvarena_tiers::name::{Fingerprint, Space};
-use kvarena_tiers::record::{BLOCK, HEADER, Header, Record, check_page};
+use kvarena_tiers::record::{BLOCK, HEADER, Header, PageChecks, Record, check_page};
 use sha2::{Digest, Sha256};
 
 /// Reads a record as a host does, and returns its pages.
@@ -22,6 +22,33 @@ fn read(record: &Record, secret: Option<&Secret>, bytes: &[u8]) -> Result<Vec<Ve
         check_page(head, index, page, secret).map(|()| page.to_vec())
     };
     pages.chunks_exact((record.page_bytes as usize).next_multiple_of(BLOCK)).enumerate().map(page).collect()
+}
+
+#[test]
+fn pages_in_pieces_have_the_checks_of_whole_pages() {
+    for sample in samples() {
+        let (bytes, count) = (sample.bytes(), sample.pages.len());
+        let head = &bytes[..sample.record().head_bytes()];
+        let compare = |pages: &[Vec<u8>], first: usize, piece: usize, count: usize| {
+            let mut checks = PageChecks::new(pages[0].len(), sample.secret.as_ref());
+            pages[first..].iter().flat_map(|page| page.chunks(piece)).for_each(|piece| checks.update(piece));
+            checks.compare(head, first, count)
+        };
+        for (first, piece) in (0..count).flat_map(|first| [1, 1000, 4096, 9999].map(|piece| (first, piece))) {
+            assert_eq!(compare(&sample.pages, first, piece, count - first), Ok(()));
+            assert_eq!(
+                compare(&sample.pages, first, piece, count - first - 1),
+                Err(Miss::PageCheck),
+                "a page too many"
+            );
+            assert_eq!(compare(&sample.pages, first, piece, count - first + 99), Err(Miss::PageCheck), "pages lack");
+            let mut damaged = sample.pages.clone();
+            damaged[count - 1][4095] ^= 1;
+            assert_eq!(compare(&damaged, first, piece, count - first), Err(Miss::PageCheck));
+            damaged[count - 1].truncate(4095);
+            assert_eq!(compare(&damaged, first, piece, count - first), Err(Miss::PageCheck), "half a page");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,12 @@
-//! Stores over real servers: the contract, and a server that ends. `servers.sh` starts the servers.
+//! Stores over real servers: the contract, and a server that ends. `servers.sh` and `mooncake.sh` start the servers.
 //!
-//! `KVARENA_REDIS`, `KVARENA_S3` and `KVARENA_CHILD` name the servers. Without a name, a test does nothing.
+//! `KVARENA_REDIS` and `KVARENA_S3` are URLs, and `KVARENA_MOONCAKE` is the command of a child. Without its variable, a
+//! test does nothing.
+
+#[cfg(feature = "object-store")]
+#[path = "common/host.rs"]
+#[allow(dead_code, reason = "tests/tier.rs uses the rest")]
+mod host;
 
 use kvarena_tiers::testing::contract;
 
@@ -10,7 +16,7 @@ mod redis {
 
     use kvarena_tiers::name::{Fingerprint, Name, Space};
     use kvarena_tiers::redis::{Redis, VALUE_MAX};
-    use kvarena_tiers::store::{Store, StoreError};
+    use kvarena_tiers::store::{Part, Store, StoreError};
 
     #[test]
     fn it_fulfils_the_contract() {
@@ -23,8 +29,17 @@ mod redis {
             super::contract(&redis);
             assert!(redis.policy_warning().expect("the server runs").is_some_and(|text| text.contains("noeviction")));
         }
-        let redis = Redis::new(&url, None).expect("a valid URL");
+        // A user, and another database.
+        let mut connection = ::redis::Client::open(&*url).and_then(|client| client.get_connection()).expect("it runs");
+        let user = ["SETUSER", "tests", "on", ">secret", "~*", "+@all"];
+        ::redis::cmd("ACL").arg(&user).exec(&mut connection).expect("we may");
+        let login = |password| url.replace("://", &format!("://tests:{password}@")) + "3";
+        super::contract(&Redis::new(&login("secret"), None).expect("a valid URL"));
         let name = Name::new(&Fingerprint([9; 32]), Space([3; 16]), [1; 32], 0);
+        let (part, mut head, mut page) = (Part { first: 0, of: 1 }, [0; 4096], [0; 4096]);
+        let got = Redis::new(&login("wrong"), None).expect("a valid URL").get(&name, part, &mut head, &mut [&mut page]);
+        assert!(matches!(got, Err(StoreError::Failed { .. })), "{got:?}");
+        let redis = Redis::new(&url, None).expect("a valid URL");
         let page = vec![0; VALUE_MAX as usize];
         let bytes = VALUE_MAX + 4096;
         assert_eq!(redis.put(&name, &[0; 4096], &[&page]), Err(StoreError::TooLarge { bytes, max: VALUE_MAX }));
@@ -43,10 +58,14 @@ mod redis {
 mod objects {
     use std::sync::Arc;
 
+    use kvarena::id::Namespace;
+    use kvarena::layout::{Groups, Reach};
     use kvarena_tiers::name::{Fingerprint, Name, Space};
     use kvarena_tiers::objects::Objects;
     use kvarena_tiers::store::{Store, StoreError};
     use object_store::memory::InMemory;
+
+    use super::host::{Host, model, text};
 
     #[test]
     fn the_client_in_memory_fulfils_the_contract() {
@@ -80,6 +99,33 @@ mod objects {
         objects.remove(&names[4000..5000]).expect("no failure");
         // The page of the second cell is absent; that of the third is not among the names.
         assert_eq!(objects.have(&names).expect("no failure")[5000..], [true, false, true]);
+    }
+
+    #[test]
+    fn cells_are_asked_from_the_longest_prefix_down() {
+        let window = Groups::new(&[Reach::All, Reach::Window(6)], &[0, 1, 1]).expect("valid groups");
+        let objects = Arc::new(Objects::with_store(Arc::new(InMemory::new()), "".into()).expect("threads"));
+        let mut first = Host::new(&model(window, 1), Arc::clone(&objects), None);
+        let namespace = Namespace::new(0);
+        // The engine has the cells of each prompt's end: at the places 6, 7, 10, 11, 14 and 15.
+        for len in [33, 49, 65] {
+            first.serve(namespace, &text(0..len));
+        }
+        assert!(first.flush());
+        // Returns the cached tokens, the number of names and that of requests without reads.
+        let find = |len: u32| {
+            let mut host = Host::new(&model(window, 1), Arc::clone(&objects), None);
+            let before = objects.requests();
+            host.find(namespace, &text(0..len));
+            let stats = host.tier.stats()[0].clone();
+            assert_eq!(host.misses(), []);
+            let requests = objects.requests() - before - stats.read;
+            (host.serve(namespace, &text(0..len)), stats.asked, requests)
+        };
+        // All pages, and the two cells of the longest prefix that is there.
+        assert_eq!([65, 81].map(find), [(64, 18, 18), (64, 22, 22)]);
+        // The cells at 13 and 12 are absent; the next round asks for four.
+        assert_eq!(find(57), (48, 20, 20));
     }
 
     #[test]
@@ -122,26 +168,17 @@ mod child {
     #[test]
     fn it_fulfils_the_contract() {
         super::contract(&child(&["memory"]));
-        let Ok(master) = std::env::var("KVARENA_MOONCAKE") else { return println!("skipped: no Mooncake") };
-        mooncake(&child(&[&master, "127.0.0.1:17003", "tcp"]));
     }
 
-    /// Mooncake keeps the first record of a name, and delays removals, so it does not fulfil the whole contract.
-    fn mooncake(child: &Child) {
-        let pages: Vec<Vec<u8>> = (0..3).map(|page| vec![page + 1; 6000]).collect();
-        let pages: Vec<&[u8]> = pages.iter().map(|page| &page[..]).collect();
-        let records: Vec<_> = (0..64).map(name).collect();
-        assert_eq!(child.have(&records).expect("it runs"), [false; 64]);
-        for name in &records {
-            child.put(name, &[name.key[0]; 4096], &pages).expect("it has room");
+    #[test]
+    fn mooncake_fulfils_the_contract() {
+        let Ok(command) = std::env::var("KVARENA_MOONCAKE") else { return println!("skipped: no Mooncake") };
+        let command: Vec<_> = command.split_whitespace().map(str::to_owned).collect();
+        let child = Child::new(&command, 1 << 20).expect("memory");
+        for space in [0, 1, 2] {
+            child.remove_space(&Fingerprint([9; 32]), Space([space; 16])).expect("the child runs");
         }
-        assert_eq!(child.have(&records).expect("it runs"), [true; 64]);
-        for name in &records {
-            let (mut head, mut page) = (vec![0; 4096], vec![0; 6000]);
-            let part = Part { first: 1, of: 3 };
-            assert_eq!(child.get(name, part, &mut head, &mut [&mut page]), Ok(Got::Read));
-            assert!(head == [name.key[0]; 4096] && page == [2; 6000]);
-        }
+        super::contract(&child);
     }
 
     #[test]

@@ -20,8 +20,8 @@ cat >"$work/s3.json" <<JSON
    "actions": ["Admin", "Read", "Write", "List", "Tagging"]}]}
 JSON
 "$servers/bin/weed" server -s3 -dir="$work" -ip=127.0.0.1 -ip.bind=127.0.0.1 -s3.port="$s3" -s3.port.grpc="$grpc" \
-  -s3.config="$work/s3.json" -master.port="$master" -volume.port="$volume" -filer.port="$filer" \
-  -master.volumeSizeLimitMB=512 -volume.max=20 >"$work/weed.log" 2>&1 &
+  -s3.port.iceberg=0 -s3.port.lance=0 -s3.config="$work/s3.json" -master.port="$master" -volume.port="$volume" \
+  -filer.port="$filer" -master.volumeSizeLimitMB=512 -volume.max=20 >"$work/weed.log" 2>&1 &
 started="$started $!"
 trap 'kill $started 2>/dev/null || true; wait; rm -rf "$work"' EXIT
 for _ in $(seq 100); do

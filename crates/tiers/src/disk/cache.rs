@@ -61,7 +61,7 @@ impl Cache {
             Opened::Foreign => return Ok(Err(Miss::Foreign)),
         };
         let mut head = vec![0; HEADER];
-        if !read_record(&file, 0, Part { first: 0, of: 0 }, &mut head, &mut [])? {
+        if !read_record(&file, 0, Part { first: 0, of: 0 }, &mut head, &mut [], &mut |_| ())? {
             return Ok(Err(Miss::Length));
         }
         let header = match Header::read(&head) {
@@ -72,7 +72,7 @@ impl Cache {
         head.resize(header.head_bytes().expect("it is smaller than the file"), 0);
         let (of, mut page) = (header.pages, vec![0; header.page_bytes as usize]);
         for first in 0..of {
-            if !read_record(&file, 0, Part { first, of }, &mut head, &mut [&mut page])? {
+            if !read_record(&file, 0, Part { first, of }, &mut head, &mut [&mut page], &mut |_| ())? {
                 return Ok(Err(Miss::Length));
             }
             let checked = if first == 0 { header.check(&head, secret) } else { Ok(()) };

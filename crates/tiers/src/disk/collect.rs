@@ -63,8 +63,8 @@ fn descend(at: BorrowedFd, path: &str, levels: u32, visit: &mut dyn FnMut(Entry)
     entries(at, |name, is_folder| {
         let path = format!("{path}/{name}");
         if levels == 0 {
-            let (Ok(name), false) = (path.parse(), is_folder) else { return Ok(true) };
-            return Ok(file(at, name)?.is_none_or(&mut *visit));
+            let (Ok(record), false) = (path.parse(), is_folder) else { return Ok(true) };
+            return Ok(file(at, name, record)?.is_none_or(&mut *visit));
         }
         if !is_folder {
             return Ok(true);
@@ -79,8 +79,8 @@ fn descend(at: BorrowedFd, path: &str, levels: u32, visit: &mut dyn FnMut(Entry)
 
 /// Returns the entry of a record. `None` if it has vanished, or is no file. The time of a file from the future, which
 /// a clock has left that was set back, becomes the present.
-fn file(folder: BorrowedFd, name: Name) -> io::Result<Option<Entry>> {
-    let Ok(stat) = rustix::fs::statat(folder, name.file(), AtFlags::SYMLINK_NOFOLLOW) else { return Ok(None) };
+fn file(folder: BorrowedFd, file: &str, name: Name) -> io::Result<Option<Entry>> {
+    let Ok(stat) = rustix::fs::statat(folder, file, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(None) };
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Ok(None);
     }
@@ -91,7 +91,7 @@ fn file(folder: BorrowedFd, name: Name) -> io::Result<Option<Entry>> {
         let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let times = Timestamps { last_access, last_modification };
         // A file of another user keeps its time.
-        let _ = rustix::fs::utimensat(folder, name.file(), &times, AtFlags::SYMLINK_NOFOLLOW);
+        let _ = rustix::fs::utimensat(folder, file, &times, AtFlags::SYMLINK_NOFOLLOW);
         seconds = present;
     }
     Ok(Some(Entry { age: (seconds, nanoseconds), bytes: stat.st_size as u64, name }))

@@ -244,6 +244,17 @@ impl Store for Disk {
     }
 
     fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
+        self.get_seen(name, part, head, pages, &mut |_| ())
+    }
+
+    fn get_seen(
+        &self,
+        name: &Name,
+        part: Part,
+        head: &mut [u8],
+        pages: &mut [&mut [u8]],
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Result<Got, StoreError> {
         let (file, bytes) = match self.shared.folder.open_record(name)? {
             Opened::Record(file, bytes) => (file, bytes),
             Opened::Absent => {
@@ -256,7 +267,7 @@ impl Store for Disk {
         if bytes != part.record_bytes(head.len(), page_bytes) {
             return Ok(Got::Length);
         }
-        let is_read = read_record(&file, 0, part, head, pages)?;
+        let is_read = read_record(&file, 0, part, head, pages, seen)?;
         // A folder that cannot be written keeps the times.
         let _ = collect::touch(&file, self.shared.now(), first_place(head));
         Ok(if is_read { Got::Read } else { Got::Length })

@@ -34,7 +34,10 @@ impl Sample {
         let mut pages = vec![vec![1; self.pages[0].len()]; count];
         let mut buffers: Vec<_> = pages.iter_mut().map(|page| &mut page[..]).collect();
         let part = Part { first, of: self.pages.len() as u32 };
-        let got = store.get(&self.name, part, &mut head, &mut buffers).expect("no failure");
+        let mut seen = Vec::new();
+        let add = &mut |piece: &[u8]| seen.extend_from_slice(piece);
+        let got = store.get_seen(&self.name, part, &mut head, &mut buffers, add).expect("no failure");
+        assert!(got != Got::Read || seen == pages.concat(), "pieces in order");
         (got, head, pages)
     }
 
@@ -44,6 +47,11 @@ impl Sample {
                 let (got, head, pages) = self.get(store, first as u32, count);
                 assert_eq!((got, head == self.head), (Got::Read, true));
                 assert!(pages == self.pages[first..first + count], "pages {first} to {}", first + count);
+                let mut unseen = vec![vec![1; self.pages[0].len()]; count];
+                let part = Part { first: first as u32, of: self.pages.len() as u32 };
+                let buffers = &mut unseen.iter_mut().map(|page| &mut page[..]).collect::<Vec<_>>();
+                assert_eq!(store.get(&self.name, part, &mut [0; BLOCK], buffers), Ok(Got::Read));
+                assert!(unseen == pages, "both ways to read are equal");
             }
         }
     }

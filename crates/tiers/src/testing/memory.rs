@@ -44,7 +44,7 @@ pub(crate) fn concat(head: &[u8], pages: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Copies a record from memory into a reader's buffers.
-pub(crate) fn read_from(bytes: &[u8], part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Got {
+fn read_from(bytes: &[u8], part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Got {
     let page_bytes = pages.first().map_or(0, |page| page.len());
     let expected = part.record_bytes(head.len(), page_bytes);
     let is_short = (bytes.len() as u64) < expected;

@@ -19,6 +19,7 @@ mod breaker;
 mod fetch;
 mod options;
 mod pieces;
+mod rounds;
 mod work;
 
 use std::collections::HashMap;

@@ -14,10 +14,11 @@ use kvarena::moves::{Lookup, PutId};
 use super::breaker::{Breaker, Rate};
 use super::options::{Counters, StoreOptions, add};
 use super::pieces::Pieces;
+use super::rounds::Rounds;
 use crate::check::Secret;
 use crate::miss::{Miss, Misses};
 use crate::name::{Fingerprint, Name, Space};
-use crate::record::{Record, check_page};
+use crate::record::{PageChecks, Record};
 use crate::store::{Got, Part, Store, StoreError};
 
 /// A record without the fields that all records of a tier share.
@@ -251,7 +252,8 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         let is_asked = |lane: &Lane<R, W>| {
             lane.options.rule.is_worth(ask.most.0, ask.most.1) && lane.stopped(now, false).is_none()
         };
-        let missing = ask.located.len() < ask.wanted.len();
+        let located = ask.lookup.target(|group, place| ask.located.contains_key(&(group, place)));
+        let missing = located < ask.lookup.target(|_, _| true);
         match self.lanes[index..].iter().find(|lane| missing && is_asked(lane)) {
             Some(lane) => lane.push(Job::Ask(ask)),
             None => self.send(Done::Asked(ask)),
@@ -262,12 +264,18 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         if ask.keys.is_empty() {
             ask.keys = ask.lookup.keys(&ask.prompt);
         }
-        let missing: Vec<_> = ask.wanted.iter().filter(|at| !ask.located.contains_key(at)).copied().collect();
-        let name = |&(group, place): &(u32, u32)| self.name_of(group, ask.keys[place as usize]);
-        let names: Vec<_> = missing.iter().map(name).collect();
+        let missing = ask.wanted.iter().filter(|at| !ask.located.contains_key(at)).copied().collect();
         let lane = &self.lanes[index];
-        add(&lane.counters.asked, names.len() as u64);
-        if let Ok(have) = lane.call(false, |store| store.have(&names)) {
+        let mut rounds = Rounds::new(missing, lane.options.store.asks_one_by_one());
+        loop {
+            let missing = rounds.next(&ask.lookup, &ask.located);
+            let name = |&(group, place): &(u32, u32)| self.name_of(group, ask.keys[place as usize]);
+            let names: Vec<_> = missing.iter().map(name).collect();
+            if names.is_empty() {
+                break;
+            }
+            add(&lane.counters.asked, names.len() as u64);
+            let Ok(have) = lane.call(false, |store| store.have(&names)) else { break };
             let found = missing.into_iter().zip(have).filter(|(_, has)| *has);
             let before = ask.located.len();
             ask.located.extend(found.map(|(at, _)| (at, index)));
@@ -288,18 +296,17 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
             true => get.pages.iter_mut().map(AsMut::as_mut).collect(),
             false => scratch.chunks_exact_mut(pieces.page_bytes).collect(),
         };
-        let got = lane.call(false, |store| store.get(&name, part, &mut head, &mut pages));
+        let mut checks = PageChecks::new(pieces.page_bytes, self.secret.as_ref());
+        let seen = &mut |piece: &[u8]| checks.update(piece);
+        let got = lane.call(false, |store| store.get_seen(&name, part, &mut head, &mut pages, seen));
         let checked = match got {
             Err(_) => Err(Miss::Failed),
             Ok(Got::Absent) => Err(Miss::Absent),
             Ok(Got::Foreign) => Err(Miss::Foreign),
             Ok(Got::Length) => Err(Miss::Length),
-            Ok(Got::Read) => record.check_head(&head, self.secret.as_ref()).and_then(|()| {
-                let mut indices = get.first as usize..;
-                let mut check =
-                    |page: &&mut [u8]| check_page(&head, indices.next().expect("no end"), page, self.secret.as_ref());
-                pages.iter().try_for_each(&mut check)
-            }),
+            Ok(Got::Read) => record
+                .check_head(&head, self.secret.as_ref())
+                .and_then(|()| checks.compare(&head, get.first as usize, pages.len())),
         };
         if let Err(miss) = checked {
             if miss.is_damage() && lane.options.removes_damage {

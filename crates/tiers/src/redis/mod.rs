@@ -1,13 +1,17 @@
 //! [`Redis`]: records as values of Redis or Valkey. Names have `:` instead of `/`.
 
+mod reader;
+
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::{Client, Connection, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, cmd, pipe};
+use reader::Reader;
+use redis::{Client, Connection, ConnectionAddr, ErrorKind, RedisError, RedisResult, ServerErrorKind, cmd, pipe};
 
 use crate::name::{Fingerprint, Name, Space};
 use crate::store::{Got, Part, Store, StoreError, stride};
-use crate::testing::memory::{concat, read_from};
+use crate::testing::memory::concat;
+use crate::vectored::{buffers, unused};
 
 /// Maximum number of bytes of a record. Larger values delay other clients.
 pub const VALUE_MAX: u64 = 64 << 20;
@@ -23,6 +27,8 @@ pub struct Redis {
     /// Seconds for which the server keeps a record.
     ttl: Option<u64>,
     idle: Mutex<Vec<Connection>>,
+    /// Connections that read whole records over TCP.
+    readers: Mutex<Vec<Reader>>,
 }
 
 impl Redis {
@@ -32,7 +38,7 @@ impl Redis {
     /// [`StoreError::Failed`] if the URL is invalid.
     pub fn new(url: &str, ttl: Option<Duration>) -> Result<Self, StoreError> {
         let client = Client::open(url).map_err(error)?;
-        Ok(Self { client, ttl: ttl.map(|ttl| ttl.as_secs().max(1)), idle: Mutex::default() })
+        Ok(Self { client, ttl: ttl.map(|ttl| ttl.as_secs().max(1)), idle: Mutex::default(), readers: Mutex::default() })
     }
 
     /// Returns a warning if the server does not evict old records when its memory is full.
@@ -57,6 +63,58 @@ impl Redis {
         let called = call(&mut connection).map_err(error)?;
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
         Ok(called)
+    }
+
+    /// Reads a value with an idle or a new reader.
+    fn read(
+        &self,
+        (host, port): (&str, u16),
+        key: &str,
+        head: &mut [u8],
+        pages: &mut [&mut [u8]],
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Result<Got, StoreError> {
+        let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut reader = match idle {
+            Some(reader) => reader,
+            None => Reader::connect(host, port, self.client.get_connection_info().redis_settings())?,
+        };
+        let mut unused = unused(pages);
+        let got = reader.get(key, buffers(head, pages, &mut unused), seen)?;
+        if matches!(got, Got::Read | Got::Absent) {
+            self.readers.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
+        }
+        Ok(got)
+    }
+
+    /// Reads a part of a record, or over another connection than TCP.
+    fn get_by_client(
+        &self,
+        name: &Name,
+        part: Part,
+        head: &mut [u8],
+        pages: &mut [&mut [u8]],
+    ) -> Result<Got, StoreError> {
+        let page_bytes = pages.first().map_or(0, |page| page.len());
+        let start = part.start(head.len(), page_bytes);
+        let end = start + (stride(page_bytes) * pages.len()) as u64;
+        let mut pipe = pipe();
+        pipe.cmd("STRLEN").arg(key(name));
+        pipe.cmd("GETRANGE").arg(key(name)).arg(0).arg(head.len() - 1);
+        pipe.cmd("GETRANGE").arg(key(name)).arg(start).arg(end - 1);
+        let (len, first, rest): (u64, Vec<u8>, Vec<u8>) = self.call(|connection| pipe.query(connection))?;
+        if len == 0 {
+            return Ok(Got::Absent);
+        }
+        let is_whole = first.len() == head.len() && rest.len() as u64 == end - start;
+        if len != part.record_bytes(head.len(), page_bytes) || !is_whole {
+            return Ok(Got::Length);
+        }
+        head.copy_from_slice(&first);
+        pages.iter_mut().zip(rest.chunks(stride(page_bytes))).for_each(|(page, bytes)| {
+            page.copy_from_slice(&bytes[..page_bytes]);
+        });
+        Ok(Got::Read)
     }
 
     fn connect(&self) -> RedisResult<Connection> {
@@ -95,31 +153,27 @@ impl Store for Redis {
     }
 
     fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        let page_bytes = pages.first().map_or(0, |page| page.len());
-        if pages.len() == part.of as usize {
-            let value = self.call(|connection| cmd("GET").arg(key(name)).query(connection))?;
-            let Value::BulkString(bytes) = value else { return Ok(Got::Absent) };
-            return Ok(read_from(&bytes, part, head, pages));
+        self.get_seen(name, part, head, pages, &mut |_| ())
+    }
+
+    fn get_seen(
+        &self,
+        name: &Name,
+        part: Part,
+        head: &mut [u8],
+        pages: &mut [&mut [u8]],
+        seen: &mut dyn FnMut(&[u8]),
+    ) -> Result<Got, StoreError> {
+        if let ConnectionAddr::Tcp(host, port) = self.client.get_connection_info().addr()
+            && pages.len() == part.of as usize
+        {
+            return self.read((host, *port), &key(name), head, pages, seen);
         }
-        let start = part.start(head.len(), page_bytes);
-        let end = start + (stride(page_bytes) * pages.len()) as u64;
-        let mut pipe = pipe();
-        pipe.cmd("STRLEN").arg(key(name));
-        pipe.cmd("GETRANGE").arg(key(name)).arg(0).arg(head.len() - 1);
-        pipe.cmd("GETRANGE").arg(key(name)).arg(start).arg(end - 1);
-        let (len, first, rest): (u64, Vec<u8>, Vec<u8>) = self.call(|connection| pipe.query(connection))?;
-        if len == 0 {
-            return Ok(Got::Absent);
+        let got = self.get_by_client(name, part, head, pages)?;
+        if got == Got::Read {
+            pages.iter().for_each(|page| seen(page));
         }
-        let is_whole = first.len() == head.len() && rest.len() as u64 == end - start;
-        if len != part.record_bytes(head.len(), page_bytes) || !is_whole {
-            return Ok(Got::Length);
-        }
-        head.copy_from_slice(&first);
-        pages.iter_mut().zip(rest.chunks(stride(page_bytes))).for_each(|(page, bytes)| {
-            page.copy_from_slice(&bytes[..page_bytes]);
-        });
-        Ok(Got::Read)
+        Ok(got)
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {

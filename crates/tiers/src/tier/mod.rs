@@ -199,8 +199,8 @@ where
     }
 
     /// Removes all records of a namespace from all stores. Open puts of the namespace leave no record, and pages that
-    /// the engine has cached are not put before the namespace is searched again. Returns the stores' answers; the caller
-    /// need not wait for them. Other servers may put records that they have cached.
+    /// the engine has cached are not put before the namespace is searched again. Returns the stores' answers; the
+    /// caller need not wait for them. Other servers may put records that they have cached.
     pub fn forget(&mut self, names: &NamespaceNames) -> Receiver<Forgotten> {
         let space = self.shared.space(names);
         self.forgotten.insert(space);

@@ -20,8 +20,10 @@ use kvarena_tiers::tier::{StoreOptions, TierOptions};
 const ALL: Namespace = Namespace::new(0);
 const OTHER: Namespace = Namespace::new(1);
 
+type Change = fn(&mut Identity<'_>);
+
 /// Returns the fingerprint of a config, with a change of its identity.
-fn fingerprint(config: &EngineConfig, change: fn(&mut Identity<'_>)) -> Fingerprint {
+fn fingerprint(config: &EngineConfig, change: Change) -> Fingerprint {
     let layout = config.pool.layout().expect("a valid pool");
     let (layers, heads) = (layout.layers(), layout.most_kv_heads());
     let mut identity = Identity {
@@ -63,8 +65,8 @@ fn another_identity_hits_nothing() {
         change(&mut config.pool);
         config
     };
-    let same: fn(&mut Identity<'_>) = |_| ();
-    let cases: [(&str, EngineConfig, fn(&mut Identity<'_>)); 9] = [
+    let same: Change = |_| ();
+    let cases: [(&str, EngineConfig, Change); 9] = [
         ("weights", base, |identity| identity.weights = [2; 32]),
         ("heads of another rank", base, |identity| identity.heads = 1..2),
         ("number of ranks", base, |identity| identity.heads_of_model = 4),

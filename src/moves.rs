@@ -9,8 +9,8 @@
 
 mod lookup;
 
-use crate::hash::PageHash;
-use crate::id::{SwapPageId, TokenId};
+use crate::hash::{NamespaceNames, PageHash};
+use crate::id::{Namespace, SwapPageId, TokenId};
 
 pub use lookup::Lookup;
 
@@ -28,6 +28,10 @@ pub struct FetchId(pub(crate) u64);
 pub struct Put<'a> {
     /// Identifies the put until it is done.
     pub id: PutId,
+    /// Namespace of the prefix.
+    pub namespace: Namespace,
+    /// Names of the namespace, which the hashes include. The host may have forgotten the namespace since.
+    pub names: &'a NamespaceNames,
     /// The group of layers.
     pub group: u32,
     /// Hash of the record's last page: its key in the store, together with the group.

@@ -55,7 +55,7 @@ pub struct PoolConfig {
     /// Size of the pool. Default: 1,024 pages.
     pub capacity: Capacity,
     /// Number of pages of swap memory to which evicted pages of all groups move. With 0, evicted pages are lost. A cell
-    /// needs as many swap pages as its group has tracks. Without groups, each swap page also takes 253 to 604 bytes of
+    /// needs as many swap pages as its group has tracks. Without groups, each swap page also takes 253 to 609 bytes of
     /// tables at pages of 16 to 64 tokens ([`EngineConfig::bytes`](crate::EngineConfig::bytes)). Default: 0.
     pub swap_pages: u32,
     /// Number of additional pages of swap memory. [`Engine::puts`](crate::Engine::puts) copies pages that are on the

@@ -1,6 +1,6 @@
 //! [`Lookup`]: the records that the engine has of a prompt, and those that it lacks.
 
-use crate::hash::{Hashing, Named, PageHash};
+use crate::hash::{Hashing, Named, NamespaceNames, PageHash};
 use crate::id::TokenId;
 use crate::layout::Limits;
 
@@ -30,6 +30,11 @@ impl Lookup {
     /// Returns the number of pages of the prompt that group 0 has cached.
     pub fn full_pages(&self) -> u32 {
         self.full
+    }
+
+    /// Returns the names of the prompt's namespace.
+    pub fn names(&self) -> &NamespaceNames {
+        &self.named.names
     }
 
     /// Returns the hashes of the pages that the prompt can match. A record's key is the hash at its place. O(prompt).

@@ -64,6 +64,14 @@ impl Chain {
         self.hashes.of(entry)
     }
 
+    /// Returns the namespace of the prefixes of the present generation whose first page has this entry. O(1).
+    pub fn namespace_of(&self, nodes: &Nodes, first: u32) -> Namespace {
+        let is_it =
+            |node| nodes.link[node].parent.is_none() && EntryLists::first_entry(&nodes.link[node].list) == first;
+        let node = self.find(self.of(first), is_it).expect("T9: the hash of a first page finds its node");
+        nodes.scope[node].namespace
+    }
+
     fn list(&mut self, node: NodeKey, first: u32) {
         let hash = self.firsts.hash_number(self.of(first).to_u64()) | LISTED;
         self.listed[node] = hash;

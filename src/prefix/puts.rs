@@ -15,7 +15,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use crate::bitmap::{Bitmap, Bits};
-use crate::hash::PageHash;
+use crate::hash::{Names, PageHash};
 use crate::id::{MoveId, NodeKey, PageId, SwapPageId, TokenId};
 use crate::memory::{Memory, OutOfMemory};
 use crate::moves::{Put, PutId};
@@ -25,6 +25,7 @@ use crate::swap::SwapPool;
 use super::TreeShape;
 use super::chain::Chain;
 use super::entry_list::EntryLists;
+use super::hashes::named;
 use super::nodes::{NO_SWAP_PAGE, Nodes};
 
 /// Maximum number of open puts.
@@ -65,6 +66,9 @@ pub(super) struct Puts {
     /// By entry, the entry of the page before it, and the place of its page.
     before: Vec<u32>,
     places: Vec<u32>,
+    /// By entry, the entry of the first page of its prefix. The path to the root would lead there as well, but takes
+    /// a step for each page.
+    firsts: Vec<u32>,
     /// Number of pages of a record of group 0.
     record_pages: u32,
     /// For each group other than group 0, the entries whose record of the group is queued or open.
@@ -112,6 +116,7 @@ impl Puts {
             versions: memory.zeroed(entries)?,
             before: memory.zeroed(entries)?,
             places: memory.zeroed(entries)?,
+            firsts: memory.zeroed(entries)?,
             record_pages: shape.record_pages,
             waiting,
             queue: memory.queue(entries + is_on * cells)?,
@@ -194,6 +199,7 @@ impl Puts {
         let place = before.map_or(0, |before| self.places[before as usize] + 1);
         self.before[entry as usize] = before.unwrap_or(NONE);
         self.places[entry as usize] = place;
+        self.firsts[entry as usize] = before.map_or(entry, |before| self.firsts[before as usize]);
         if is_new && (place + 1).is_multiple_of(self.record_pages) {
             self.add(0, entry);
         }
@@ -326,7 +332,7 @@ impl Puts {
     /// of calls.
     pub fn give(
         &mut self,
-        (lists, chain): (&EntryLists, &Chain),
+        (nodes, chain, names): (&Nodes, &Chain, &Names),
         pool: &mut SwapPool,
         saved: MoveId,
         mut sink: impl FnMut(Put<'_>),
@@ -343,10 +349,12 @@ impl Puts {
             };
             self.open[index].is_given = true;
             given += 1;
-            let (first, before) = self.write_tokens(record, lists, &mut tokens);
+            let (first, before) = self.write_tokens(record, &nodes.lists, &mut tokens);
             let parent = (before != NONE).then(|| chain.of(before));
-            let pages = &self.pages[start..end];
-            sink(Put { id: put.id, group: record.group, key: put.key, parent, first, tokens: &tokens, pages });
+            let namespace = chain.namespace_of(nodes, self.firsts[record.entry as usize]);
+            let names = &named(names, namespace).names;
+            let (OpenPut { id, key, .. }, group, pages) = (put, record.group, &self.pages[start..end]);
+            sink(Put { id, namespace, names, group, key, parent, first, tokens: &tokens, pages });
         }
         self.tokens = tokens;
         // Ends the puts that the store has not received and whose entries were freed or are of an earlier generation.

@@ -55,9 +55,9 @@ impl PrefixTree {
     /// Calls `sink` with the puts whose pages the store can read. All saves up to `saved` are done. Returns the number
     /// of calls.
     pub(crate) fn give_puts(&mut self, saved: MoveId, sink: impl FnMut(Put<'_>)) -> usize {
-        let Self { nodes, swap: Some(swap), chain: Some(chain), .. } = self else { return 0 };
+        let Self { nodes, names, swap: Some(swap), chain: Some(chain), .. } = self else { return 0 };
         let Swap { puts, pool, .. } = &mut **swap;
-        puts.give((&nodes.lists, chain), pool, saved, sink)
+        puts.give((nodes, chain, names), pool, saved, sink)
     }
 
     /// Ends a put. `ok` is set if the store has the record; otherwise it is queued for the next round. Returns whether

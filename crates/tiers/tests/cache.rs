@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::Command;
 
 use common::samples;
+use kvarena::hash::NamespaceNames;
 use kvarena_tiers::disk::{Disk, DiskOptions};
+use kvarena_tiers::name::Space;
 use kvarena_tiers::store::Store;
 use sha2::{Digest, Sha256};
 
@@ -48,6 +50,13 @@ fn it_lists_checks_collects_and_forgets() {
     assert_eq!(cache(&["gc", dir, "1000"]), (0, "removed 1 of 1 files, 16384 of 16384 bytes\n".into()));
     assert_eq!(cache(&["forget", dir, "9372c470eeadd5ec", "e3b0c44298fc1c14"]).0, 0);
     assert!(!file.exists() && cache(&["ls", dir]).1.lines().count() == 1);
+    let [open, keyed] = [&["space", "salt"][..], &["space", "salt", secret]].map(cache);
+    assert_eq!((open.0, open.1.len(), keyed.0, keyed.1.len()), (0, 17, 0, 17));
+    assert_ne!(open.1, keyed.1);
+    let names = NamespaceNames { salt: Some("salt".to_owned()), ..NamespaceNames::default() };
+    assert_eq!(open.1.trim(), Space::of(&names, None).to_string());
+    // No server listens there, or no client is built in.
+    assert_eq!(cache(&["forget", "redis://127.0.0.1:1/", "9372c470eeadd5ec", "e3b0c44298fc1c14"]).0, 2);
     for wrong in [&["ls"][..], &["forget", dir, "xyz"], &["gc", dir, "many"], &["ls", "/no/folder"], &[]] {
         assert_eq!(cache(wrong).0, 2, "{wrong:?}");
     }

@@ -31,6 +31,7 @@ done
 curl -sf "http://127.0.0.1:$s3/kvarena" >/dev/null || { tail -5 "$work/weed.log"; exit 1; }
 
 export KVARENA_REDIS=redis://127.0.0.1:$redis/
+export KVARENA_VALKEY=$valkey # for tests that start and stop servers of their own
 export KVARENA_S3=s3://kvarena/prefix AWS_ENDPOINT=http://127.0.0.1:$s3 AWS_ALLOW_HTTP=true AWS_REGION=us-east-1
 export AWS_ACCESS_KEY_ID=tests AWS_SECRET_ACCESS_KEY=secret
 "$@"

@@ -3,8 +3,8 @@
 #[path = "common/host.rs"]
 mod host;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use host::{Host, PAGE_SIZE, model, models, options, text};
@@ -13,9 +13,8 @@ use kvarena::layout::Groups;
 use kvarena_tiers::check::Secret;
 use kvarena_tiers::disk::{Disk, DiskOptions};
 use kvarena_tiers::miss::Miss;
-use kvarena_tiers::name::{Fingerprint, Name, Space};
-use kvarena_tiers::store::{Got, Part, Store, StoreError};
-use kvarena_tiers::testing::{Full, Gone, Liar, Memory, Slow, Torn};
+use kvarena_tiers::store::Store;
+use kvarena_tiers::testing::{Full, Gone, Held, Liar, Memory, Slow, Torn};
 use kvarena_tiers::tier::{Find, LoadRule, StoreOptions, TierOptions};
 
 const ALL: Namespace = Namespace::new(0);
@@ -182,33 +181,6 @@ fn a_store_that_dies_in_a_fetch_is_a_miss() {
     host.serve(ALL, &text(0..33));
 }
 
-/// A store whose reads wait while its gate is closed.
-struct Gated(Arc<Memory>, Arc<(Mutex<bool>, Condvar)>);
-
-impl Store for Gated {
-    fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
-        self.0.have(names)
-    }
-
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        let (is_open, opened) = &*self.1;
-        drop(opened.wait_while(is_open.lock().expect("no panic"), |is_open| !*is_open).expect("no panic"));
-        self.0.get(name, part, head, pages)
-    }
-
-    fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
-        self.0.put(name, head, pages)
-    }
-
-    fn remove(&self, names: &[Name]) -> Result<(), StoreError> {
-        self.0.remove(names)
-    }
-
-    fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError> {
-        self.0.remove_space(fingerprint, space)
-    }
-}
-
 #[test]
 fn a_deadline_frees_the_request_and_not_the_pages() {
     let store = Arc::new(Memory::default());
@@ -225,16 +197,70 @@ fn a_deadline_frees_the_request_and_not_the_pages() {
     assert_eq!((late.misses(), late.tier.waits().late), (vec![(Miss::Late, 1)], 1));
     assert_eq!(late.serve(ALL, &text(0..33)), 0);
     // The deadline passes while the records are read: the fetch ends later, and the next prompt hits.
-    let gate = Arc::new((Mutex::new(false), Condvar::new()));
-    let mut late = host(Arc::new(Gated(store, Arc::clone(&gate))), 1000);
+    let held = Arc::new(Held::new(store));
+    held.hold([false, true, false]);
+    let mut late = host(Arc::clone(&held) as Arc<dyn Store>, 1000);
     assert_eq!(late.find(ALL, &text(0..33)), 0);
     let (requests, fetches, _) = late.tier.open();
     assert_eq!((requests, fetches, late.tier.waits().late), (0, 1, 1));
     assert_eq!(late.serve(ALL, &text(0..7)), 0);
-    *gate.0.lock().expect("no panic") = true;
-    gate.1.notify_all();
+    held.hold([false; 3]);
     late.until(|host| host.tier.open().1 == 0);
     assert_eq!(late.serve(ALL, &text(0..33)), 32);
+}
+
+#[test]
+fn few_requests_wait_for_a_store_that_hangs() {
+    for calls in [[true, false, false], [false, true, false], [false, false, true]] {
+        let store = Arc::new(Memory::default());
+        drop(filled(&store));
+        let held = Arc::new(Held::new(store));
+        held.hold(calls);
+        let stores =
+            vec![StoreOptions { threads: 2, ..StoreOptions::new("held", Arc::clone(&held) as Arc<dyn Store>) }];
+        let deadline = Duration::from_millis(20);
+        let mut host = Host::with(&model(Groups::ONE, 1), TierOptions { deadline, ..options(stores) });
+        if calls[2] {
+            host.serve(ALL, &text(500..533));
+            host.tier.turn(&mut host.engine, |_, _| ()).expect("no fault");
+            held.wait_for(2); // both threads
+        }
+        for at in 0..100 {
+            // Some requests have the same prefix, and others none in the store.
+            let prompt = if at % 2 == 0 { text(0..33) } else { text(50 * at..50 * at + 33) };
+            assert_eq!(host.find(ALL, &prompt), 0);
+        }
+        let late = host.tier.waits().late;
+        assert!((1..25).contains(&late), "{late} requests waited while {calls:?} hung");
+        assert_eq!(host.serve(ALL, &text(0..21)), 0);
+        // The store comes back.
+        held.hold([false; 3]);
+        while host.find(ALL, &text(0..33)) == 0 && host.engine.match_prefix(ALL, &text(0..33)).pages() < 8 {
+            std::thread::sleep(Duration::from_millis(1));
+            host.tier.turn(&mut host.engine, |_, _| ()).expect("no fault");
+        }
+        assert!(host.flush());
+    }
+}
+
+#[test]
+fn a_store_whose_answers_are_late_is_not_asked_for_a_while() {
+    let store = Arc::new(Memory::default());
+    drop(filled(&store));
+    let slow = Arc::new(Slow { inner: Arc::clone(&store), delay: Duration::from_millis(50) });
+    let stores = vec![StoreOptions { threads: 2, ..StoreOptions::new("slow", slow as Arc<dyn Store>) }];
+    let deadline = Duration::from_millis(10);
+    let mut host = Host::with(&model(Groups::ONE, 1), TierOptions { deadline, ..options(stores) });
+    for at in 0..100 {
+        assert_eq!(host.find(ALL, &text(50 * at..50 * at + 33)), 0);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let late = host.tier.waits().late;
+    assert!((5..50).contains(&late), "{late} requests waited");
+    // Puts have time.
+    host.serve(ALL, &text(5000..5033));
+    assert!(host.flush());
+    assert_eq!(store.names().len(), 16);
 }
 
 #[test]

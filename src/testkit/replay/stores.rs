@@ -5,7 +5,7 @@ use super::agree;
 use super::bytes::Inspect;
 use super::host::{Bytes, Host, OpenFetch, OpenPut, RecordKey, names};
 use crate::error::{EngineError, Error};
-use crate::hash::PageHash;
+use crate::hash::{NamespaceNames, PageHash};
 use crate::id::{Namespace, SwapPageId, TokenId};
 use crate::moves::PutId;
 use crate::testkit::model::{FetchWant, PutWant, RecordWant};
@@ -14,6 +14,8 @@ use crate::testkit::rng::mix;
 
 struct Got {
     id: PutId,
+    namespace: Namespace,
+    names: NamespaceNames,
     group: u32,
     key: PageHash,
     parent: Option<PageHash>,
@@ -27,8 +29,9 @@ impl<B: Inspect> Host<B> {
         let mut got = Vec::new();
         let answer = self.engine.puts(usize::from(most % 8), |put| {
             let (tokens, pages) = (put.tokens.to_vec(), put.pages.to_vec());
-            let (id, group, first) = (put.id, put.group, put.first);
-            got.push(Got { id, group, key: put.key, parent: put.parent, first, tokens, pages });
+            let (id, namespace, names) = (put.id, put.namespace, put.names.clone());
+            let (group, first) = (put.group, put.first);
+            got.push(Got { id, namespace, names, group, key: put.key, parent: put.parent, first, tokens, pages });
         });
         let moves = self.engine.backend_mut().take_moves();
         let moved_failed = answer.is_err() && moves.last() != Some(&true);
@@ -52,8 +55,10 @@ impl<B: Inspect> Host<B> {
         let shape = self.engine.shape();
         let hashing = shape.hashing.ok_or("puts need hashes")?;
         let (namespace, _, tokens) = &want.path;
-        let names = names(Namespace::new(*namespace));
+        let namespace = Namespace::new(*namespace);
+        let names = names(namespace);
         let chain = hashing.chain(&names, tokens, shape.layout.page_size());
+        agree("a put's namespace", &(got.namespace, &got.names), &(namespace, &names))?;
         agree("a put's group and first page", &(got.group, got.first), &(want.group, want.first))?;
         agree("a put's key", &Some(&got.key), &chain.last())?;
         let parent = (want.first as usize).checked_sub(1).map(|before| &chain[before]);

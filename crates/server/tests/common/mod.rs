@@ -5,6 +5,8 @@
 #[path = "../../../host/tests/common/mod.rs"]
 mod host;
 pub mod listening;
+pub mod load;
+pub mod valkey;
 
 pub use host::*;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Lists, checks and removes the records of a cache folder.
+//! Lists, checks and removes the records of a cache folder, and removes a namespace from a remote store.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -6,15 +6,19 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use kvarena::hash::NamespaceNames;
 use kvarena_tiers::check::Secret;
 use kvarena_tiers::disk::Cache;
-use kvarena_tiers::name::read_hex;
+use kvarena_tiers::name::{Fingerprint, Space, read_hex};
+use kvarena_tiers::store::Store;
 
 const USAGE: &str = "\
 usage: kvarena-cache ls DIR                            models and namespaces: files, bytes, ages
        kvarena-cache check DIR [SECRET_FILE]           reads all records; status 1 if some are damaged
        kvarena-cache gc DIR BYTES                      removes the oldest records beyond BYTES
-       kvarena-cache forget DIR FINGERPRINT [SPACE]    removes the records of a model, or of a namespace";
+       kvarena-cache forget DIR FINGERPRINT [SPACE]    removes the records of a model, or of a namespace
+       kvarena-cache forget URL FINGERPRINT SPACE      the same in Redis, Valkey or an object store
+       kvarena-cache space SALT [SECRET_FILE]          the namespace of a salt";
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
@@ -52,11 +56,37 @@ fn run(arguments: &[&str]) -> Result<Option<u64>, Box<dyn Error>> {
                 done.removed_files, done.files, done.removed_bytes, done.bytes
             );
         }
+        ["forget", url, fingerprint, space] if url.contains("://") => {
+            let (mut model, mut own) = (Fingerprint([0; 32]), Space([0; 16]));
+            // Names contain these bytes alone.
+            model.0[..8].copy_from_slice(&read_hex::<8>(fingerprint)?);
+            own.0[..8].copy_from_slice(&read_hex::<8>(space)?);
+            remote(url)?.remove_space(&model, own)?;
+        }
+        ["space", salt] => println!("{}", space_of(salt, None)),
+        ["space", salt, file] => println!("{}", space_of(salt, Some(&Secret::from_file(Path::new(file))?))),
         ["forget", path, fingerprint] => open(path)?.forget(read_hex(fingerprint)?, None)?,
         ["forget", path, fingerprint, space] => open(path)?.forget(read_hex(fingerprint)?, Some(read_hex(space)?))?,
         _ => return Ok(None),
     }
     Ok(Some(0))
+}
+
+fn space_of(salt: &str, secret: Option<&Secret>) -> Space {
+    Space::of(&NamespaceNames { salt: Some(salt.to_owned()), ..NamespaceNames::default() }, secret)
+}
+
+/// Opens a remote store.
+fn remote(url: &str) -> Result<Box<dyn Store>, Box<dyn Error>> {
+    #[cfg(feature = "redis")]
+    if url.starts_with("redis") {
+        return Ok(Box::new(kvarena_tiers::redis::Redis::new(url, None)?));
+    }
+    #[cfg(feature = "object-store")]
+    if !url.starts_with("redis") {
+        return Ok(Box::new(kvarena_tiers::objects::Objects::new(url, std::env::vars())?));
+    }
+    Err(format!("{url}: this program was built without the store's feature").into())
 }
 
 fn list(cache: &Cache) -> Result<(), Box<dyn Error>> {

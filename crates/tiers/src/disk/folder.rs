@@ -187,10 +187,18 @@ pub(super) fn open_folder(at: BorrowedFd, name: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(at, name, FOLDER | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Calls `visit` with the name of each entry of a folder, and whether it is a folder, until `visit` returns false.
+/// Calls `visit` with the name of each entry of a folder, and whether it is a folder, until `visit` returns false. A
+/// folder that another process removes meanwhile has no further entries.
 pub(super) fn entries(folder: BorrowedFd, mut visit: impl FnMut(&str, bool) -> io::Result<bool>) -> io::Result<bool> {
-    for entry in Dir::read_from(folder)? {
-        let entry = entry?;
+    let read = match Dir::read_from(folder) {
+        Err(Errno::NOENT) => return Ok(true),
+        read => read?,
+    };
+    for entry in read {
+        let entry = match entry {
+            Err(Errno::NOENT) => return Ok(true),
+            entry => entry?,
+        };
         let Ok(name) = entry.file_name().to_str() else { continue };
         if name != "." && name != ".." && !visit(name, entry.file_type() == FileType::Directory)? {
             return Ok(false);
@@ -199,15 +207,18 @@ pub(super) fn entries(folder: BorrowedFd, mut visit: impl FnMut(&str, bool) -> i
     Ok(true)
 }
 
-/// Removes everything in a folder.
+/// Removes everything in a folder. Other processes may do the same, or add files, which then stay.
 pub(super) fn remove_files(folder: &OwnedFd) -> io::Result<()> {
     entries(folder.as_fd(), |name, is_folder| {
         if is_folder {
-            remove_files(&open_folder(folder.as_fd(), name)?)?;
+            match open_folder(folder.as_fd(), name) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+                inner => remove_files(&inner?)?,
+            }
         }
         let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match rustix::fs::unlinkat(folder, name, flags) {
-            Ok(()) | Err(Errno::NOENT) => Ok(true),
+            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => Ok(true),
             Err(error) => Err(error.into()),
         }
     })?;

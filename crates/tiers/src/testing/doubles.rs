@@ -1,6 +1,7 @@
 //! Stores that fail: each wraps another store and breaks one promise.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -167,5 +168,71 @@ impl<S: Store> Store for Liar<S> {
 
     fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
         self.inner.get(name, part, head, pages).map(|_| Got::Read)
+    }
+}
+
+/// Holds calls until they are released.
+#[derive(Debug, Default)]
+pub struct Held<S> {
+    /// The store.
+    pub inner: S,
+    gate: Mutex<Gate>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Gate {
+    /// Whether questions, reads and puts are held.
+    held: [bool; 3],
+    waiting: usize,
+}
+
+impl<S> Held<S> {
+    /// Creates a store that holds no call.
+    pub fn new(inner: S) -> Self {
+        Self { inner, gate: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Holds calls of `have`, `get` and `put` from now on, and releases the others.
+    pub fn hold(&self, held: [bool; 3]) {
+        self.gate().held = held;
+        self.changed.notify_all();
+    }
+
+    /// Waits until this number of calls is held.
+    pub fn wait_for(&self, count: usize) {
+        let gate = self.changed.wait_while(self.gate(), |gate| gate.waiting < count);
+        drop(gate.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass(&self, call: usize) {
+        let mut gate = self.gate();
+        gate.waiting += 1;
+        self.changed.notify_all();
+        let gate = self.changed.wait_while(gate, |gate| gate.held[call]);
+        gate.unwrap_or_else(PoisonError::into_inner).waiting -= 1;
+    }
+}
+
+impl<S: Store> Store for Held<S> {
+    forward!(remove);
+
+    fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        self.pass(0);
+        self.inner.have(names)
+    }
+
+    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
+        self.pass(1);
+        self.inner.get(name, part, head, pages)
+    }
+
+    fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
+        self.pass(2);
+        self.inner.put(name, head, pages)
     }
 }

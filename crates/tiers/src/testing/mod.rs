@@ -5,5 +5,5 @@ mod doubles;
 pub(crate) mod memory;
 
 pub use contract::contract;
-pub use doubles::{Full, Gone, Liar, Slow, Torn};
+pub use doubles::{Full, Gone, Held, Liar, Slow, Torn};
 pub use memory::Memory;

@@ -35,6 +35,8 @@ pub(super) struct Fetching {
     /// Pages of group 0 of each record.
     pub pages: Vec<u32>,
     pub has_groups: bool,
+    /// Whether a request has waited for it in vain: no other one waits.
+    pub is_late: bool,
 }
 
 impl<B> Tier<B>
@@ -59,7 +61,7 @@ where
         let (namespace, prompt) = (request.namespace, Arc::clone(&request.prompt));
         let ask = request.ask.as_ref().expect("the question has an answer");
         let lookup = engine.lookup(namespace, &prompt).ok()??;
-        let name = |group: u32, place: u32| self.shared.name_of(group, ask.keys[place as usize]);
+        let name = |group: u32, place: u32| self.shared.name_of(ask.space, group, ask.keys[place as usize]);
         let is_stored = |group, place| {
             ask.located.contains_key(&(group, place)) && !self.negative.contains_key(&name(group, place))
         };
@@ -69,7 +71,7 @@ where
         }
         let missing: Vec<_> = lookup.wanted().into_iter().filter(|&(_, place)| place < target).collect();
         if let Some(&other) = missing.iter().find_map(|&(group, place)| self.loading.get(&name(group, place))) {
-            return Some((other, false));
+            return Some((other, false)).filter(|_| !self.fetches[&other].is_late);
         }
         // Stores are read at the same time, but the estimate adds their times.
         let mut bytes = vec![0; self.shared.lanes.len()];
@@ -111,6 +113,7 @@ where
             let begin = place + 1 - places;
             let tokens = |at: u32| (at * self.shared.page_size) as usize;
             let key = Key {
+                space: ask.space,
                 group,
                 first: begin,
                 parent: begin.checked_sub(1).map(|before| ask.keys[before as usize].to_digest()),
@@ -127,7 +130,8 @@ where
             gets.push((store, Get { fetch: serial, index, key, first, pages: leases }));
         }
         self.loading.extend(names.iter().map(|name| (*name, serial)));
-        let fetching = Fetching { id, names, results: vec![None; count], open: count, pages, has_groups };
+        let fetching =
+            Fetching { id, names, results: vec![None; count], open: count, pages, has_groups, is_late: false };
         self.fetches.insert(serial, fetching);
         gets.into_iter().for_each(|(store, get)| self.shared.lanes[store].push(Job::Get(get)));
     }

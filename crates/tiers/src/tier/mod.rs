@@ -8,8 +8,8 @@
 //! The host calls [`Tier::find`] before it admits a prompt, and [`Tier::turn`] once in each step. Both only read and
 //! write queues; threads of the stores compute hashes and checks and move bytes.
 //!
-//! All records of a model have the default [space](crate::name::Space), because the engine's puts do not name their
-//! namespace. Keys separate the records of namespaces.
+//! Records lie in the [space](crate::name::Space) of their namespace's names. [`Tier::forget`] removes a namespace from
+//! all stores.
 //!
 //! A record that a reader does not accept is a miss: the host computes its tokens. A deadline ends the wait of a
 //! request, but the fetch keeps its pages until the store has returned all of them.
@@ -22,14 +22,15 @@ mod pieces;
 mod rounds;
 mod work;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvarena::backend::SwapMemory;
+use kvarena::hash::NamespaceNames;
 use kvarena::id::{Namespace, StepId, TokenId};
 use kvarena::moves::Put;
 use kvarena::{Engine, EngineError};
@@ -38,10 +39,11 @@ use alarm::Alarm;
 use fetch::{Fetching, Request};
 pub use options::{LoadRule, StoreOptions, StoreStats, TierOptions};
 use pieces::Pieces;
+pub use work::Forgotten;
 use work::{Ask, Done, Job, Key, Lane, Shared};
 
 use crate::miss::{Miss, Misses};
-use crate::name::Name;
+use crate::name::{Name, Space};
 
 /// Time between two looks at copies that are not complete.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -84,6 +86,8 @@ pub struct Tier<B: SwapMemory> {
     loading: HashMap<Name, u64>,
     /// Names that count as absent, and until when.
     negative: HashMap<Name, Instant>,
+    /// Spaces that were forgotten and not searched since. Nothing is put there.
+    forgotten: HashSet<Space>,
     open_puts: usize,
     /// The end of a stop of all stores, at which the alarm wakes the host.
     retry: Option<Instant>,
@@ -110,7 +114,11 @@ where
         }
         let (results, received) = channel();
         let shared = Arc::new(Shared {
-            lanes: options.stores.iter().map(|store| Lane::new(store.clone(), options.write_rate)).collect(),
+            lanes: options
+                .stores
+                .iter()
+                .map(|store| Lane::new(store.clone(), options.deadline, options.write_rate))
+                .collect(),
             fingerprint: options.fingerprint,
             secret: options.secret.clone(),
             page_size: shape.layout.page_size(),
@@ -118,6 +126,7 @@ where
             groups: (0..shape.layout.groups().count()).map(|group| Pieces::new(&shape.layout, group)).collect(),
             has_cells: shape.layout.groups().limited().next().is_some() || shape.layout.state_pages() > 0,
             misses: Misses::default(),
+            forgets: Mutex::default(),
             results,
             sent: AtomicU64::new(0),
             wake: Arc::clone(&options.wake),
@@ -132,6 +141,7 @@ where
             fetches: HashMap::new(),
             loading: HashMap::new(),
             negative: HashMap::new(),
+            forgotten: HashSet::new(),
             open_puts: 0,
             retry: None,
             step: engine.newest_step(),
@@ -153,9 +163,12 @@ where
     /// [`Tier::turn`]. O(prompt).
     pub fn find(&mut self, id: u64, engine: &Engine<B>, namespace: Namespace, prompt: &[TokenId]) -> Find {
         let Ok(Some(lookup)) = engine.lookup(namespace, prompt) else { return Find::Ready };
+        if !self.forgotten.is_empty() {
+            self.forgotten.remove(&self.shared.space(lookup.names()));
+        }
         let now = Instant::now();
         let wanted = lookup.wanted();
-        if wanted.is_empty() || self.shared.lanes.iter().all(|lane| lane.stopped(now, false).is_some()) {
+        if wanted.is_empty() || self.shared.lanes.iter().all(|lane| lane.is_out(now)) {
             return Find::Ready;
         }
         let bytes = |&(group, _): &(u32, u32)| self.record_bytes(group);
@@ -165,6 +178,7 @@ where
         self.next += 1;
         let ask = Box::new(Ask {
             find: serial,
+            space: self.shared.space(lookup.names()),
             lookup,
             prompt: Arc::clone(&prompt),
             keys: Vec::new(),
@@ -185,6 +199,20 @@ where
         self.requests.retain(|_, request| request.id != id);
     }
 
+    /// Removes all records of a namespace from all stores. Open puts of the namespace leave no record, and pages that
+    /// the engine has cached are not put before the namespace is searched again. Returns the stores' answers; the
+    /// caller need not wait for them. Other servers may put records that they have cached.
+    pub fn forget(&mut self, names: &NamespaceNames) -> Receiver<Forgotten> {
+        let space = self.shared.space(names);
+        self.forgotten.insert(space);
+        *self.shared.forgets.lock().unwrap_or_else(PoisonError::into_inner).entry(space).or_default() += 1;
+        let (answer, answers) = channel();
+        for lane in &self.shared.lanes {
+            lane.push(Job::Forget { space, answer: answer.clone() });
+        }
+        answers
+    }
+
     /// Ends fetches and puts, begins others, and calls `report` with the id of each request that does not wait any
     /// more, and the number of pages by which its hit has grown. The host calls it once in each step.
     ///
@@ -201,11 +229,13 @@ where
             self.take(engine, done, &mut ready);
         }
         let now = Instant::now();
-        let late = |request: &Request| now >= request.deadline;
-        for (&serial, _) in self.requests.iter().filter(|(_, request)| late(request)) {
+        for (&serial, request) in self.requests.iter().filter(|(_, request)| now >= request.deadline) {
             self.shared.misses.add(Miss::Late);
             self.waits.late += 1;
             ready.push((serial, 0));
+            if let Some(fetch) = request.fetch.and_then(|(fetch, _)| self.fetches.get_mut(&fetch)) {
+                fetch.is_late = true;
+            }
         }
         for (serial, pages) in ready {
             if let Some(request) = self.requests.remove(&serial) {
@@ -261,9 +291,7 @@ where
     pub fn stats(&self) -> Vec<StoreStats> {
         let now = Instant::now();
         let lanes = self.shared.lanes.iter();
-        let of = |lane: &Lane<_, _>| {
-            lane.counters.stats(&lane.options.name, lane.queue(), lane.stopped(now, true).is_some())
-        };
+        let of = |lane: &Lane<_, _>| lane.counters.stats(&lane.options.name, lane.queue(), lane.stopped(now).is_some());
         lanes.map(of).collect()
     }
 
@@ -320,7 +348,7 @@ where
     fn begin_puts(&mut self, engine: &mut Engine<B>) -> Result<usize, EngineError<B::Error>> {
         let Some(store) = self.shared.writer(0) else {
             let now = Instant::now();
-            let end = self.shared.lanes.iter().filter_map(|lane| lane.stopped(now, true)).min();
+            let end = self.shared.lanes.iter().filter_map(|lane| lane.stopped(now)).min();
             if end != self.retry {
                 end.into_iter().for_each(|end| self.alarm.set(end));
                 self.retry = end;
@@ -333,14 +361,20 @@ where
         }
         self.look(engine.newest_step());
         let mut puts = Vec::new();
-        engine.puts(room, |put| puts.push((put.id, key_of(&put), put.pages.to_vec())))?;
+        engine.puts(room, |put| puts.push((put.id, key_of(&put, self.shared.space(put.names)), put.pages.to_vec())))?;
         let count = puts.len();
         for (id, key, pages) in puts {
+            if self.forgotten.contains(&key.space) {
+                // The engine shall not pass the record again.
+                engine.put_done(id, true);
+                continue;
+            }
             let pages = pages.into_iter().map(|page| engine.backend_mut().lease(page)).collect();
             let is_forced = self.negative.contains_key(&self.shared.name(&key));
-            self.shared.lanes[store].push(Job::Put(work::Put { id, key, pages, is_forced, is_stored: false }));
+            let forgets = self.shared.forgets(key.space);
+            self.shared.lanes[store].push(Job::Put(work::Put { id, key, pages, is_forced, is_stored: false, forgets }));
+            self.open_puts += 1;
         }
-        self.open_puts += count;
         if count > 0 {
             self.looks = 0;
         }
@@ -359,8 +393,9 @@ where
     }
 }
 
-fn key_of(put: &Put) -> Key {
+fn key_of(put: &Put, space: Space) -> Key {
     Key {
+        space,
         group: put.group,
         first: put.first,
         parent: put.parent.map(|parent| parent.to_digest()),

@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvarena::hash::PageHash;
+use kvarena::hash::{NamespaceNames, PageHash};
 use kvarena::id::TokenId;
 use kvarena::moves::{Lookup, PutId};
 
@@ -24,6 +24,7 @@ use crate::store::{Got, Part, Store, StoreError};
 /// A record without the fields that all records of a tier share.
 #[derive(Clone, Debug)]
 pub(super) struct Key {
+    pub space: Space,
     pub group: u32,
     pub first: u32,
     pub parent: Option<[u8; 32]>,
@@ -37,6 +38,7 @@ pub(super) struct Key {
 #[derive(Debug)]
 pub(super) struct Ask {
     pub find: u64,
+    pub space: Space,
     pub lookup: Lookup,
     pub prompt: Arc<[TokenId]>,
     pub keys: Vec<PageHash>,
@@ -64,13 +66,19 @@ pub(super) struct Put<R> {
     pub is_forced: bool,
     /// Whether a store has the record.
     pub is_stored: bool,
+    /// How often its space was forgotten before the put began.
+    pub forgets: u64,
 }
 
 pub(super) enum Job<R, W> {
     Ask(Box<Ask>),
     Get(Get<W>),
     Put(Put<R>),
+    Forget { space: Space, answer: Sender<Forgotten> },
 }
+
+/// Name of a store, and whether it has removed a namespace.
+pub type Forgotten = (String, Result<(), StoreError>);
 
 /// The end of a job.
 pub(super) enum Done {
@@ -79,10 +87,22 @@ pub(super) enum Done {
     Put { id: PutId, name: Name, is_stored: bool },
 }
 
+/// A call of a store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    /// A question for which requests wait.
+    Ask,
+    /// Another call that does not add a record.
+    Other,
+    Put,
+}
+
 /// A store with its queue.
 pub(super) struct Lane<R, W> {
     pub options: StoreOptions,
     pub counters: Counters,
+    /// Time for which requests wait for an answer.
+    patience: Duration,
     state: Mutex<State<R, W>>,
     changed: Condvar,
 }
@@ -92,18 +112,32 @@ struct State<R, W> {
     reads: VecDeque<Job<R, W>>,
     puts: VecDeque<Put<R>>,
     is_closed: bool,
+    /// Number of calls that run, and when the last call has begun or ended.
+    running: usize,
+    progress: Instant,
     rate: Rate,
     breaker: Breaker,
+    /// Stops questions, if the answers come too late.
+    ask_breaker: Breaker,
     /// Stops puts, if the store is full.
     put_breaker: Breaker,
 }
 
 impl<R, W> Lane<R, W> {
-    pub fn new(options: StoreOptions, write_rate: Option<u64>) -> Self {
-        let (rate, breaker, put_breaker) = (Rate::new(write_rate), Breaker::default(), Breaker::default());
-        let (reads, puts) = (VecDeque::new(), VecDeque::new());
-        let state = Mutex::new(State { reads, puts, is_closed: false, rate, breaker, put_breaker });
-        Self { options, counters: Counters::default(), state, changed: Condvar::new() }
+    pub fn new(options: StoreOptions, patience: Duration, write_rate: Option<u64>) -> Self {
+        let state = State {
+            reads: VecDeque::new(),
+            puts: VecDeque::new(),
+            is_closed: false,
+            running: 0,
+            progress: Instant::now(),
+            rate: Rate::new(write_rate),
+            breaker: Breaker::default(),
+            ask_breaker: Breaker::default(),
+            put_breaker: Breaker::default(),
+        };
+        let (counters, state, changed) = (Counters::default(), Mutex::new(state), Condvar::new());
+        Self { options, counters, patience, state, changed }
     }
 
     fn state(&self) -> MutexGuard<'_, State<R, W>> {
@@ -135,10 +169,19 @@ impl<R, W> Lane<R, W> {
         self.changed.notify_all();
     }
 
-    /// Returns the end of a stop of reads, or of puts.
-    pub fn stopped(&self, now: Instant, is_put: bool) -> Option<Instant> {
+    /// Returns the end of a stop of puts.
+    pub fn stopped(&self, now: Instant) -> Option<Instant> {
         let state = self.state();
-        state.breaker.stopped(now).or_else(|| state.put_breaker.stopped(now).filter(|_| is_put))
+        state.breaker.stopped(now).or_else(|| state.put_breaker.stopped(now))
+    }
+
+    /// Returns whether a request would wait for this store in vain: questions are stopped, or all threads are in calls
+    /// that take longer than requests wait.
+    pub fn is_out(&self, now: Instant) -> bool {
+        let state = self.state();
+        let is_stopped = state.breaker.stopped(now).or(state.ask_breaker.stopped(now)).is_some();
+        let hangs = || now.saturating_duration_since(state.progress) > self.patience;
+        is_stopped || state.running >= self.options.threads && hangs()
     }
 
     /// Waits for the next job. `bytes` returns those of a put.
@@ -161,18 +204,33 @@ impl<R, W> Lane<R, W> {
     }
 
     /// Makes a call, unless the breaker stops it, and counts its failure.
-    fn call<T>(&self, is_put: bool, call: impl FnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let now = Instant::now();
+    fn call<T>(&self, kind: Call, call: impl FnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let begin = Instant::now();
         let mut state = self.state();
-        if !state.breaker.allows(now) || is_put && !state.put_breaker.allows(now) {
+        let is_allowed = state.breaker.allows(begin)
+            && match kind {
+                Call::Ask => state.ask_breaker.allows(begin),
+                Call::Other => true,
+                Call::Put => state.put_breaker.allows(begin),
+            };
+        if !is_allowed {
             return Err(StoreError::Gone { text: "stopped after failures".to_owned() });
         }
+        (state.running, state.progress) = (state.running + 1, begin);
         drop(state);
         let called = call(&*self.options.store);
         let (mut state, now) = (self.state(), Instant::now());
+        (state.running, state.progress) = (state.running - 1, now);
         match &called {
-            Ok(_) if is_put => (state.breaker.succeeded(), state.put_breaker.succeeded()).0,
-            Ok(_) => state.breaker.succeeded(),
+            Ok(_) => {
+                state.breaker.succeeded();
+                match kind {
+                    Call::Ask if now - begin > self.patience => state.ask_breaker.failed(now, false),
+                    Call::Ask => state.ask_breaker.succeeded(),
+                    Call::Other => {}
+                    Call::Put => state.put_breaker.succeeded(),
+                }
+            }
             // The store works, but takes nothing.
             Err(StoreError::Full | StoreError::ReadOnly) => state.put_breaker.failed(now, true),
             Err(StoreError::TooLarge { .. }) => {}
@@ -194,6 +252,8 @@ pub(super) struct Shared<R, W> {
     /// Whether groups have cells: a fetch then arrives whole or not at all.
     pub has_cells: bool,
     pub misses: Misses,
+    /// How often each space was forgotten.
+    pub forgets: Mutex<HashMap<Space, u64>>,
     pub results: Sender<Done>,
     /// Results that were sent and not received.
     pub sent: AtomicU64,
@@ -214,6 +274,11 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
                     self.send(Done::Got { fetch, index, name, got });
                 }
                 Job::Put(put) => self.put(index, put),
+                Job::Forget { space, answer } => {
+                    let removed = lane.call(Call::Other, |store| store.remove_space(&self.fingerprint, space));
+                    // The caller need not wait for the answer.
+                    let _ = answer.send((lane.options.name.clone(), removed));
+                }
             }
         }
     }
@@ -223,17 +288,21 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
     }
 
     pub fn name(&self, key: &Key) -> Name {
-        self.name_of(key.group, key.key)
+        self.name_of(key.space, key.group, key.key)
     }
 
-    pub fn name_of(&self, group: u32, key: PageHash) -> Name {
-        Name::new(&self.fingerprint, Space::default(), key.to_digest(), group as u16)
+    pub fn name_of(&self, space: Space, group: u32, key: PageHash) -> Name {
+        Name::new(&self.fingerprint, space, key.to_digest(), group as u16)
+    }
+
+    pub fn space(&self, names: &NamespaceNames) -> Space {
+        Space::of(names, self.secret.as_ref())
     }
 
     fn record<'a>(&self, key: &'a Key, pages: usize) -> Record<'a> {
         let page_bytes = self.groups[key.group as usize].page_bytes as u32;
         let (fingerprint, page_size, tokens) = (self.fingerprint, self.page_size, &key.tokens[key.range.clone()]);
-        let (space, first, parent) = (Space::default(), key.first, key.parent);
+        let (space, first, parent) = (key.space, key.first, key.parent);
         let (group, pages, key) = (key.group as u16, pages as u32, key.key.to_digest());
         Record { fingerprint, space, group, page_size, first, pages, page_bytes, parent, key, tokens }
     }
@@ -249,9 +318,7 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
     /// Passes a question to the first store from `index` on that is worth it, or ends it.
     pub fn ask(&self, index: usize, ask: Box<Ask>) {
         let now = Instant::now();
-        let is_asked = |lane: &Lane<R, W>| {
-            lane.options.rule.is_worth(ask.most.0, ask.most.1) && lane.stopped(now, false).is_none()
-        };
+        let is_asked = |lane: &Lane<R, W>| lane.options.rule.is_worth(ask.most.0, ask.most.1) && !lane.is_out(now);
         let located = ask.lookup.target(|group, place| ask.located.contains_key(&(group, place)));
         let missing = located < ask.lookup.target(|_, _| true);
         match self.lanes[index..].iter().find(|lane| missing && is_asked(lane)) {
@@ -269,13 +336,13 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         let mut rounds = Rounds::new(missing, lane.options.store.asks_one_by_one());
         loop {
             let missing = rounds.next(&ask.lookup, &ask.located);
-            let name = |&(group, place): &(u32, u32)| self.name_of(group, ask.keys[place as usize]);
+            let name = |&(group, place): &(u32, u32)| self.name_of(ask.space, group, ask.keys[place as usize]);
             let names: Vec<_> = missing.iter().map(name).collect();
             if names.is_empty() {
                 break;
             }
             add(&lane.counters.asked, names.len() as u64);
-            let Ok(have) = lane.call(false, |store| store.have(&names)) else { break };
+            let Ok(have) = lane.call(Call::Ask, |store| store.have(&names)) else { break };
             let found = missing.into_iter().zip(have).filter(|(_, has)| *has);
             let before = ask.located.len();
             ask.located.extend(found.map(|(at, _)| (at, index)));
@@ -298,7 +365,7 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         };
         let mut checks = PageChecks::new(pieces.page_bytes, self.secret.as_ref());
         let seen = &mut |piece: &[u8]| checks.update(piece);
-        let got = lane.call(false, |store| store.get_seen(&name, part, &mut head, &mut pages, seen));
+        let got = lane.call(Call::Other, |store| store.get_seen(&name, part, &mut head, &mut pages, seen));
         let checked = match got {
             Err(_) => Err(Miss::Failed),
             Ok(Got::Absent) => Err(Miss::Absent),
@@ -310,7 +377,7 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         };
         if let Err(miss) = checked {
             if miss.is_damage() && lane.options.removes_damage {
-                let removed = lane.call(false, |store| store.remove(&[name]));
+                let removed = lane.call(Call::Other, |store| store.remove(&[name]));
                 add(&lane.counters.removed, removed.is_ok().into());
             }
             return Err(miss);
@@ -344,14 +411,24 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
     /// Returns the first store from `index` on that is written and not stopped.
     pub fn writer(&self, index: usize) -> Option<usize> {
         let now = Instant::now();
-        let is_writer = |at: &usize| self.lanes[*at].options.writes && self.lanes[*at].stopped(now, true).is_none();
+        let is_writer = |at: &usize| self.lanes[*at].options.writes && self.lanes[*at].stopped(now).is_none();
         (index..self.lanes.len()).find(is_writer)
+    }
+
+    /// Returns how often a space was forgotten.
+    pub fn forgets(&self, space: Space) -> u64 {
+        let forgets = self.forgets.lock().unwrap_or_else(PoisonError::into_inner);
+        forgets.get(&space).copied().unwrap_or(0)
     }
 
     fn put_one(&self, lane: &Lane<R, W>, put: &Put<R>) -> Result<(), StoreError> {
         let record = self.record(&put.key, put.pages.len());
         let name = record.name();
-        if !put.is_forced && lane.call(false, |store| store.have(&[name]))? == [true] {
+        let is_forgotten = || self.forgets(put.key.space) != put.forgets;
+        if is_forgotten() {
+            return Ok(());
+        }
+        if !put.is_forced && lane.call(Call::Other, |store| store.have(&[name]))? == [true] {
             add(&lane.counters.known, 1);
             return Ok(());
         }
@@ -365,10 +442,14 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
             false => gathered.iter().map(|page| &page[..]).collect(),
         };
         let head = record.write_head(&pages, self.secret.as_ref());
-        match lane.call(true, |store| store.put(&name, &head, &pages)) {
+        match lane.call(Call::Put, |store| store.put(&name, &head, &pages)) {
             // It will never fit, so the engine shall not try it again.
             Err(StoreError::TooLarge { .. }) => return Ok(()),
             put => put?,
+        }
+        if is_forgotten() {
+            // The removal may have visited the name before the put.
+            return lane.call(Call::Other, |store| store.remove(&[name]));
         }
         add(&lane.counters.put, 1);
         add(&lane.counters.put_bytes, record.bytes());

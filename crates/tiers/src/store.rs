@@ -61,6 +61,15 @@ pub trait Store: Send + Sync + 'static {
     /// If the store cannot be asked.
     fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError>;
 
+    /// Returns the same from the store itself, and not from what this process remembers of it. By default
+    /// [`Store::have`].
+    ///
+    /// # Errors
+    /// If the store cannot be asked.
+    fn have_now(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        self.have(names)
+    }
+
     /// Reads the head and some pages of a record: `pages` are consecutive and begin with page [`Part::first`]. The
     /// contents of the buffers are unspecified unless the result is [`Got::Read`].
     ///
@@ -90,6 +99,10 @@ pub trait Store: Send + Sync + 'static {
 impl<S: Store + ?Sized> Store for Arc<S> {
     fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
         (**self).have(names)
+    }
+
+    fn have_now(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        (**self).have_now(names)
     }
 
     fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {

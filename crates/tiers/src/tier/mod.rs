@@ -1,8 +1,9 @@
 //! [`Tier`]: the stores of an engine. It finds prompts in stores, fetches their records, and puts new records.
 //!
 //! ```text
-//! find --> lookup --[chain, have: threads of the stores]--> fetch --[get]--> fetched --> report
-//! turn --> puts --[have, put]--> put_done
+//! find    --> lookup --[chain, have: threads of the stores]--> fetch --[get]--> fetched --> report
+//! turn    --> puts --[have, put]--> put_done
+//! confirm --[have]--> restate_puts --> turn: the last put_done --> report
 //! ```
 //!
 //! The host calls [`Tier::find`] before it admits a prompt, and [`Tier::turn`] once in each step. Both only read and
@@ -16,6 +17,7 @@
 
 mod alarm;
 mod breaker;
+mod confirm;
 mod fetch;
 mod options;
 mod pieces;
@@ -34,6 +36,7 @@ use kvarena::moves::Put;
 use kvarena::{Engine, EngineError};
 
 use alarm::Alarm;
+use confirm::Confirm;
 use fetch::{Fetching, Request};
 pub use options::{LoadRule, StoreOptions, StoreStats, TierOptions};
 use pieces::Pieces;
@@ -69,6 +72,10 @@ pub struct WaitStats {
     pub time: Duration,
     /// Pages of group 0 that fetches brought.
     pub pages: u64,
+    /// Number of prompts of which [`Tier::confirm`] found records.
+    pub confirmed: u64,
+    /// Of these, prompts that the stores do not have whole: a store failed, was full, or took too long.
+    pub unconfirmed: u64,
 }
 
 /// The stores of an engine.
@@ -78,12 +85,15 @@ pub struct Tier<B: SwapMemory> {
     received: Receiver<Done>,
     alarm: Alarm,
     requests: HashMap<u64, Request>,
+    confirms: HashMap<u64, Confirm>,
     fetches: HashMap<u64, Fetching>,
     /// Names of the records of open fetches.
     loading: HashMap<Name, u64>,
     /// Names that count as absent, and until when.
     negative: HashMap<Name, Instant>,
     open_puts: usize,
+    /// Whether a put has ended, or an answer has arrived, since [`Tier::end_confirms`].
+    has_put: bool,
     /// The end of a stop of all stores, at which the alarm wakes the host.
     retry: Option<Instant>,
     /// The newest step of the last turn, and the number of later looks for puts that found none.
@@ -128,10 +138,12 @@ where
             received,
             alarm,
             requests: HashMap::new(),
+            confirms: HashMap::new(),
             fetches: HashMap::new(),
             loading: HashMap::new(),
             negative: HashMap::new(),
             open_puts: 0,
+            has_put: false,
             retry: None,
             step: engine.newest_step(),
             looks: 0,
@@ -162,15 +174,7 @@ where
         let most = (u64::from(pages * self.shared.page_size), wanted.iter().map(bytes).sum());
         let (serial, prompt) = (self.next, Arc::<[TokenId]>::from(prompt));
         self.next += 1;
-        let ask = Box::new(Ask {
-            find: serial,
-            lookup,
-            prompt: Arc::clone(&prompt),
-            keys: Vec::new(),
-            most,
-            wanted,
-            located: HashMap::new(),
-        });
+        let ask = Box::new(Ask::new(serial, lookup, Arc::clone(&prompt), most, wanted));
         let deadline = now + self.options.deadline;
         let request = Request { id, namespace, prompt, begin: now, deadline, ask: None, fetch: None };
         self.requests.insert(serial, request);
@@ -179,13 +183,15 @@ where
         Find::Waiting
     }
 
-    /// Ends the wait of a request that the host has cancelled. A fetch for it continues.
+    /// Ends the waits of a request that the host has cancelled. Its fetch and its puts continue.
     pub fn cancel(&mut self, id: u64) {
         self.requests.retain(|_, request| request.id != id);
+        self.confirms.retain(|_, confirm| confirm.id != id);
     }
 
     /// Ends fetches and puts, begins others, and calls `report` with the id of each request that does not wait any
-    /// more, and the number of pages by which its hit has grown. The host calls it once in each step.
+    /// more, and the number of pages by which its hit has grown (0 for [`Tier::confirm`]). The host calls it once in
+    /// each step.
     ///
     /// # Errors
     /// [`EngineError::Backend`] if a copy for a put failed. A later call tries it again.
@@ -213,6 +219,9 @@ where
                 report(request.id, pages);
             }
         }
+        let mut confirmed = Vec::new();
+        self.end_confirms(engine, &mut confirmed);
+        confirmed.into_iter().for_each(|id| report(id, 0));
         self.begin_puts(engine).map(drop)
     }
 
@@ -248,7 +257,7 @@ where
 
     /// Returns whether nothing is open, and only another step or a store that is tried again brings work.
     pub fn is_idle(&self) -> bool {
-        self.open() == (0, 0, 0) && self.looks >= LOOKS_MAX
+        self.open() == (0, 0, 0) && self.confirms.is_empty() && self.looks >= LOOKS_MAX
     }
 
     /// Returns the number of requests, fetches and puts that are open.
@@ -290,6 +299,8 @@ where
                 if let Some(request) = self.requests.get_mut(&serial) {
                     request.ask = Some(ask);
                     self.advance(engine, serial, ready);
+                } else {
+                    self.restate(engine, &ask);
                 }
             }
             Done::Got { fetch, index, name, got } => {
@@ -305,6 +316,7 @@ where
             }
             Done::Put { id, name, is_stored } => {
                 self.open_puts -= 1;
+                self.has_put = true;
                 engine.put_done(id, is_stored);
                 if is_stored {
                     self.negative.remove(&name);
@@ -346,9 +358,10 @@ where
         Ok(count)
     }
 
-    /// Sets the alarm for another look: a put appears after its copy, and a refused one after a look without puts.
+    /// Sets the alarm for another look: a put appears after its copy, and a refused one after a look without puts. A
+    /// prompt that waits for its puts does not wait for another step.
     fn look(&mut self, newest: StepId) {
-        if newest != self.step {
+        if newest != self.step || !self.confirms.is_empty() {
             (self.step, self.looks) = (newest, 0);
         }
         if self.looks < LOOKS_MAX {

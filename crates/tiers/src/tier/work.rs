@@ -35,6 +35,7 @@ pub(super) struct Key {
 /// A question for the records of a prompt. It visits the stores in order.
 #[derive(Debug)]
 pub(super) struct Ask {
+    /// Number of the request or the confirmation.
     pub find: u64,
     pub lookup: Lookup,
     pub prompt: Arc<[TokenId]>,
@@ -44,6 +45,14 @@ pub(super) struct Ask {
     pub wanted: Vec<(u32, u32)>,
     /// The store that has a record of a group at a place.
     pub located: HashMap<(u32, u32), usize>,
+    /// Whether stores look at the records, and not at what they remember.
+    pub is_exact: bool,
+}
+
+impl Ask {
+    pub fn new(find: u64, lookup: Lookup, prompt: Arc<[TokenId]>, most: (u64, u64), wanted: Vec<(u32, u32)>) -> Self {
+        Self { find, lookup, prompt, keys: Vec::new(), most, wanted, located: HashMap::new(), is_exact: false }
+    }
 }
 
 pub(super) struct Get<W> {
@@ -267,7 +276,9 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         let names: Vec<_> = missing.iter().map(name).collect();
         let lane = &self.lanes[index];
         add(&lane.counters.asked, names.len() as u64);
-        if let Ok(have) = lane.call(false, |store| store.have(&names)) {
+        let is_exact = ask.is_exact;
+        let have = lane.call(false, |store| if is_exact { store.have_now(&names) } else { store.have(&names) });
+        if let Ok(have) = have {
             let found = missing.into_iter().zip(have).filter(|(_, has)| *has);
             let before = ask.located.len();
             ask.located.extend(found.map(|(at, _)| (at, index)));

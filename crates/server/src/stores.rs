@@ -156,11 +156,12 @@ impl CacheOptions {
     /// # Errors
     /// The backend failed.
     pub fn finish<R: Runner>(&self, args: &Args, server: &mut Server<R>) -> Result<()> {
-        if !server.flush_stores(Duration::from_secs(self.flush_seconds))? {
+        let is_flushed = server.flush_stores(Duration::from_secs(self.flush_seconds))?;
+        if !is_flushed && self.cache_write == Switch::On {
             eprintln!("kvarena-server: the stores do not have all K and V");
         }
         if let Some(stores) = server.stores().filter(|_| !args.quiet) {
-            eprint!("{}", stores.report());
+            eprint!("{}", stores.counters().report());
         }
         Ok(())
     }

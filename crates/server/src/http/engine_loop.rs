@@ -60,7 +60,10 @@ impl EngineLoop {
             }
             while (server.turn_stores()? || self.announcer.is_some()) && !queue.wait_at_most(announcer::PAUSE) {
                 self.publish(server);
+                metrics.post(server, self.ended);
             }
+            // Stores may have worked since the last step.
+            metrics.post(server, self.ended);
             if !queue.wait() {
                 return Ok(());
             }

@@ -55,18 +55,15 @@ impl Listening {
         value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
     }
 
+    /// Reads a metric until it reaches a value: the server posts its counters after the step that ends an answer.
+    pub fn reaches(&self, name: &str, value: u64) {
+        while self.metric(name) < value {}
+        assert_eq!(self.metric(name), value, "{name}");
+    }
+
     /// Posts a request. Returns the status and the body of the answer.
     pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        let body = body.to_string();
-        let head =
-            format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
-        let mut stream = self.connect();
-        stream.write_all((head + &body).as_bytes()).expect("it reads");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a body");
-        let status = head.split(' ').nth(1).expect("a status").parse().expect("a number");
-        (status, serde_json::from_str(body).expect("JSON"))
+        post(&self.address, path, body)
     }
 }
 
@@ -75,4 +72,18 @@ impl Drop for Listening {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Posts a request to an address. Returns the status and the body of the answer.
+pub fn post(address: &str, path: &str, body: &Value) -> (u16, Value) {
+    let body = body.to_string();
+    let head =
+        format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.write_all((head + &body).as_bytes()).expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a body");
+    let status = head.split(' ').nth(1).expect("a status").parse().expect("a number");
+    (status, serde_json::from_str(body).expect("JSON"))
 }

@@ -165,7 +165,8 @@ pub fn audit<R: Runner>(server: &Server<R>) -> Result<String> {
     let broken = |what: String| Error::run(format!("the audit at the end failed: {what}"));
     server.engine().verify().map_err(|what| broken(what.to_string()))?;
     let stats = server.engine().stats();
-    let pages = server.engine().shape().layout.page_count();
+    // A model whose layers keep a state reserves a page.
+    let pages = server.engine().shape().usable_pages();
     let Stats { free_pages, cached_pages, sequences, steps, protected_pages, .. } = stats;
     let held = [sequences, steps, protected_pages, stats.private_pages, stats.fenced_pages];
     if held != [0; 5] || free_pages + cached_pages != pages {

@@ -21,7 +21,7 @@ use kvarena_tiers::store::Store;
 use kvarena_tiers::tier::{StoreOptions, Tier, TierOptions};
 use kvarena_tiers::weights;
 
-use crate::args::{Args, BackendName, CacheOptions, Switch};
+use crate::args::{Args, BackendName, CacheOptions, Role, Switch};
 use crate::setup;
 
 /// Recipe of page hashes for stores.
@@ -48,6 +48,9 @@ impl CacheOptions {
     /// # Errors
     /// Options that exclude stores.
     pub fn config(&self, args: &Args, config: &mut EngineConfig) -> Result<()> {
+        if self.role == Role::Prefill && !(self.is_given() && self.cache_write == Switch::On) {
+            return Err(Error::request("--role prefill needs a store that it writes, such as --cache-dir"));
+        }
         if !self.is_given() {
             return Ok(());
         }
@@ -101,7 +104,8 @@ impl CacheOptions {
         let wake = Arc::new(move || sender.send(()).unwrap_or(()));
         let options = TierOptions { secret, wake, ..TierOptions::new(identity.fingerprint(), stores) };
         let tier = Tier::new(options, server.engine()).map_err(|error| Error::run(error.to_string()))?;
-        Ok(server.with_stores(Box::new(TierStores::new(tier, woken))))
+        let server = server.with_stores(Box::new(TierStores::new(tier, woken)));
+        Ok(if self.role == Role::Prefill { server.hand_over() } else { server })
     }
 
     fn open(&self, is_trusted: bool) -> Result<Vec<StoreOptions>> {

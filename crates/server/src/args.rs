@@ -418,6 +418,11 @@ pub struct CacheOptions {
     #[arg(long, default_value = "both")]
     pub role: Role,
 
+    /// Search the stores for a prompt every 5 ms, until they have had nothing new of it for this time: for a server that
+    /// gets each request at the same time as one with `--role prefill`.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    pub cache_wait: f64,
+
     /// At the end, write K and V to the stores for at most this time.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub flush_seconds: u64,

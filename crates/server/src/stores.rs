@@ -54,6 +54,9 @@ impl CacheOptions {
         if !self.is_given() {
             return Ok(());
         }
+        if !(0.0..=3600.0).contains(&self.cache_wait) {
+            return Err(Error::request(format!("--cache-wait {} is not from 0 to 3600", self.cache_wait)));
+        }
         if config.hashing.is_some() {
             return Err(Error::request("stores hash pages by SHA-256, and --kv-events by another recipe"));
         }
@@ -102,7 +105,8 @@ impl CacheOptions {
         };
         let (sender, woken) = channel();
         let wake = Arc::new(move || sender.send(()).unwrap_or(()));
-        let options = TierOptions { secret, wake, ..TierOptions::new(identity.fingerprint(), stores) };
+        let patience = Duration::from_secs_f64(self.cache_wait);
+        let options = TierOptions { secret, patience, wake, ..TierOptions::new(identity.fingerprint(), stores) };
         let tier = Tier::new(options, server.engine()).map_err(|error| Error::run(error.to_string()))?;
         let server = server.with_stores(Box::new(TierStores::new(tier, woken)));
         Ok(if self.role == Role::Prefill { server.hand_over() } else { server })

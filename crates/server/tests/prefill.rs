@@ -88,6 +88,25 @@ fn the_words_are_those_of_one_server() {
 }
 
 #[test]
+fn a_server_waits_for_the_one_that_computes_the_prompt() {
+    for name in MODELS {
+        let model = common::folder(name);
+        let dir = Dir::new();
+        let prefill = Listening::start(&options(&model, dir.path(), &["--role", "prefill"]));
+        let decode = Listening::start(&options(&model, dir.path(), &["--cache-write", "off", "--cache-wait", "600"]));
+        let (prompt, first) = (request(name, 0, 200), prefill.address.clone());
+        let both = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| read(decode.post("/v1/completions", &prompt)));
+            decode.reaches("kvarena_server_prompt_tokens_total", 200);
+            let expected = read(post(&first, "/v1/completions", &prompt)).0;
+            (waiting.join().expect("no panic"), (expected, 160))
+        });
+        assert_eq!(both.0, both.1, "{name}");
+        [prefill, decode].into_iter().for_each(Listening::end);
+    }
+}
+
+#[test]
 fn removed_records_are_computed_again() {
     for name in MODELS {
         let model = common::folder(name);

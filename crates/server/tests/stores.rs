@@ -80,6 +80,7 @@ fn options_that_exclude_stores_are_refused() {
     refuses(&["--cache-dir", "/tmp/none"], "--swap-space");
     refuses(&["--cache-url", "redis://127.0.0.1", "--swap-space", "0.01"], "--cache-secret-file");
     refuses(&["--cache-dir", "/proc/none", "--swap-space", "0.01"], "--cache-dir /proc/none");
+    refuses(&["--cache-dir", "/tmp/none", "--swap-space", "0.01", "--cache-wait", "nan"], "--cache-wait NaN");
 }
 
 #[test]

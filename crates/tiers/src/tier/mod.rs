@@ -21,6 +21,7 @@ mod confirm;
 mod fetch;
 mod options;
 mod pieces;
+mod repeat;
 mod work;
 
 use std::collections::HashMap;
@@ -40,6 +41,7 @@ use confirm::Confirm;
 use fetch::{Fetching, Request};
 pub use options::{LoadRule, StoreOptions, StoreStats, TierOptions};
 use pieces::Pieces;
+use repeat::Repeat;
 use work::{Ask, Done, Job, Key, Lane, Shared};
 
 use crate::miss::{Miss, Misses};
@@ -175,8 +177,10 @@ where
         let (serial, prompt) = (self.next, Arc::<[TokenId]>::from(prompt));
         self.next += 1;
         let ask = Box::new(Ask::new(serial, lookup, Arc::clone(&prompt), most, wanted));
-        let deadline = now + self.options.deadline;
-        let request = Request { id, namespace, prompt, begin: now, deadline, ask: None, fetch: None };
+        let deadline = now + self.options.deadline.max(self.options.patience);
+        let repeat = Repeat::new(now, self.options.patience);
+        let (ask_of, fetch, pages) = (None, None, 0);
+        let request = Request { id, namespace, prompt, begin: now, deadline, ask: ask_of, fetch, pages, most, repeat };
         self.requests.insert(serial, request);
         self.alarm.set(deadline);
         self.shared.ask(0, ask);
@@ -205,12 +209,13 @@ where
             self.shared.sent.fetch_sub(1, Ordering::Relaxed);
             self.take(engine, done, &mut ready);
         }
+        self.repeat(engine, &mut ready);
         let now = Instant::now();
         let late = |request: &Request| now >= request.deadline;
-        for (&serial, _) in self.requests.iter().filter(|(_, request)| late(request)) {
+        for (&serial, request) in self.requests.iter().filter(|(_, request)| late(request)) {
             self.shared.misses.add(Miss::Late);
             self.waits.late += 1;
-            ready.push((serial, 0));
+            ready.push((serial, request.pages));
         }
         for (serial, pages) in ready {
             if let Some(request) = self.requests.remove(&serial) {

@@ -90,6 +90,10 @@ pub struct TierOptions {
     pub write_rate: Option<u64>,
     /// Time after which a request does not wait any more, besides twice the estimated time. Default 100 ms.
     pub deadline: Duration,
+    /// Time for which a find is repeated every 5 ms while no store has the whole prompt, since the stores last had more
+    /// of it: another server computes it at the same time. The request does not wait for pages that the deadline of one
+    /// question or fetch leaves out. Default 0.
+    pub patience: Duration,
     /// Time after which [`Tier::confirm`](crate::tier::Tier::confirm) does not wait for puts any more, besides twice
     /// their estimated time. Default 5 s.
     pub put_deadline: Duration,
@@ -107,7 +111,8 @@ impl TierOptions {
     pub fn new(fingerprint: Fingerprint, stores: Vec<StoreOptions>) -> Self {
         let [deadline, put_deadline, negative] = [100, 5_000, 10_000].map(Duration::from_millis);
         let (secret, write_rate, wake) = (None, Some(1_000_000_000), Arc::new(|| ()));
-        Self { fingerprint, secret, stores, write_rate, deadline, put_deadline, negative, puts_max: 64, wake }
+        let (patience, puts_max) = (Duration::ZERO, 64);
+        Self { fingerprint, secret, stores, write_rate, deadline, patience, put_deadline, negative, puts_max, wake }
     }
 }
 

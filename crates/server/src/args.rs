@@ -371,6 +371,15 @@ pub enum BackendName {
     Cuda,
 }
 
+/// Parts of the work of a server.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Prompts and answers.
+    Both,
+    /// Prompts, for another server.
+    Prefill,
+}
+
 /// Options of stores.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Stores of K and V, which outlive the program (with --swap-space)")]
@@ -409,6 +418,16 @@ pub struct CacheOptions {
     /// Whether to write K and V to the stores.
     #[arg(long, default_value = "on")]
     pub cache_write: Switch,
+
+    /// Part of the work: with `prefill`, an answer ends only when a store has the K and V of its prompt, so that another
+    /// server reads them instead of computing the prompt.
+    #[arg(long, default_value = "both")]
+    pub role: Role,
+
+    /// Search the stores for a prompt every 5 ms, until they have had nothing new of it for this time: for a server that
+    /// gets each request at the same time as one with `--role prefill`.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    pub cache_wait: f64,
 
     /// At the end, write K and V to the stores for at most this time.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]

@@ -21,7 +21,7 @@ use kvarena_tiers::store::Store;
 use kvarena_tiers::tier::{StoreOptions, Tier, TierOptions};
 use kvarena_tiers::weights;
 
-use crate::args::{Args, BackendName, CacheOptions, Switch};
+use crate::args::{Args, BackendName, CacheOptions, Role, Switch};
 use crate::setup;
 
 /// Recipe of page hashes for stores.
@@ -48,8 +48,14 @@ impl CacheOptions {
     /// # Errors
     /// Options that exclude stores.
     pub fn config(&self, args: &Args, config: &mut EngineConfig) -> Result<()> {
+        if self.role == Role::Prefill && !(self.is_given() && self.cache_write == Switch::On) {
+            return Err(Error::request("--role prefill needs a store that it writes, such as --cache-dir"));
+        }
         if !self.is_given() {
             return Ok(());
+        }
+        if !(0.0..=3600.0).contains(&self.cache_wait) {
+            return Err(Error::request(format!("--cache-wait {} is not from 0 to 3600", self.cache_wait)));
         }
         if config.hashing.is_some() {
             return Err(Error::request("stores hash pages by SHA-256, and --kv-events by another recipe"));
@@ -99,9 +105,11 @@ impl CacheOptions {
         };
         let (sender, woken) = channel();
         let wake = Arc::new(move || sender.send(()).unwrap_or(()));
-        let options = TierOptions { secret, wake, ..TierOptions::new(identity.fingerprint(), stores) };
+        let patience = Duration::from_secs_f64(self.cache_wait);
+        let options = TierOptions { secret, patience, wake, ..TierOptions::new(identity.fingerprint(), stores) };
         let tier = Tier::new(options, server.engine()).map_err(|error| Error::run(error.to_string()))?;
-        Ok(server.with_stores(Box::new(TierStores::new(tier, woken))))
+        let server = server.with_stores(Box::new(TierStores::new(tier, woken)));
+        Ok(if self.role == Role::Prefill { server.hand_over() } else { server })
     }
 
     fn open(&self, is_trusted: bool) -> Result<Vec<StoreOptions>> {
@@ -156,11 +164,12 @@ impl CacheOptions {
     /// # Errors
     /// The backend failed.
     pub fn finish<R: Runner>(&self, args: &Args, server: &mut Server<R>) -> Result<()> {
-        if !server.flush_stores(Duration::from_secs(self.flush_seconds))? {
+        let is_flushed = server.flush_stores(Duration::from_secs(self.flush_seconds))?;
+        if !is_flushed && self.cache_write == Switch::On {
             eprintln!("kvarena-server: the stores do not have all K and V");
         }
         if let Some(stores) = server.stores().filter(|_| !args.quiet) {
-            eprint!("{}", stores.report());
+            eprint!("{}", stores.counters().report());
         }
         Ok(())
     }

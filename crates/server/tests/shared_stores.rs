@@ -60,8 +60,9 @@ fn share(options: &[&str], records: &dyn Fn(&str) -> u64, forget: &(dyn Fn(&str)
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let clients = scope.spawn(|| {
-            let salt =
-                |number: usize| Some(if number % 2 == 0 { "gone".to_owned() } else { format!("kept {}", number / 16) });
+            let salt = |number: usize| {
+                Some(if number.is_multiple_of(2) { "gone".to_owned() } else { format!("kept {}", number / 16) })
+            };
             let run = |address| load.run(address, 2, 6 * load.len(), salt).answers;
             let runs = thread::scope(|scope| {
                 [first, second].map(|at| scope.spawn(move || run(at))).map(|run| run.join().expect("no panic"))

@@ -80,6 +80,7 @@ fn options_that_exclude_stores_are_refused() {
     refuses(&["--cache-dir", "/tmp/none"], "--swap-space");
     refuses(&["--cache-url", "redis://127.0.0.1", "--swap-space", "0.01"], "--cache-secret-file");
     refuses(&["--cache-dir", "/proc/none", "--swap-space", "0.01"], "--cache-dir /proc/none");
+    refuses(&["--cache-dir", "/tmp/none", "--swap-space", "0.01", "--cache-wait", "nan"], "--cache-wait NaN");
 }
 
 #[test]
@@ -92,6 +93,49 @@ fn a_model_with_windows_hits_after_a_restart() {
         assert_eq!(cached, [0; 3], "{model}");
         let (again, cached, report) = run_model(model, folder, &[]);
         assert_eq!((again, cached), (tokens, vec![64; 3]), "{model}: {report}");
+    }
+}
+
+#[test]
+fn monitors_read_the_counters_of_stores() {
+    let (dir, model) = (Dir::new(), common::folder("qwen3-tiny"));
+    let folder = dir.path().join("cache");
+    let options = ["--model", &model, "--swap-space", "0.01", "--cache-dir", folder.to_str().expect("UTF-8")];
+    let prompt: Vec<_> = (0..70).map(|i| (i * i) % 500).collect();
+    let body = json!({ "model": "qwen3-tiny", "prompt": prompt, "max_tokens": 2, "temperature": 0 });
+    let count = |server: &Listening, name: &str| server.metric(&format!("kvarena_server_store_{name}"));
+    let names = [
+        r#"records_total{store="disk",what="asked"}"#,
+        r#"records_total{store="disk",what="found"}"#,
+        r#"records_total{store="disk",what="read"}"#,
+        r#"records_total{store="disk",what="put"}"#,
+        r#"records_total{store="disk",what="known"}"#,
+        r#"records_total{store="disk",what="removed"}"#,
+        "hit_tokens_total",
+        r#"misses_total{reason="page check"}"#,
+        r#"failed_calls_total{store="disk"}"#,
+        r#"queue{store="disk"}"#,
+        r#"stopped{store="disk"}"#,
+    ];
+    let [read, put] = ["read", "put"].map(|way| format!(r#"bytes_total{{store="disk",way="{way}"}}"#));
+    // A cold start, a warm one, and one whose four records are all damaged.
+    let expected = [[4, 0, 0, 4, 0, 0, 0, 0], [4, 4, 4, 0, 0, 0, 64, 0], [4, 4, 0, 4, 0, 4, 0, 4]];
+    let mut put_bytes = 0;
+    for (run, expected) in expected.into_iter().enumerate() {
+        if run == 2 {
+            damage(&folder, &mut 0);
+        }
+        let server = Listening::start(&options);
+        assert_eq!(server.post("/v1/completions", &body).0, 200);
+        // The server posts its counters after the step that ends the answer, and puts when it has time.
+        while count(&server, "waits_total") < 1 || count(&server, names[3]) < expected[3] {}
+        let counts = names.map(|name| count(&server, name));
+        assert_eq!((&counts[..8], &counts[8..]), (&expected[..], &[0; 3][..]), "run {run}");
+        // Records also contain a head.
+        put_bytes = put_bytes.max(count(&server, &put));
+        let bytes = count(&server, &read);
+        assert!(if run == 1 { bytes > 0 && bytes < put_bytes } else { bytes == 0 }, "run {run}: {bytes}, {put_bytes}");
+        server.end();
     }
 }
 

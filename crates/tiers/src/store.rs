@@ -67,6 +67,15 @@ pub trait Store: Send + Sync + 'static {
         false
     }
 
+    /// Returns the same as [`Store::have`] from the store itself, and not from what this process remembers of it. By
+    /// default [`Store::have`].
+    ///
+    /// # Errors
+    /// If the store cannot be asked.
+    fn have_now(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        self.have(names)
+    }
+
     /// Reads the head and some pages of a record: `pages` are consecutive and begin with page [`Part::first`]. The
     /// contents of the buffers are unspecified unless the result is [`Got::Read`].
     ///
@@ -121,6 +130,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn asks_one_by_one(&self) -> bool {
         (**self).asks_one_by_one()
+    }
+
+    fn have_now(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        (**self).have_now(names)
     }
 
     fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {

@@ -217,6 +217,21 @@ fn forgetting_removes_one_namespace_at_once() {
 }
 
 #[test]
+fn an_exact_question_sees_what_others_removed() {
+    let folder = folder();
+    let disk = open(folder.path());
+    wait(|| disk.is_scanned());
+    (0..4).for_each(|number| put(&disk, number, number).expect("there is room"));
+    for number in [1, 3] {
+        fs::remove_file(path(folder.path(), number)).expect("it is there");
+    }
+    let names: Vec<_> = (0..4).map(name).collect();
+    assert_eq!(disk.have(&names), Ok(vec![true; 4]), "the process remembers its files");
+    assert_eq!(disk.have_now(&names), Ok(vec![true, false, true, false]));
+    assert_eq!(has(&disk, 0..4), [true, false, true, false]);
+}
+
+#[test]
 fn a_vanished_folder_is_a_typed_error_and_comes_back() {
     let folder = folder();
     let disk = open(folder.path());

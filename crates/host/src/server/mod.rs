@@ -153,6 +153,13 @@ struct ActiveRequest {
     open: u32,
 }
 
+/// The last stream of a request whose prompt the stores do not have yet.
+struct HandOver {
+    key: StreamKey,
+    stream: Stream,
+    is_done: bool,
+}
+
 /// Numbers of a server's streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StreamCounts {
@@ -169,6 +176,10 @@ pub struct Server<R: Runner> {
     policy: Policy,
     /// Stores of K and V, if any.
     stores: Option<Box<dyn Stores<R::Backend>>>,
+    /// Whether a request ends only when the stores have its prompt.
+    hands_over: bool,
+    /// The last streams of requests that wait for it.
+    hand_overs: Vec<HandOver>,
     /// Number of requests submitted.
     submitted: usize,
     /// Requests and streams that have not ended. Ended ones are removed, so a server may run indefinitely.
@@ -217,6 +228,8 @@ impl<R: Runner> Server<R> {
             runner,
             policy,
             stores: None,
+            hands_over: false,
+            hand_overs: Vec::new(),
             submitted: 0,
             requests: SlotMap::with_key(),
             streams: SlotMap::with_key(),
@@ -382,6 +395,7 @@ impl<R: Runner> Server<R> {
         };
         self.cancel(sink)?;
         self.turn_stores()?;
+        self.end_hand_overs(sink);
         let planned = match self.ahead.take() {
             Some(flight) => Some(flight),
             None => self.plan(None)?,

@@ -121,6 +121,11 @@ impl<R: Runner> Server<R> {
             Ok(None) => return Ok(false),
             Err(error) => return ignore_shortage(error).map(|()| false),
         };
+        if self.hands_over {
+            // An equal prompt of another server matches here. Without a mark, a layer with a state would keep it at the
+            // end of the prompt, where no equal prompt matches if its length is a multiple of a page.
+            _ = self.engine.mark(seq, known.len() as u32 - 1);
+        }
         stream.seq = Some(seq);
         self.ages += 1;
         stream.age = self.ages;

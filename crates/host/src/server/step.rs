@@ -157,11 +157,11 @@ impl<R: Runner> Server<R> {
         }
         let active = &mut self.requests[stream.request_key];
         active.open -= 1;
-        let last = active.open == 0;
-        if last {
-            self.requests.remove(stream.request_key);
+        if active.open > 0 {
+            sink.done(&stream, false);
+        } else if let Some(ended) = self.requests.remove(stream.request_key) {
+            self.end_request((index, stream), &ended, sink);
         }
-        sink.done(&stream, last);
         Ok(())
     }
 }

@@ -60,7 +60,10 @@ impl EngineLoop {
             }
             while (server.turn_stores()? || self.announcer.is_some()) && !queue.wait_at_most(announcer::PAUSE) {
                 self.publish(server);
+                metrics.post(server, self.ended);
             }
+            // Stores may have worked since the last step.
+            metrics.post(server, self.ended);
             if !queue.wait() {
                 return Ok(());
             }
@@ -162,7 +165,8 @@ pub fn audit<R: Runner>(server: &Server<R>) -> Result<String> {
     let broken = |what: String| Error::run(format!("the audit at the end failed: {what}"));
     server.engine().verify().map_err(|what| broken(what.to_string()))?;
     let stats = server.engine().stats();
-    let pages = server.engine().shape().layout.page_count();
+    // A model whose layers keep a state reserves a page.
+    let pages = server.engine().shape().usable_pages();
     let Stats { free_pages, cached_pages, sequences, steps, protected_pages, .. } = stats;
     let held = [sequences, steps, protected_pages, stats.private_pages, stats.fenced_pages];
     if held != [0; 5] || free_pages + cached_pages != pages {

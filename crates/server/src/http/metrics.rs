@@ -11,7 +11,9 @@ use kvarena::stats::Stats;
 use kvarena_host::clock::Part;
 use kvarena_host::runner::Runner;
 use kvarena_host::server::{Server, StreamCounts};
+use kvarena_host::stores::{StoreCounters, Stores};
 use kvarena_host::tally::Tally;
+use kvarena_tiers::tier::StoreStats;
 
 /// Number of ended streams by reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -40,6 +42,8 @@ struct Snapshot {
     ended: Ended,
     parts: [Duration; Part::ALL.len()],
     page_bytes: u64,
+    page_size: u32,
+    stores: Option<StoreCounters>,
 }
 
 impl Metrics {
@@ -51,7 +55,9 @@ impl Metrics {
         snapshot.tally.clone_from(tally);
         snapshot.streams = server.stream_counts();
         snapshot.ended = ended;
-        snapshot.page_bytes = server.engine().shape().layout.page_bytes();
+        let layout = server.engine().shape().layout;
+        (snapshot.page_bytes, snapshot.page_size) = (layout.page_bytes(), layout.page_size());
+        snapshot.stores = server.stores().map(Stores::counters);
         snapshot.parts = Part::ALL.map(|part| clock.spent(part));
     }
 
@@ -74,7 +80,7 @@ impl Metrics {
         for ((path, status), count) in &*lock(&self.answers) {
             writeln!(out, "kvarena_server_answers_total{{path=\"{path}\",status=\"{status}\"}} {count}")?;
         }
-        let Snapshot { stats, tally, streams, ended, parts, page_bytes } = &*lock(&self.snapshot);
+        let Snapshot { stats, tally, streams, ended, parts, page_bytes, page_size, stores } = &*lock(&self.snapshot);
         head(out, "kvarena_server_streams_ended_total", "counter", "Streams that ended, by reason.")?;
         let Ended { stopped, at_length, cancelled } = ended;
         for (why, count) in [("stop", stopped), ("length", at_length), ("cancelled", cancelled)] {
@@ -112,8 +118,62 @@ impl Metrics {
         tally.first_token.prometheus(out, "kvarena_server_first_token_seconds", help)?;
         let help = "Time that steps left a stream out because its pages were loading.";
         tally.load_time.prometheus(out, "kvarena_server_load_seconds", help)?;
+        if let Some(counters) = stores {
+            write_stores(out, counters, *page_size)?;
+        }
         write!(out, "{}", stats.prometheus())
     }
+}
+
+/// Writes the counters of stores of K and V.
+fn write_stores(out: &mut String, counters: &StoreCounters, page_size: u32) -> fmt::Result {
+    let StoreCounters { stores, misses, waits } = counters;
+    let prefix = "kvarena_server_store";
+    let help = "Records that the store was asked for, had, returned, took, already had, or removed as damaged.";
+    head(out, &format!("{prefix}_records_total"), "counter", help)?;
+    for store in stores {
+        let counts = [store.asked, store.found, store.read, store.put, store.known, store.removed];
+        for (what, count) in ["asked", "found", "read", "put", "known", "removed"].into_iter().zip(counts) {
+            writeln!(out, "{prefix}_records_total{{store=\"{}\",what=\"{what}\"}} {count}", store.name)?;
+        }
+    }
+    head(out, &format!("{prefix}_bytes_total"), "counter", "Bytes of records read from and put into the store.")?;
+    for store in stores {
+        for (way, bytes) in [("read", store.read_bytes), ("put", store.put_bytes)] {
+            writeln!(out, "{prefix}_bytes_total{{store=\"{}\",way=\"{way}\"}} {bytes}", store.name)?;
+        }
+    }
+    type Of = fn(&StoreStats) -> u64;
+    let by_store: [(&str, &str, &str, Of); 3] = [
+        ("failed_calls_total", "counter", "Calls of the store that failed.", |store| store.failed),
+        ("queue", "gauge", "Reads and puts that wait.", |store| store.queue as u64),
+        ("stopped", "gauge", "1 while the store gets no calls, or no puts, because it failed or is full.", |store| {
+            store.is_stopped.into()
+        }),
+    ];
+    for (name, kind, help, of) in by_store {
+        head(out, &format!("{prefix}_{name}"), kind, help)?;
+        for store in stores {
+            writeln!(out, "{prefix}_{name}{{store=\"{}\"}} {}", store.name, of(store))?;
+        }
+    }
+    head(out, &format!("{prefix}_misses_total"), "counter", "Records that were not accepted, by reason.")?;
+    for (reason, count) in misses {
+        writeln!(out, "{prefix}_misses_total{{reason=\"{reason}\"}} {count}")?;
+    }
+    let hits = waits.pages * u64::from(page_size);
+    for (name, help, count) in [
+        ("hit_tokens", "Tokens of prompts that were read from stores.", hits as f64),
+        ("waits", "Requests that waited for stores.", waits.waited as f64),
+        ("late_waits", "Requests that waited for stores until their deadline.", waits.late as f64),
+        ("wait_seconds", "Time of these waits.", waits.time.as_secs_f64()),
+        ("confirmed_prompts", "Prompts that stores had to have before their answer.", waits.confirmed as f64),
+        ("unconfirmed_prompts", "Of these, prompts that no store has whole.", waits.unconfirmed as f64),
+    ] {
+        head(out, &format!("{prefix}_{name}_total"), "counter", help)?;
+        writeln!(out, "{prefix}_{name}_total {count}")?;
+    }
+    Ok(())
 }
 
 /// Converts Prometheus's text format to OpenMetrics: descriptions of counters omit `_total`, and an end marker follows.

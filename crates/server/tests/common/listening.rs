@@ -55,6 +55,12 @@ impl Listening {
         value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
     }
 
+    /// Reads a metric until it reaches a value: the server posts its counters after the step that ends an answer.
+    pub fn reaches(&self, name: &str, value: u64) {
+        while self.metric(name) < value {}
+        assert_eq!(self.metric(name), value, "{name}");
+    }
+
     /// Posts a request. Returns the status and the body of the answer.
     pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         post(&self.address, path, body).expect("it answers")

@@ -243,6 +243,19 @@ impl Store for Disk {
         Ok(have)
     }
 
+    fn have_now(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        let look = |name: &Name| {
+            let has = self.shared.folder.has(name)?;
+            if has {
+                self.shared.index.insert(name);
+            } else {
+                self.shared.index.remove(name);
+            }
+            Ok(has)
+        };
+        names.iter().map(look).collect()
+    }
+
     fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
         self.get_seen(name, part, head, pages, &mut |_| ())
     }

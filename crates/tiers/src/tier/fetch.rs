@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use kvarena::Engine;
 use kvarena::backend::SwapMemory;
 use kvarena::id::{Namespace, SwapPageId, TokenId};
-use kvarena::moves::FetchId;
+use kvarena::moves::{FetchId, Lookup};
 
 use super::Tier;
+use super::repeat::Repeat;
 use super::work::{Ask, Get, Job, Key};
 use crate::name::Name;
 
@@ -23,6 +24,11 @@ pub(super) struct Request {
     pub ask: Option<Box<Ask>>,
     /// The fetch whose end the request awaits, and whether it is the request's own.
     pub fetch: Option<(u64, bool)>,
+    /// Pages that its fetches brought.
+    pub pages: u32,
+    /// Tokens and bytes of all records that the prompt lacked.
+    pub most: (u64, u64),
+    pub repeat: Repeat,
 }
 
 /// An open fetch.
@@ -45,27 +51,42 @@ where
 {
     /// Begins the fetch of a request whose question has an answer, or ends its wait.
     pub(super) fn advance(&mut self, engine: &mut Engine<B>, serial: u64, ready: &mut Vec<(u64, u32)>) {
-        let fetch = self.begin_fetch(engine, serial);
+        let is_patient = self.is_patient(engine, serial);
+        // A fetch with cells brings all of a target's tails, so each longer target would bring others.
+        let fetch = if is_patient && self.shared.has_cells { None } else { self.begin_fetch(engine, serial) };
         let request = self.requests.get_mut(&serial).expect("the caller has found it");
         request.fetch = fetch;
-        if fetch.is_none() {
-            ready.push((serial, 0));
+        match fetch {
+            Some(_) => {}
+            None if is_patient => self.pause(serial),
+            None => ready.push((serial, request.pages)),
         }
+    }
+
+    /// Returns what the engine has of a request's prompt, and the longest prefix that it and the stores have.
+    pub(super) fn target(&mut self, engine: &Engine<B>, serial: u64) -> Option<(Lookup, u32)> {
+        let now = Instant::now();
+        self.negative.retain(|_, until| *until > now);
+        let request = &self.requests[&serial];
+        let ask = request.ask.as_ref()?;
+        let lookup = engine.lookup(request.namespace, &request.prompt).ok()??;
+        let is_stored = |group, place| {
+            ask.located.contains_key(&(group, place)) && {
+                let name = self.shared.name_of(ask.space, group, ask.keys[place as usize]);
+                !self.negative.contains_key(&name)
+            }
+        };
+        let target = lookup.target(is_stored);
+        Some((lookup, target))
     }
 
     /// Returns the fetch that a request waits for, and whether it is its own.
     fn begin_fetch(&mut self, engine: &mut Engine<B>, serial: u64) -> Option<(u64, bool)> {
-        let now = Instant::now();
-        self.negative.retain(|_, until| *until > now);
+        let (lookup, target) = self.target(engine, serial)?;
         let request = &self.requests[&serial];
         let (namespace, prompt) = (request.namespace, Arc::clone(&request.prompt));
         let ask = request.ask.as_ref().expect("the question has an answer");
-        let lookup = engine.lookup(namespace, &prompt).ok()??;
         let name = |group: u32, place: u32| self.shared.name_of(ask.space, group, ask.keys[place as usize]);
-        let is_stored = |group, place| {
-            ask.located.contains_key(&(group, place)) && !self.negative.contains_key(&name(group, place))
-        };
-        let target = lookup.target(is_stored);
         if target <= lookup.hit() {
             return None;
         }
@@ -89,9 +110,10 @@ where
         let fetch = engine.fetch(namespace, &prompt, target).ok()??;
         let records: Vec<_> = fetch.records().map(|at| (at.group, at.place, at.first, at.pages.to_vec())).collect();
         let id = fetch.id;
-        let deadline = now + self.options.deadline + 2 * estimate;
+        let deadline = Instant::now() + self.options.deadline + 2 * estimate;
         self.send_gets(engine, serial, id, records);
-        self.requests.get_mut(&serial).expect("it is there").deadline = deadline;
+        let request = self.requests.get_mut(&serial).expect("it is there");
+        request.deadline = deadline.max(request.repeat.end);
         self.alarm.set(deadline);
         Some((serial, true))
     }
@@ -148,15 +170,22 @@ where
             count = 0;
         }
         engine.fetched(id, count);
-        let pages = pages[..count].iter().sum();
+        let pages: u32 = pages[..count].iter().sum();
         self.waits.pages += u64::from(pages);
         let waiting = self.requests.iter().filter_map(|(&at, request)| Some((at, request.fetch?)));
         let waiting: Vec<_> = waiting.filter(|(_, (fetch, _))| *fetch == serial).collect();
         for (request, (_, is_own)) in waiting {
-            if is_own {
-                ready.push((request, pages));
-            } else {
+            if !is_own {
                 self.advance(engine, request, ready);
+                continue;
+            }
+            let own = self.requests.get_mut(&request).expect("it waits");
+            own.pages += pages;
+            own.fetch = None;
+            if self.is_patient(engine, request) {
+                self.pause(request);
+            } else {
+                ready.push((request, self.requests[&request].pages));
             }
         }
     }

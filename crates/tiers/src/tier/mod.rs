@@ -1,8 +1,9 @@
 //! [`Tier`]: the stores of an engine. It finds prompts in stores, fetches their records, and puts new records.
 //!
 //! ```text
-//! find --> lookup --[chain, have: threads of the stores]--> fetch --[get]--> fetched --> report
-//! turn --> puts --[have, put]--> put_done
+//! find    --> lookup --[chain, have: threads of the stores]--> fetch --[get]--> fetched --> report
+//! turn    --> puts --[have, put]--> put_done
+//! confirm --[have]--> restate_puts --> turn: the last put_done --> report
 //! ```
 //!
 //! The host calls [`Tier::find`] before it admits a prompt, and [`Tier::turn`] once in each step. Both only read and
@@ -16,9 +17,11 @@
 
 mod alarm;
 mod breaker;
+mod confirm;
 mod fetch;
 mod options;
 mod pieces;
+mod repeat;
 mod rounds;
 mod work;
 
@@ -36,9 +39,11 @@ use kvarena::moves::Put;
 use kvarena::{Engine, EngineError};
 
 use alarm::Alarm;
+use confirm::Confirm;
 use fetch::{Fetching, Request};
 pub use options::{LoadRule, StoreOptions, StoreStats, TierOptions};
 use pieces::Pieces;
+use repeat::Repeat;
 pub use work::Forgotten;
 use work::{Ask, Done, Job, Key, Lane, Shared};
 
@@ -72,6 +77,10 @@ pub struct WaitStats {
     pub time: Duration,
     /// Pages of group 0 that fetches brought.
     pub pages: u64,
+    /// Number of prompts of which [`Tier::confirm`] found records.
+    pub confirmed: u64,
+    /// Of these, prompts that the stores do not have whole: a store failed, was full, or took too long.
+    pub unconfirmed: u64,
 }
 
 /// The stores of an engine.
@@ -81,6 +90,7 @@ pub struct Tier<B: SwapMemory> {
     received: Receiver<Done>,
     alarm: Alarm,
     requests: HashMap<u64, Request>,
+    confirms: HashMap<u64, Confirm>,
     fetches: HashMap<u64, Fetching>,
     /// Names of the records of open fetches.
     loading: HashMap<Name, u64>,
@@ -89,6 +99,8 @@ pub struct Tier<B: SwapMemory> {
     /// Spaces that were forgotten and not searched since. Nothing is put there.
     forgotten: HashSet<Space>,
     open_puts: usize,
+    /// Whether a put has ended, or an answer has arrived, since [`Tier::end_confirms`].
+    has_put: bool,
     /// The end of a stop of all stores, at which the alarm wakes the host.
     retry: Option<Instant>,
     /// The newest step of the last turn, and the number of later looks for puts that found none.
@@ -138,11 +150,13 @@ where
             received,
             alarm,
             requests: HashMap::new(),
+            confirms: HashMap::new(),
             fetches: HashMap::new(),
             loading: HashMap::new(),
             negative: HashMap::new(),
             forgotten: HashSet::new(),
             open_puts: 0,
+            has_put: false,
             retry: None,
             step: engine.newest_step(),
             looks: 0,
@@ -176,27 +190,22 @@ where
         let most = (u64::from(pages * self.shared.page_size), wanted.iter().map(bytes).sum());
         let (serial, prompt) = (self.next, Arc::<[TokenId]>::from(prompt));
         self.next += 1;
-        let ask = Box::new(Ask {
-            find: serial,
-            space: self.shared.space(lookup.names()),
-            lookup,
-            prompt: Arc::clone(&prompt),
-            keys: Vec::new(),
-            most,
-            wanted,
-            located: HashMap::new(),
-        });
-        let deadline = now + self.options.deadline;
-        let request = Request { id, namespace, prompt, begin: now, deadline, ask: None, fetch: None };
+        let space = self.shared.space(lookup.names());
+        let ask = Box::new(Ask::new(serial, space, lookup, Arc::clone(&prompt), most, wanted));
+        let deadline = now + self.options.deadline.max(self.options.patience);
+        let repeat = Repeat::new(now, self.options.patience);
+        let (ask_of, fetch, pages) = (None, None, 0);
+        let request = Request { id, namespace, prompt, begin: now, deadline, ask: ask_of, fetch, pages, most, repeat };
         self.requests.insert(serial, request);
         self.alarm.set(deadline);
         self.shared.ask(0, ask);
         Find::Waiting
     }
 
-    /// Ends the wait of a request that the host has cancelled. A fetch for it continues.
+    /// Ends the waits of a request that the host has cancelled. Its fetch and its puts continue.
     pub fn cancel(&mut self, id: u64) {
         self.requests.retain(|_, request| request.id != id);
+        self.confirms.retain(|_, confirm| confirm.id != id);
     }
 
     /// Removes all records of a namespace from all stores. Open puts of the namespace leave no record, and pages that
@@ -214,7 +223,8 @@ where
     }
 
     /// Ends fetches and puts, begins others, and calls `report` with the id of each request that does not wait any
-    /// more, and the number of pages by which its hit has grown. The host calls it once in each step.
+    /// more, and the number of pages by which its hit has grown (0 for [`Tier::confirm`]). The host calls it once in
+    /// each step.
     ///
     /// # Errors
     /// [`EngineError::Backend`] if a copy for a put failed. A later call tries it again.
@@ -228,11 +238,12 @@ where
             self.shared.sent.fetch_sub(1, Ordering::Relaxed);
             self.take(engine, done, &mut ready);
         }
+        self.repeat(engine, &mut ready);
         let now = Instant::now();
         for (&serial, request) in self.requests.iter().filter(|(_, request)| now >= request.deadline) {
             self.shared.misses.add(Miss::Late);
             self.waits.late += 1;
-            ready.push((serial, 0));
+            ready.push((serial, request.pages));
             if let Some(fetch) = request.fetch.and_then(|(fetch, _)| self.fetches.get_mut(&fetch)) {
                 fetch.is_late = true;
             }
@@ -244,6 +255,9 @@ where
                 report(request.id, pages);
             }
         }
+        let mut confirmed = Vec::new();
+        self.end_confirms(engine, &mut confirmed);
+        confirmed.into_iter().for_each(|id| report(id, 0));
         self.begin_puts(engine).map(drop)
     }
 
@@ -279,7 +293,7 @@ where
 
     /// Returns whether nothing is open, and only another step or a store that is tried again brings work.
     pub fn is_idle(&self) -> bool {
-        self.open() == (0, 0, 0) && self.looks >= LOOKS_MAX
+        self.open() == (0, 0, 0) && self.confirms.is_empty() && self.looks >= LOOKS_MAX
     }
 
     /// Returns the number of requests, fetches and puts that are open.
@@ -319,6 +333,8 @@ where
                 if let Some(request) = self.requests.get_mut(&serial) {
                     request.ask = Some(ask);
                     self.advance(engine, serial, ready);
+                } else {
+                    self.restate(engine, &ask);
                 }
             }
             Done::Got { fetch, index, name, got } => {
@@ -334,6 +350,7 @@ where
             }
             Done::Put { id, name, is_stored } => {
                 self.open_puts -= 1;
+                self.has_put = true;
                 engine.put_done(id, is_stored);
                 if is_stored {
                     self.negative.remove(&name);
@@ -381,9 +398,10 @@ where
         Ok(count)
     }
 
-    /// Sets the alarm for another look: a put appears after its copy, and a refused one after a look without puts.
+    /// Sets the alarm for another look: a put appears after its copy, and a refused one after a look without puts. A
+    /// prompt that waits for its puts does not wait for another step.
     fn look(&mut self, newest: StepId) {
-        if newest != self.step {
+        if newest != self.step || !self.confirms.is_empty() {
             (self.step, self.looks) = (newest, 0);
         }
         if self.looks < LOOKS_MAX {

@@ -90,6 +90,13 @@ pub struct TierOptions {
     pub write_rate: Option<u64>,
     /// Time after which a request does not wait any more, besides twice the estimated time. Default 100 ms.
     pub deadline: Duration,
+    /// Time for which a find is repeated every 5 ms while no store has the whole prompt, since the stores last had more
+    /// of it: another server computes it at the same time. The request does not wait for pages that the deadline of one
+    /// question or fetch leaves out. Default 0.
+    pub patience: Duration,
+    /// Time after which [`Tier::confirm`](crate::tier::Tier::confirm) does not wait for puts any more, besides twice
+    /// their estimated time. Default 5 s.
+    pub put_deadline: Duration,
     /// Time for which a record that failed counts as absent. Default 10 s.
     pub negative: Duration,
     /// Maximum number of open puts. Default 64.
@@ -102,9 +109,10 @@ pub struct TierOptions {
 impl TierOptions {
     /// Creates options with defaults.
     pub fn new(fingerprint: Fingerprint, stores: Vec<StoreOptions>) -> Self {
-        let [deadline, negative] = [100, 10_000].map(Duration::from_millis);
+        let [deadline, put_deadline, negative] = [100, 5_000, 10_000].map(Duration::from_millis);
         let (secret, write_rate, wake) = (None, Some(1_000_000_000), Arc::new(|| ()));
-        Self { fingerprint, secret, stores, write_rate, deadline, negative, puts_max: 64, wake }
+        let (patience, puts_max) = (Duration::ZERO, 64);
+        Self { fingerprint, secret, stores, write_rate, deadline, patience, put_deadline, negative, puts_max, wake }
     }
 }
 

@@ -37,6 +37,7 @@ pub(super) struct Key {
 /// A question for the records of a prompt. It visits the stores in order.
 #[derive(Debug)]
 pub(super) struct Ask {
+    /// Number of the request or the confirmation.
     pub find: u64,
     pub space: Space,
     pub lookup: Lookup,
@@ -47,6 +48,21 @@ pub(super) struct Ask {
     pub wanted: Vec<(u32, u32)>,
     /// The store that has a record of a group at a place.
     pub located: HashMap<(u32, u32), usize>,
+    /// Whether stores look at the records, and not at what they remember.
+    pub is_exact: bool,
+}
+
+impl Ask {
+    pub fn new(
+        find: u64,
+        space: Space,
+        lookup: Lookup,
+        prompt: Arc<[TokenId]>,
+        most: (u64, u64),
+        wanted: Vec<(u32, u32)>,
+    ) -> Self {
+        Self { find, space, lookup, prompt, keys: Vec::new(), most, wanted, located: HashMap::new(), is_exact: false }
+    }
 }
 
 pub(super) struct Get<W> {
@@ -320,7 +336,10 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         let now = Instant::now();
         let is_asked = |lane: &Lane<R, W>| lane.options.rule.is_worth(ask.most.0, ask.most.1) && !lane.is_out(now);
         let located = ask.lookup.target(|group, place| ask.located.contains_key(&(group, place)));
-        let missing = located < ask.lookup.target(|_, _| true);
+        let missing = match ask.is_exact {
+            true => ask.located.len() < ask.wanted.len(),
+            false => located < ask.lookup.target(|_, _| true),
+        };
         match self.lanes[index..].iter().find(|lane| missing && is_asked(lane)) {
             Some(lane) => lane.push(Job::Ask(ask)),
             None => self.send(Done::Asked(ask)),
@@ -333,7 +352,8 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         }
         let missing = ask.wanted.iter().filter(|at| !ask.located.contains_key(at)).copied().collect();
         let lane = &self.lanes[index];
-        let mut rounds = Rounds::new(missing, lane.options.store.asks_one_by_one());
+        let can_skip = lane.options.store.asks_one_by_one() && !ask.is_exact;
+        let mut rounds = Rounds::new(missing, can_skip);
         loop {
             let missing = rounds.next(&ask.lookup, &ask.located);
             let name = |&(group, place): &(u32, u32)| self.name_of(ask.space, group, ask.keys[place as usize]);
@@ -342,7 +362,9 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
                 break;
             }
             add(&lane.counters.asked, names.len() as u64);
-            let Ok(have) = lane.call(Call::Ask, |store| store.have(&names)) else { break };
+            let is_exact = ask.is_exact;
+            let have = |store: &dyn Store| if is_exact { store.have_now(&names) } else { store.have(&names) };
+            let Ok(have) = lane.call(Call::Ask, have) else { break };
             let found = missing.into_iter().zip(have).filter(|(_, has)| *has);
             let before = ask.located.len();
             ask.located.extend(found.map(|(at, _)| (at, index)));

@@ -1,0 +1,83 @@
+//! Finds that are repeated while another server computes the prompt.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvarena::Engine;
+use kvarena::backend::SwapMemory;
+
+use super::Tier;
+use super::work::Ask;
+
+/// Time between two questions. It is longer if they take long, so that they fill at most a fifth of the time.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The repetition of a find.
+pub(super) struct Repeat {
+    /// When the last question was sent.
+    asked: Instant,
+    /// When to send the next one; `None` while one or a fetch is open.
+    again: Option<Instant>,
+    /// When to stop. No deadline is earlier.
+    pub end: Instant,
+    /// The most pages that the engine and the stores had.
+    most: u32,
+}
+
+impl Repeat {
+    pub fn new(now: Instant, patience: Duration) -> Self {
+        Self { asked: now, again: None, end: now + patience, most: 0 }
+    }
+}
+
+impl<B> Tier<B>
+where
+    B: SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>>,
+{
+    /// Returns whether a request waits for records that no store has yet. More pages than before renew its patience.
+    pub(super) fn is_patient(&mut self, engine: &Engine<B>, serial: u64) -> bool {
+        if self.options.patience.is_zero() {
+            return false;
+        }
+        let Some((_, target)) = self.target(engine, serial) else { return false };
+        let (now, patience) = (Instant::now(), self.options.patience);
+        let (page_size, record_pages) = (self.shared.page_size, self.shared.record_pages);
+        let request = self.requests.get_mut(&serial).expect("the caller has found it");
+        if target > request.repeat.most {
+            (request.repeat.most, request.repeat.end) = (target, now + patience);
+        }
+        let whole = (request.prompt.len() as u32 - 1) / page_size / record_pages * record_pages;
+        target < whole && now < request.repeat.end
+    }
+
+    /// Lets a request search again after a pause.
+    pub(super) fn pause(&mut self, serial: u64) {
+        let request = self.requests.get_mut(&serial).expect("the caller has found it");
+        let now = Instant::now();
+        let again = now + PAUSE.max(4 * (now - request.repeat.asked));
+        request.repeat.again = Some(again);
+        request.deadline = (again + self.options.deadline).max(request.repeat.end);
+        self.alarm.set(again);
+    }
+
+    /// Sends the questions that are due again.
+    pub(super) fn repeat(&mut self, engine: &Engine<B>, ready: &mut Vec<(u64, u32)>) {
+        let now = Instant::now();
+        for (&serial, request) in &mut self.requests {
+            if request.repeat.again.take_if(|again| *again <= now).is_none() {
+                continue;
+            }
+            let Ok(Some(lookup)) = engine.lookup(request.namespace, &request.prompt) else {
+                ready.push((serial, request.pages));
+                continue;
+            };
+            request.repeat.asked = now;
+            let keys = request.ask.take().map_or_else(Vec::new, |ask| ask.keys);
+            let (wanted, prompt) = (lookup.wanted(), Arc::clone(&request.prompt));
+            let space = self.shared.space(lookup.names());
+            let ask = Ask { keys, ..Ask::new(serial, space, lookup, prompt, request.most, wanted) };
+            self.alarm.set(request.deadline);
+            self.shared.ask(0, Box::new(ask));
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Prompts that wait until a store has their records, so that another engine reads them.
+
+#[path = "common/host.rs"]
+#[allow(dead_code)] // this test uses a part
+mod host;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use host::{Host, PAGE_SIZE, model, models, options, text};
+use kvarena::id::Namespace;
+use kvarena::layout::Groups;
+use kvarena_tiers::store::Store;
+use kvarena_tiers::testing::{Full, Gone, Memory, Slow};
+use kvarena_tiers::tier::{Find, StoreOptions, TierOptions};
+
+const ALL: Namespace = Namespace::new(0);
+
+/// Confirms a prompt, and waits for the report.
+fn confirm(host: &mut Host, namespace: Namespace, len: u32) -> Find {
+    let found = host.tier.confirm(7, &mut host.engine, namespace, &text(0..len));
+    if found == Find::Waiting {
+        assert_eq!(host.reports(1), [(7, 0)]);
+    }
+    found
+}
+
+#[test]
+fn a_confirmed_prompt_is_in_the_store() {
+    for config in models() {
+        let store = Arc::new(Memory::default());
+        let mut first = Host::new(&config, Arc::clone(&store), None);
+        for len in [33, 50, 33, 64] {
+            first.serve(ALL, &text(0..len));
+            assert_eq!(confirm(&mut first, ALL, len), Find::Waiting);
+            // At once, and without a flush, another engine hits all whole records before the last token.
+            let mut second = Host::new(&config, Arc::clone(&store), None);
+            second.find(ALL, &text(0..len));
+            let record = config.record_pages * PAGE_SIZE;
+            assert_eq!(second.serve(ALL, &text(0..len)), (len - 1) / record * record, "{len}");
+        }
+        assert_eq!((first.tier.waits().confirmed, first.tier.waits().unconfirmed), (4, 0));
+    }
+}
+
+#[test]
+fn lost_records_are_put_again() {
+    for config in models() {
+        let store = Arc::new(Memory::default());
+        let mut first = Host::new(&config, Arc::clone(&store), None);
+        first.serve(ALL, &text(0..33));
+        confirm(&mut first, ALL, 33);
+        let (names, puts) = (store.names(), first.tier.stats()[0].put);
+        assert_eq!(puts, names.len() as u64);
+        let lost: Vec<_> = names.iter().copied().step_by(2).collect();
+        store.remove(&lost).expect("no failure");
+        assert_eq!(confirm(&mut first, ALL, 33), Find::Waiting);
+        assert_eq!((store.names(), first.tier.stats()[0].put), (names, puts + lost.len() as u64));
+        // With all records in the store, nothing is put.
+        assert_eq!(confirm(&mut first, ALL, 33), Find::Waiting);
+        assert_eq!(first.tier.stats()[0].put, puts + lost.len() as u64);
+    }
+}
+
+#[test]
+fn prompts_without_records_do_not_wait() {
+    let mut host = Host::new(&model(Groups::ONE, 1), Arc::new(Memory::default()), None);
+    assert_eq!(confirm(&mut host, ALL, 33), Find::Ready, "nothing is computed");
+    host.serve(ALL, &text(0..4));
+    assert_eq!(confirm(&mut host, ALL, 4), Find::Ready, "no other prompt can match the last token");
+    assert_eq!(confirm(&mut host, Namespace::new(9), 33), Find::Ready, "the namespace has no name");
+    assert_eq!(host.tier.waits().confirmed, 0);
+}
+
+#[test]
+fn a_store_that_fails_delays_no_prompt() {
+    let store = Arc::new(Gone { inner: Memory::default(), is_gone: AtomicBool::new(true), ..Gone::default() });
+    let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(&store), None);
+    host.serve(ALL, &text(0..33));
+    // The breaker stops the store after five failures, which ends the wait.
+    assert_eq!(confirm(&mut host, ALL, 33), Find::Waiting);
+    assert_eq!(confirm(&mut host, ALL, 33), Find::Ready);
+    assert_eq!((host.tier.waits().confirmed, host.tier.waits().unconfirmed), (2, 2));
+    // The store comes back, and gets the records.
+    store.is_gone.store(false, Ordering::Relaxed);
+    host.until(|host| host.tier.stats()[0].put == 8);
+    assert_eq!(confirm(&mut host, ALL, 33), Find::Waiting);
+    assert_eq!((host.tier.waits().confirmed, host.tier.waits().unconfirmed), (3, 2));
+    let mut host =
+        Host::new(&model(Groups::ONE, 1), Arc::new(Full { inner: Memory::default(), room: AtomicU64::new(3) }), None);
+    host.serve(ALL, &text(0..33));
+    assert_eq!(confirm(&mut host, ALL, 33), Find::Waiting);
+    assert_eq!((host.tier.stats()[0].put, host.tier.waits().unconfirmed), (3, 1));
+}
+
+#[test]
+fn a_store_that_hangs_delays_a_prompt_until_its_deadline() {
+    let slow = Slow { inner: Memory::default(), delay: Duration::from_millis(200) };
+    let stores = vec![StoreOptions { threads: 1, ..StoreOptions::new("slow", Arc::new(slow)) }];
+    let put_deadline = Duration::from_millis(1);
+    let mut host = Host::with(&model(Groups::ONE, 1), TierOptions { put_deadline, ..options(stores) });
+    host.serve(ALL, &text(0..33));
+    assert_eq!(confirm(&mut host, ALL, 33), Find::Waiting);
+    assert_eq!((host.tier.waits().unconfirmed, host.tier.stats()[0].put < 8), (1, true));
+    assert!(host.flush());
+    assert_eq!(host.tier.stats()[0].put, 8);
+}
+
+#[test]
+fn a_cancelled_prompt_is_not_reported() {
+    let mut host = Host::new(&model(Groups::ONE, 1), Arc::new(Memory::default()), None);
+    host.serve(ALL, &text(0..33));
+    assert_eq!(host.tier.confirm(7, &mut host.engine, ALL, &text(0..33)), Find::Waiting);
+    host.tier.cancel(7);
+    assert_eq!(host.tier.confirm(8, &mut host.engine, ALL, &text(0..33)), Find::Waiting);
+    assert_eq!(host.reports(1), [(8, 0)]);
+}

@@ -202,7 +202,7 @@ mod tests {
     use crate::engine::Engine;
     use crate::id::{Namespace, SeqKey, TokenId};
     use crate::layout::{Capacity, Groups, PoolConfig, Reach, StatePart};
-    use crate::plan::{Extend, Keep, PlanSize, StepScratch};
+    use crate::plan::{Extend, Keep, PlanSize, StepEnd, StepScratch};
 
     /// Sequences with a state of 3 pages.
     struct Batches {
@@ -250,11 +250,11 @@ mod tests {
             }
             let len = |&seq: &SeqKey| Extend { seq, len: engine.next_len(seq, 3).expect("it is live") };
             let items: Vec<_> = self.seqs.iter().map(len).collect();
-            let tokens = items.iter().map(|item| item.len).sum::<u32>() + padding;
-            let size = PlanSize { rows: items.len() as u32 + padding, tokens };
+            let tokens = (items.iter().map(|item| item.len).sum::<u32>() + padding) as usize;
+            let size = PlanSize { rows: items.len() + padding as usize, tokens };
             let plan = engine.plan_padded(scratch, &items, &[], size).expect("there is room");
             plan.table_writes.iter().for_each(|write| self.tables[write.index as usize] = write.value);
-            self.open.begin(plan.step).expect("the steps rise");
+            self.open.begin(plan.step);
             self.states.begin(&plan);
             let (rows, table) = (plan.rows.len(), engine.shape().table);
             let stride = rows.next_multiple_of(4);
@@ -275,7 +275,7 @@ mod tests {
             let step = plan.step;
             self.engine.commit(step).expect("it is open");
             self.engine.complete(step).expect("it is committed");
-            self.open.end(step);
+            self.open.end(StepEnd::Complete(step));
             self.states.end(&self.open);
         }
     }

@@ -455,7 +455,7 @@ fn draw_config(rng: &mut Rng) -> SmallConfig {
         record_pages: 0,
         hashing: rng.below(6) as u8,
         event_pages: rng.pick(&[0, 1, 4, 12, 200]),
-        event_cells: pages % 2 == 0,
+        event_cells: pages.is_multiple_of(2),
         drain_every: rng.pick(&[1, 1, 2, 8]),
         vocabulary: rng.pick(&[3, 3, 3, 1, 2, 4]),
     }

@@ -1,7 +1,6 @@
 //! Prompts that wait until a store has their records, so that another engine reads them.
 
 #[path = "common/host.rs"]
-#[allow(dead_code)] // this test uses a part
 mod host;
 
 use std::sync::Arc;

@@ -5,7 +5,6 @@
 
 #[cfg(feature = "object-store")]
 #[path = "common/host.rs"]
-#[allow(dead_code, reason = "tests/tier.rs uses the rest")]
 mod host;
 
 use kvarena_tiers::testing::contract;

@@ -1,7 +1,6 @@
 //! Finds that are repeated while another engine computes the prompt.
 
 #[path = "common/host.rs"]
-#[allow(dead_code)] // this test uses a part
 mod host;
 
 use std::sync::Arc;

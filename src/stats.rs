@@ -69,6 +69,12 @@ stats! {
         resume_hit_tokens,
         /// Tokens that group 0 had cached, but that admitted and resumed sequences must compute again.
         lost_hit_tokens,
+        /// Tokens of `lost_hit_tokens` behind which cells were cached that have been evicted.
+        evicted_hit_tokens,
+        /// Tokens of `lost_hit_tokens` behind which a state was cached that has been evicted for a later one.
+        superseded_hit_tokens,
+        /// Tokens of `lost_hit_tokens` that were a hit, but the sequence fit the pool only without it.
+        ignored_hit_tokens,
         /// Tokens whose K and V committed steps computed, of sequences that still ran at the commit.
         computed_tokens,
         /// Prompts admitted.
@@ -141,6 +147,10 @@ stats! {
         protected_pages,
         /// Cells in the tree: cached pages of one group of layers other than group 0.
         cells,
+        /// Pages of the tree that cells of windows and chunks have.
+        cell_pages,
+        /// Pages of the tree that cached states have.
+        state_pages,
         /// Evictable pages that have a copy in swap memory.
         clean_pages,
         /// Swap pages that contain cached pages.
@@ -171,6 +181,13 @@ impl Stats {
     /// Returns the fraction of prompt tokens that were cached, from 0 to 1; 0 without prompts.
     pub fn hit_rate(&self) -> f64 {
         if self.prompt_tokens == 0 { 0.0 } else { self.hit_tokens as f64 / self.prompt_tokens as f64 }
+    }
+
+    /// Returns the tokens of [`Stats::lost_hit_tokens`] behind which no state, or not every page of a window or a
+    /// chunk, was ever cached: there was no mark, or a mark was given up, or promises needed the pages.
+    pub fn unmarked_hit_tokens(&self) -> u64 {
+        let others = self.evicted_hit_tokens + self.superseded_hit_tokens + self.ignored_hit_tokens;
+        self.lost_hit_tokens.saturating_sub(others)
     }
 
     /// Formats the stats in Prometheus's text format (version 0.0.4). Field NAME becomes the metric

@@ -1,5 +1,5 @@
 //! Plots a run over the served requests. The upper chart shows the hit rate, by tier if there are several; the lower
-//! chart shows page states.
+//! chart shows page states. With several groups of layers, a third chart shows what the cached pages contain.
 
 use std::error::Error;
 use std::path::Path;
@@ -21,6 +21,13 @@ const STATES: [(&str, RGBColor); 4] = [
 const TIERS: [(&str, RGBColor); 3] =
     [("device", RGBColor(96, 150, 180)), ("swap memory", RGBColor(236, 162, 79)), ("store", RGBColor(214, 208, 190))];
 
+/// Contents of cached pages from the bottom up, as `(name, colour)`.
+const CONTENTS: [(&str, RGBColor); 3] = [
+    ("states (snapshots)", RED),
+    ("cells of windows and chunks", RGBColor(236, 162, 79)),
+    ("pages of group 0", RGBColor(96, 150, 180)),
+];
+
 /// Draws the samples into an SVG file.
 pub fn draw(file: &Path, title: String, samples: &[Sample]) -> Result<(), Box<dyn Error>> {
     let hits = Chart {
@@ -31,7 +38,12 @@ pub fn draw(file: &Path, title: String, samples: &[Sample]) -> Result<(), Box<dy
         ..Chart::default()
     };
     let pages = Chart { x: "requests served", y: "pages", series: pages(samples), ..Chart::default() };
-    chart::draw(file, (1000, 740), 1, &[hits, pages])
+    let mut charts = vec![hits, pages];
+    if samples.iter().any(|s| s.stats.cells > 0) {
+        let y = "cached pages";
+        charts.push(Chart { x: "requests served", y, series: cached_contents(samples), ..Chart::default() });
+    }
+    chart::draw(file, (1000, 370 * charts.len() as u32), 1, &charts)
 }
 
 fn series(name: &str, colour: RGBColor, form: Form, points: impl Iterator<Item = (f64, f64)>) -> Series {
@@ -97,6 +109,20 @@ fn pages(samples: &[Sample]) -> Vec<Series> {
     all
 }
 
+/// Returns the stacked contents of cached pages, the top layer first.
+fn cached_contents(samples: &[Sample]) -> Vec<Series> {
+    let contents = CONTENTS.iter().enumerate().rev().map(|(content, &(name, colour))| {
+        let top = |s: &Sample| (s.done as f64, f64::from(contents_of(&s.stats)[content]));
+        series(name, colour, Form::Area, samples.iter().map(top))
+    });
+    contents.collect()
+}
+
+/// Returns the upper edges of the stacked contents.
+fn contents_of(stats: &Stats) -> [u32; CONTENTS.len()] {
+    [stats.state_pages, stats.state_pages + stats.cell_pages, stats.cached_pages]
+}
+
 /// Returns the upper edges of the stacked states. A fenced page counts as private, because a step still uses it.
 fn layers(stats: &Stats) -> [u32; STATES.len()] {
     let private = stats.private_pages + stats.fenced_pages;
@@ -115,6 +141,32 @@ mod tests {
         (stats.free_pages, stats.private_pages, stats.fenced_pages) = (1, 20, 300);
         (stats.protected_pages, stats.evictable_pages) = (4000, 50_000);
         assert_eq!(layers(&stats), [320, 4320, 54_320, 54_321]);
+    }
+
+    #[test]
+    fn contents_stack_up_to_the_cached_pages() {
+        let mut stats = Stats::default();
+        (stats.state_pages, stats.cell_pages, stats.cached_pages) = (30, 500, 7000);
+        assert_eq!(contents_of(&stats), [30, 530, 7000]);
+    }
+
+    /// Only a run with several groups of layers has the chart of contents.
+    #[test]
+    fn snapshots_and_cells_are_drawn_beside_pages() {
+        let text = |cells| {
+            let mut stats = Stats::default();
+            (stats.cells, stats.state_pages, stats.cached_pages) = (cells, 30 * cells, 7000);
+            let samples = [0, 5].map(|done| Sample { done, tally: Tally::default(), stats });
+            let file = std::env::temp_dir().join(format!("kvarena-plot-{cells}-{}.svg", std::process::id()));
+            draw(&file, "states".to_owned(), &samples).expect("two samples are a plot");
+            let svg = std::fs::read_to_string(&file).expect("the file is written");
+            std::fs::remove_file(file).expect("the file is the test's");
+            svg
+        };
+        assert!(!text(0).contains("snapshots"));
+        for (name, _) in CONTENTS {
+            assert!(text(2).contains(name), "{name}");
+        }
     }
 
     #[test]

@@ -21,7 +21,22 @@ pub struct GroupFigures {
     pub groups: String,
     /// Prompt tokens that were cached in group 0, which keeps all tokens. The prompts use `hit_tokens` of them.
     pub full_hit_tokens: u64,
+    /// Tokens that were cached in group 0 and lost, by reason, at all admissions and resumes: no mark where they end, a
+    /// state evicted for a later one, other evicted cells, and hits beside which the request did not fit.
+    pub unmarked_hit_tokens: u64,
+    pub superseded_hit_tokens: u64,
+    pub evicted_hit_tokens: u64,
+    pub ignored_hit_tokens: u64,
     pub evicted_cells: u64,
+}
+
+impl GroupFigures {
+    fn lost(&self) -> String {
+        let Self { unmarked_hit_tokens, superseded_hit_tokens, evicted_hit_tokens, ignored_hit_tokens, .. } = *self;
+        let [unmarked, superseded, evicted, ignored] =
+            [unmarked_hit_tokens, superseded_hit_tokens, evicted_hit_tokens, ignored_hit_tokens].map(grouped);
+        format!("{unmarked} without a mark, {superseded} superseded, {evicted} evicted, {ignored} that did not fit")
+    }
 }
 
 /// Figures of replays with swap memory.
@@ -150,6 +165,10 @@ impl Report {
             groups: groups.map(|groups| GroupFigures {
                 groups,
                 full_hit_tokens: tally.full_hit_tokens,
+                unmarked_hit_tokens: stats.unmarked_hit_tokens(),
+                superseded_hit_tokens: stats.superseded_hit_tokens,
+                evicted_hit_tokens: stats.evicted_hit_tokens,
+                ignored_hit_tokens: stats.ignored_hit_tokens,
                 evicted_cells: stats.evicted_cells,
             }),
             tiers: (swap_pages > 0).then_some(TierFigures { swap_pages, totals }),
@@ -204,6 +223,7 @@ impl Report {
             rows.push(("    in the store", hits(tiers.store_hit_tokens)));
         }
         rows.extend(self.groups.iter().map(|groups| ("  cached in group 0", hits(groups.full_hit_tokens))));
+        rows.extend(self.groups.iter().map(|groups| ("  lost", groups.lost())));
         rows.push(("  GPU time saved", saved(self.hit_tokens, self.input_tokens)));
         rows.push(("output tokens", grouped(self.output_tokens)));
         rows.push(("computed tokens", grouped(self.computed_tokens)));
@@ -395,14 +415,16 @@ mod tests {
         let tally = Tally { input_tokens: 2000, full_hit_tokens: 1500, skipped: 1, ..Tally::default() };
         let [one, several] = [None, Some("window:5x2")].map(|groups| report(tally, groups, 1));
         let [json, grouped] = [&one, &several].map(|report| serde_json::to_string(report).unwrap());
-        let figures = r#""groups":"window:5x2","full_hit_tokens":1500,"evicted_cells":0,"#;
-        assert_eq!(grouped.replace(figures, ""), json);
+        let figures =
+            r#""groups":"window:5x2","full_hit_tokens":1500,"unmarked_hit_tokens":0,"superseded_hit_tokens":0,"#;
+        let figures = [figures, r#""evicted_hit_tokens":0,"ignored_hit_tokens":0,"evicted_cells":0,"#].concat();
+        assert_eq!(grouped.replace(&figures, ""), json);
         assert_ne!(grouped, json);
         let names = |report: &Report| -> Vec<String> {
             report.table().lines().map(|line| line.chars().take(19).collect()).collect()
         };
         let mut rows = names(&several);
-        rows.retain(|name| !["groups", "  cached in group 0", "evicted cells"].contains(&name.trim_end()));
+        rows.retain(|name| !["groups", "  cached in group 0", "  lost", "evicted cells"].contains(&name.trim_end()));
         assert_eq!(rows, names(&one));
         assert!(several.table().contains("  cached in group 0 1,500 (75.0 %)\n"));
     }

@@ -89,7 +89,9 @@
 //! Prompts can match a sequence at the end of its prompt, at its end, and where its prompt diverges from a cached one.
 //! [`Engine::mark`](crate::Engine::mark) adds places, such as the end of a system prompt, or the
 //! [`cached_len`](crate::plan::Leader::cached_len) of a leader from which a waiting prompt diverges.
-//! [`Stats::lost_hit_tokens`](crate::stats::Stats::lost_hit_tokens) counts the tokens that only group 0 had.
+//! [`Stats::lost_hit_tokens`](crate::stats::Stats::lost_hit_tokens) counts the tokens that only group 0 had. Other
+//! counters give the reasons: evicted cells, states evicted for later ones, and hits beside which a sequence did not
+//! fit. The rest had [no mark](crate::stats::Stats::unmarked_hit_tokens): a host may add one.
 //!
 //! A promise covers the maximum number of pages that a sequence holds. This number depends on
 //! [`promise_ahead`](crate::EngineConfig::promise_ahead): plans may be that many tokens ahead of the published tokens.

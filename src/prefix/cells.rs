@@ -90,6 +90,18 @@ impl Cell {
     }
 }
 
+/// What has become of a cell that an entry no longer has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub(super) enum Gone {
+    /// The entry has the cell, or never had one.
+    #[default]
+    Never,
+    Evicted,
+    /// The cell was superseded, and therefore evicted before all others.
+    Superseded,
+}
+
 /// The ends of a list of cells.
 #[derive(Clone, Copy, Default)]
 struct Ends {
@@ -107,6 +119,8 @@ struct Group {
     page_base: usize,
     /// Number of cells that have been used.
     fresh: u32,
+    /// Number of cells on the device.
+    on_device: u32,
     /// The first free cell; `younger` links the free cells.
     free: CellId,
 }
@@ -117,6 +131,8 @@ pub(crate) struct Cells {
     groups: [Group; 3],
     entry_count: usize,
     of_entry: Vec<CellId>,
+    /// The [`Gone`] of the cells that entries lack, indexed like `of_entry`. An entry that is removed forgets it.
+    gone: Vec<u8>,
     cells: Vec<Cell>,
     pages: Vec<PageId>,
     /// Swap pages of the cells, indexed like `pages`; empty without swap memory.
@@ -157,6 +173,7 @@ impl Cells {
             groups,
             entry_count,
             of_entry: memory.zeroed((entry_count * limits.count() as usize) as u64)?,
+            gone: memory.zeroed((entry_count * limits.count() as usize) as u64)?,
             cells: memory.zeroed(base.into())?,
             pages: memory.zeroed(page_base as u64)?,
             swap_pages: memory.zeroed(if swap_pages > 0 { page_base as u64 } else { 0 })?,
@@ -174,7 +191,20 @@ impl Cells {
 
     /// Returns the cell of a group at an entry.
     pub fn at(&self, group: u32, entry: u32) -> CellId {
-        self.of_entry[group as usize * self.entry_count + entry as usize]
+        self.of_entry[self.place(group, entry)]
+    }
+
+    fn place(&self, group: u32, entry: u32) -> usize {
+        group as usize * self.entry_count + entry as usize
+    }
+
+    /// Returns what has become of the cell of a group at an entry.
+    pub(super) fn gone(&self, group: u32, entry: u32) -> Gone {
+        match self.gone[self.place(group, entry)] {
+            0 => Gone::Never,
+            1 => Gone::Evicted,
+            _ => Gone::Superseded,
+        }
     }
 
     /// Returns the pages of a cell that is on the device, one for each track of its group.
@@ -197,6 +227,14 @@ impl Cells {
     /// Returns the number of cells, and of cells whose device pages were evicted so far.
     pub fn counts(&self) -> (u32, u64) {
         (self.count, self.evicted)
+    }
+
+    /// Returns the numbers of device pages of cells of windows and chunks, and of cells of states.
+    pub fn device_pages(&self) -> [u32; 2] {
+        let pages = |group: &Group| group.on_device * group.tracks;
+        let all: u32 = self.groups.iter().map(pages).sum();
+        let states = self.limits.state().map_or(0, |state| pages(&self.groups[state.group as usize]));
+        [all - states, states]
     }
 
     /// Returns the numbers of device pages of idle and of used cells.
@@ -290,6 +328,7 @@ impl Cells {
         self.pages_mut(cell).iter_mut().zip(pages).for_each(|(own, page)| *own = page);
         self.size.protected += self.tracks(cell);
         self.log(cell, Medium::Device, true);
+        self.groups[group as usize].on_device += 1;
         cell
     }
 
@@ -307,7 +346,8 @@ impl Cells {
             }
         };
         self.cells[cell.index()] = Cell { users: 1, entry, group: group as u16, sides, ..Cell::default() };
-        self.of_entry[group as usize * self.entry_count + entry as usize] = cell;
+        let place = self.place(group, entry);
+        (self.of_entry[place], self.gone[place]) = (cell, Gone::Never as u8);
         self.count += 1;
         cell
     }
@@ -323,6 +363,8 @@ impl Cells {
     ) {
         let Cell { users, entry, group, .. } = self.cells[cell.index()];
         assert!(users == 0, "G2: a used cell's node is locked");
+        let place = self.place(group.into(), entry);
+        self.gone[place] = if self.is_superseded(cell) { Gone::Superseded } else { Gone::Evicted } as u8;
         self.drop_copy(cell, swap.as_deref_mut());
         let on_device = self.is_on_device(cell);
         if is_evicted {
@@ -334,9 +376,10 @@ impl Cells {
             self.size.evictable -= self.tracks(cell);
             freed.extend_from_slice(self.pages(cell));
             self.log(cell, Medium::Device, false);
+            self.groups[usize::from(group)].on_device -= 1;
         }
         self.unlink(None, cell);
-        self.of_entry[usize::from(group) * self.entry_count + entry as usize] = CellId::NONE;
+        self.of_entry[place] = CellId::NONE;
         let group = &mut self.groups[usize::from(group)];
         self.cells[cell.index()] = Cell { younger: group.free, ..Cell::default() };
         group.free = cell;
@@ -360,6 +403,8 @@ impl Cells {
                     if cell.is_some() {
                         self.remove(cell, is_evicted, swap.as_deref_mut(), freed);
                     }
+                    let place = self.place(group, entry);
+                    self.gone[place] = Gone::Never as u8;
                 }
             }
         }
@@ -422,6 +467,7 @@ impl Cells {
         self.evicted += 1;
         self.cells[cell.index()].sides &= !DEVICE;
         self.log(cell, Medium::Device, false);
+        self.groups[usize::from(self.cells[cell.index()].group)].on_device -= 1;
         freed.extend(self.pages_mut(cell).iter_mut().map(|page| std::mem::replace(page, NO_PAGE)));
         self.move_back(Seek::SwapOnly, cell);
     }
@@ -492,6 +538,7 @@ impl Cells {
     pub(super) fn set_loaded(&mut self, cell: CellId, swap: &mut Swap) {
         assert!(swap.saves.is_empty(), "the backend has received the saves");
         self.log(cell, Medium::Device, true);
+        self.groups[usize::from(self.cells[cell.index()].group)].on_device += 1;
         self.drop_copy(cell, Some(swap));
         let sides = &mut self.cells[cell.index()].sides;
         *sides = *sides & (STORED | JUNCTION | SUPERSEDED) | DEVICE;

@@ -410,7 +410,10 @@ impl PrefixTree {
         let SizeInfo { evictable, protected } = self.size_info();
         (stats.evictable_pages, stats.protected_pages) = (evictable, protected);
         (stats.published_pages, stats.duplicate_pages) = (self.published_pages, self.duplicate_pages);
-        self.cells.iter().for_each(|cells| (stats.cells, stats.evicted_cells) = cells.counts());
+        if let Some(cells) = &self.cells {
+            (stats.cells, stats.evicted_cells) = cells.counts();
+            [stats.cell_pages, stats.state_pages] = cells.device_pages();
+        }
         self.swap.iter().for_each(|swap| swap.count(stats));
     }
 

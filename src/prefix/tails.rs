@@ -5,6 +5,7 @@
 use crate::fence::Fence;
 use crate::id::{CellId, PageId, PrefixLock, Scope, StepId};
 
+use super::cells::Gone;
 use super::nodes::Cursor;
 use super::{PrefixMatch, PrefixTree};
 
@@ -13,6 +14,31 @@ impl PrefixTree {
     /// 0. O(places from the start of the hit's tails to the end of the walk, for each group).
     #[cold]
     pub(super) fn hit(&self, scope: Scope, full: Cursor, pages: u32) -> PrefixMatch {
+        let (nodes, cells) = (&self.nodes, self.cells());
+        let hit = self.longest(full, pages, |group, entry| cells.at(group, entry).is_some());
+        let cursor = nodes.cursor_at(full, pages, hit);
+        let goes_on = |node| full.pages_in_node < nodes.entries(node) || self.usage[node].child_count > 0;
+        let branches = full.node.is_some_and(goes_on);
+        let mut found = PrefixMatch { full_pages: pages, branches, ..self.match_at(scope, cursor, hit) };
+        if hit < pages {
+            let had = |group, entry| cells.at(group, entry).is_some() || cells.gone(group, entry) != Gone::Never;
+            found.had_pages = self.longest(full, pages, had);
+            let mut lacking =
+                nodes.tails(cells.limits(), nodes.cursor_at(full, pages, found.had_pages), found.had_pages);
+            found.was_superseded = lacking.any(|tail| cells.gone(tail.held.group, tail.entry) == Gone::Superseded);
+        }
+        if self.has_swap() {
+            found.swap_pages = nodes.swap_only_before(cursor);
+            let swap_only = self.tails(cursor, hit).filter(|&cell| !cells.is_on_device(cell));
+            found.swap_cell_pages = swap_only.map(|cell| cells.tracks(cell)).sum();
+        }
+        found
+    }
+
+    /// Returns the longest prefix of a walk that matches `pages` pages in group 0, so that all cells of its tails `are`:
+    /// it gets a group and an entry. O(places from the start of the prefix's tails to the end of the walk, for each
+    /// group).
+    fn longest(&self, full: Cursor, pages: u32, are: impl Fn(u32, u32) -> bool) -> u32 {
         let (nodes, cells) = (&self.nodes, self.cells());
         let path = nodes.path_from(full, pages);
         // For each group, a walk and a place: all places from this one up to the hit have cells.
@@ -24,25 +50,15 @@ impl PrefixTree {
                 *low = hit.min(*low);
                 while *low > held.first {
                     let entry = nodes.entry_at(path, *low - 1);
-                    if !cells.at(held.group, entry).is_some() {
+                    if !are(held.group, entry) {
                         hit = *low - 1;
                         continue 'shorter;
                     }
                     *low -= 1;
                 }
             }
-            break;
+            return hit;
         }
-        let cursor = nodes.cursor_at(full, pages, hit);
-        let goes_on = |node| full.pages_in_node < nodes.entries(node) || self.usage[node].child_count > 0;
-        let branches = full.node.is_some_and(goes_on);
-        let mut found = PrefixMatch { full_pages: pages, branches, ..self.match_at(scope, cursor, hit) };
-        if self.has_swap() {
-            found.swap_pages = nodes.swap_only_before(cursor);
-            let swap_only = self.tails(cursor, hit).filter(|&cell| !cells.is_on_device(cell));
-            found.swap_cell_pages = swap_only.map(|cell| cells.tracks(cell)).sum();
-        }
-        found
     }
 
     /// Returns the cells of the tails of a path that ends at a position, with `pages` pages before it. The groups are

@@ -17,6 +17,12 @@ pub struct PrefixMatch {
     pub(super) pages: u32,
     pub(super) full_pages: u32,
     pub(super) branches: bool,
+    /// Number of pages before [`PrefixMatch::without_hit`].
+    pub(super) hit_pages: u32,
+    /// Number of pages of the longest prefix whose tails have, or have had, all their cells.
+    pub(super) had_pages: u32,
+    /// Whether a cell that this prefix lacks was superseded.
+    pub(super) was_superseded: bool,
     pub(super) swap_pages: u32,
     pub(super) swap_cell_pages: u32,
     pub(super) epoch: u64,
@@ -32,6 +38,15 @@ impl PrefixMatch {
     /// [`PrefixMatch::pages`] if other groups lack pages that the next token reads.
     pub fn full_pages(&self) -> u32 {
         self.full_pages
+    }
+
+    /// Returns the numbers of pages of [`PrefixMatch::full_pages`] that the match lacks: because the hit was
+    /// [left out](PrefixMatch::without_hit), because cells were superseded, and because cells were evicted. The tails of
+    /// the other lacking pages never had all their cells.
+    pub(crate) fn lost_pages(&self) -> [u32; 3] {
+        let gone = self.had_pages - self.hit_pages;
+        let [superseded, evicted] = if self.was_superseded { [gone, 0] } else { [0, gone] };
+        [self.hit_pages - self.pages, superseded, evicted]
     }
 
     /// Returns whether the tree has pages after the [full match](PrefixMatch::full_pages), so that prompts part there.
@@ -112,7 +127,20 @@ impl PrefixTree {
         let Cursor { node, pages_in_node } = cursor;
         let (full_pages, epoch) = (pages, self.epoch);
         let (swap_pages, swap_cell_pages, branches) = (0, 0, false);
-        PrefixMatch { scope, node, pages_in_node, pages, full_pages, branches, swap_pages, swap_cell_pages, epoch }
+        PrefixMatch {
+            scope,
+            node,
+            pages_in_node,
+            pages,
+            full_pages,
+            branches,
+            hit_pages: pages,
+            had_pages: pages,
+            was_superseded: false,
+            swap_pages,
+            swap_cell_pages,
+            epoch,
+        }
     }
 
     /// Returns the ends of the nodes on the path of a match, deepest first, and finally the start of the scope. An end

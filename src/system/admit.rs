@@ -448,7 +448,12 @@ fn attach_tails(
         (found.full_pages(), (row.sequence.token_len - 1) / page_size)
     };
     row.begin_marks(full, last);
-    counters.lost_hit_tokens += u64::from(found.full_pages() - found.pages()) * u64::from(page_size);
+    let tokens = |pages: u32| u64::from(pages) * u64::from(page_size);
+    let [ignored, superseded, evicted] = found.lost_pages().map(tokens);
+    counters.lost_hit_tokens += tokens(found.full_pages() - found.pages());
+    counters.ignored_hit_tokens += ignored;
+    counters.superseded_hit_tokens += superseded;
+    counters.evicted_hit_tokens += evicted;
     let lock = row.sequence.lock.as_ref().expect("it is admitted");
     prefixes.acquire_tails(lock, found.pages(), fence);
     if row.pending() == 0 {

@@ -89,8 +89,17 @@ impl Tally {
         }
         if stats.kept_states > 0 {
             lines.push(format!(
-                "states: {} cached, {} superseded by later ones, {} marks given up; {} tokens had K and V but no state",
-                stats.kept_states, stats.superseded_states, stats.given_up_marks, stats.lost_hit_tokens,
+                "states: {} cached, {} superseded by later ones, {} marks given up; {} tokens had K and V but no state: \
+                 {} were behind no mark, {} before a state evicted for a later one, {} before another evicted state, \
+                 {} did not fit",
+                stats.kept_states,
+                stats.superseded_states,
+                stats.given_up_marks,
+                stats.lost_hit_tokens,
+                stats.unmarked_hit_tokens(),
+                stats.superseded_hit_tokens,
+                stats.evicted_hit_tokens,
+                stats.ignored_hit_tokens,
             ));
         }
         if self.checks > 0 {

@@ -285,6 +285,7 @@ impl Model {
         let Admit { promise, at_most } = admit;
         let tokens = self.findable(&self.sequences[&key].tokens, at_most);
         let full = self.tree.matched_len(scope, tokens);
+        let (hit, [superseded, evicted]) = (self.tree.hit(scope, tokens), self.tree.gone_pages(scope, tokens));
         let (len, promised) = (pages * self.page_size(), (promise as usize).div_ceil(self.page_size()));
         let has_groups = self.has_groups();
         let sequence = self.sequences.get_mut(&key).expect("it was just made or seen");
@@ -309,7 +310,11 @@ impl Model {
         sequence.planned_len = len;
         sequence.preempted = false;
         sequence.promised = promised;
-        self.counters.lost_hit_tokens += ((full - pages) * self.shape.layout.page_size() as usize) as u64;
+        let page_size = self.shape.layout.page_size() as usize;
+        self.counters.lost_hit_tokens += ((full - pages) * page_size) as u64;
+        self.counters.superseded_hit_tokens += (superseded * page_size) as u64;
+        self.counters.evicted_hit_tokens += (evicted * page_size) as u64;
+        self.counters.ignored_hit_tokens += ((hit - pages) * page_size) as u64;
         let marks = (self.state_size() > 0).then(|| self.begin_states(key, pages, full));
         let sequence = self.sequences.get_mut(&key).expect("it was just made or seen");
         if let Some(marks) = marks {

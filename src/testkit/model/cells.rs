@@ -46,7 +46,28 @@ impl Tree {
 
     /// Returns the number of pages of the longest prefix of a text whose tails have all their cells.
     pub(super) fn hit(&self, scope: Scope, tokens: &[TokenId]) -> usize {
-        let has = |group, place| self.cells.contains_key(&self.key(group, scope, tokens, place));
+        self.longest(scope, tokens, |key| self.cells.contains_key(key))
+    }
+
+    /// Returns whether a cell was evicted from a page that is still cached, and if so, whether it was superseded.
+    fn gone(&self, key: &CellKey) -> Option<bool> {
+        let (version, superseded) = *self.gone.get(key).filter(|_| !self.cells.contains_key(key))?;
+        self.pages.get(&key.1).filter(|page| page.version == version).map(|_| superseded)
+    }
+
+    /// Returns the numbers of pages between the hit of a text and the longest prefix whose tails have or had all their
+    /// cells: those lost by superseded cells, and those lost by evicted ones.
+    pub(super) fn gone_pages(&self, scope: Scope, tokens: &[TokenId]) -> [usize; 2] {
+        let hit = self.hit(scope, tokens);
+        let had = self.longest(scope, tokens, |key| self.cells.contains_key(key) || self.gone(key).is_some());
+        let lacking = self.tail_cells(scope, tokens, had);
+        let superseded = had > hit && lacking.iter().any(|key| self.gone(key) == Some(true));
+        if superseded { [had - hit, 0] } else { [0, had - hit] }
+    }
+
+    /// Returns the number of pages of the longest prefix of a text whose tails have only cells that `are`.
+    fn longest(&self, scope: Scope, tokens: &[TokenId], are: impl Fn(&CellKey) -> bool) -> usize {
+        let has = |group, place| are(&self.key(group, scope, tokens, place));
         let complete = |pages: &usize| {
             let mut groups = self.limited.iter().enumerate();
             let has_state = !self.has_state || *pages == 0 || has(self.limited.len(), pages - 1);
@@ -168,6 +189,11 @@ impl Tree {
     pub(super) fn swap_tail_pages(&self, scope: Scope, tokens: &[TokenId], pages: usize) -> usize {
         let keys = self.tail_cells(scope, tokens, pages);
         keys.iter().map(|key| self.cells[key].swap_only()).sum()
+    }
+
+    /// Returns the number of device pages in the cells of some groups, by index in `groups`.
+    pub(super) fn cell_pages_of(&self, is: impl Fn(usize) -> bool) -> u32 {
+        self.cells.iter().filter(|(key, _)| is(key.0)).map(|(_, cell)| cell.pages.len() as u32).sum()
     }
 
     pub(super) fn cell_pages(&self, is: impl Fn(&CellHeld) -> bool) -> u32 {

@@ -378,6 +378,8 @@ impl Model {
         let (swap_cached_pages, swap_free_pages) = swap.counts();
         Stats {
             cells: self.tree.cells.len() as u32,
+            cell_pages: self.tree.cell_pages_of(|group| group < self.tree.limited.len()),
+            state_pages: self.tree.cell_pages_of(|group| group == self.tree.limited.len()),
             evicted_pages: self.tree.evicted.0,
             evicted_cells: self.tree.evicted.1,
             saved_pages: swap.saved,

@@ -81,11 +81,20 @@ impl Tree {
         here.iter().for_each(|key| self.lose_idle_cell(key, gone));
     }
 
+    /// Records that a cell is about to be evicted.
+    pub(super) fn note_gone(&mut self, key: &CellKey) {
+        let cell = &self.cells[key];
+        if let Some(page) = self.pages.get(&key.1) {
+            self.gone.insert(key.clone(), (page.version, cell.superseded && !cell.junction));
+        }
+    }
+
     /// Removes a cell because memory is short.
     fn lose_idle_cell(&mut self, key: &CellKey, gone: &mut Vec<PageId>) {
         let cell = &self.cells[key];
         self.swap.lost += if cell.stored { 0 } else { cell.pages.len().max(cell.swap_pages.len()) as u64 };
         self.evicted.1 += u64::from(!cell.pages.is_empty());
+        self.note_gone(key);
         gone.extend(self.remove_cell(key));
     }
 

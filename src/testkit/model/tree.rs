@@ -91,6 +91,8 @@ pub struct Tree {
     /// Number of pages added so far.
     pub(super) versions: u64,
     pub(super) cells: BTreeMap<CellKey, CellHeld>,
+    /// For cells that were evicted, the version of their page, and whether they were superseded.
+    pub(super) gone: BTreeMap<CellKey, (u64, bool)>,
     /// Number of pages and number of cells evicted so far.
     pub(super) evicted: (u64, u64),
     /// The generation whose idle pages are kept. Pages of other generations are removed with their last user.
@@ -120,6 +122,7 @@ impl Tree {
             cell_sizes: Vec::new(),
             versions: 0,
             cells,
+            gone: BTreeMap::new(),
             evicted: (0, 0),
             kept_generation,
             clock: START,
@@ -271,6 +274,7 @@ impl Tree {
                     return self.evict_cell_to_swap(&key, gone);
                 }
                 self.evicted.1 += 1;
+                self.note_gone(&key);
                 gone.extend(self.cells.remove(&key).expect("it was found").pages);
             }
             (_, page) => {

@@ -185,6 +185,7 @@ fn any_numbers_give_an_engine_or_an_error() {
             prefix: PrefixMode::Radix,
             hashing: Hashing::ALL.get(number() as usize % 8).copied(),
             event_pages: number(),
+            event_cells: number() % 2 == 0,
             record_pages: 1 << (number() % 7),
             max_sequences: number(),
             max_sequence_len: number(),

@@ -1,9 +1,10 @@
 """Judges the tree core by SGLang's unified radix cache: `python run_sglang.py [--wheel FOLDER] [--suite CHECKOUT]`.
 
 Needs torch, numpy, msgspec, regex, and SGLang's wheel of 0.5.23, installed or unpacked in FOLDER; its other
-requirements may lack. Random programs on SGLang's Python core and on kvarena's must have equal answers. A replay of a
-trace gives the time in the core and in the cache's calls, for each core that runs here. With a checkout, also runs
-SGLang's own suite on kvarena's core. The wheel's Rust core needs a torch of 2.11 to 2.14.
+requirements may lack, except for dill where triton is installed. Random programs on SGLang's Python core and on
+kvarena's must have equal answers. A replay of a trace gives the time in the core and in the cache's calls, for each
+core that runs here. With a checkout, also runs SGLang's own suite on kvarena's core. The wheel's Rust core needs a
+torch of 2.11 to 2.14.
 """
 
 import argparse
@@ -82,7 +83,7 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports stand-ins for what SGLang requires besides torch. The tree cores use none of it."""
 
     ALWAYS = {"sglang", "torch", "numpy", "msgspec", "kvarena", *sys.stdlib_module_names}
-    IF_INSTALLED = {"triton", "psutil", "zmq", "orjson", "packaging", "regex"}
+    IF_INSTALLED = {"dill", "triton", "psutil", "zmq", "orjson", "packaging", "regex"}
 
     def find_spec(self, name, path, target=None):
         frame = sys._getframe(1)
@@ -322,7 +323,7 @@ def serve(one, tokens):
     return found.device_prefix_len, seconds + time.process_time() - begun
 
 
-def run_replay(trace, count, pages, page_size, block):
+def run_replay(trace, count, pages, page_size, block, cores):
     requests = []
     for length, _, ids in replay.requests(trace):
         tokens = array.array("q", (block * number + i for number in ids for i in range(block)))
@@ -332,7 +333,7 @@ def run_replay(trace, count, pages, page_size, block):
     print(f"{len(requests):,} requests, {sum(map(len, requests)):,} tokens, {pages:,} pages of {page_size} tokens")
     print(f"{'core':<10}{'hit tokens':>14}{'us a request: core':>22}{'cache':>12}")
     least = {}
-    for backend in ("python", "rust", "kvarena") * 3:  # the least of three runs
+    for backend in cores * 3:  # the least of three runs
         one = cache(backend, pages, page_size)
         for tokens in requests[:20]:
             serve(one, tokens)
@@ -384,6 +385,7 @@ def arguments():
     parser.add_argument("--requests", type=int, default=1_000)
     parser.add_argument("--pages", type=int, default=20_000)
     parser.add_argument("--page-size", type=int, default=64)
+    parser.add_argument("--cores", default="python,rust,kvarena", help="cores to replay the trace on")
     parser.add_argument("--block", type=int, default=512, help="tokens of a block of the trace")
     return parser.parse_args()
 
@@ -393,6 +395,7 @@ if __name__ == "__main__":
     load(options.wheel)
     torch.set_num_threads(1)
     run_programs(options.programs)
-    run_replay(options.trace, options.requests, options.pages, options.page_size, options.block)
+    run_replay(options.trace, options.requests, options.pages, options.page_size, options.block,
+               options.cores.split(","))
     if options.suite:
         run_suite(os.path.abspath(options.suite))

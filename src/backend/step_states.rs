@@ -285,6 +285,9 @@ mod tests {
     fn columns_have_the_words_of_their_step() {
         let (mut batches, mut scratch) = (Batches::new(), StepScratch::new());
         for round in 0..40 {
+            if round % 8 == 0 && batches.seqs.len() > 20 {
+                batches.seqs.drain(..18).for_each(|seq| batches.engine.finish(seq).expect("it is live"));
+            }
             match round % 8 {
                 0 => batches.admit(if round % 16 == 0 { 20 } else { 3 }),
                 3 => {
@@ -298,9 +301,6 @@ mod tests {
                     batches.engine.resume(seq, 0).expect("there is room");
                 }
                 _ => {}
-            }
-            if batches.seqs.len() > 30 {
-                batches.seqs.drain(..18).for_each(|seq| batches.engine.finish(seq).expect("it is live"));
             }
             batches.step(&mut scratch, round as u32 % 3);
             batches.step(&mut scratch, 0);

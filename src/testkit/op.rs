@@ -423,6 +423,9 @@ const STATE: [StatePart; 2] = [StatePart { heads: 2, head_bytes: 60 }, StatePart
 /// The last setting of [`groups`]. Settings 1 to this number have several groups.
 pub(super) const SETTINGS: u8 = 17;
 
+/// The settings of [`groups`] with a group that keeps a state.
+pub(super) const KEEPING_STATES: [u8; 6] = [11, 12, 13, 14, 15, 17];
+
 /// The first setting of [`groups`] whose groups have shapes of their own.
 const FIRST_SHAPED: u8 = 8;
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::op::{Limit, Op, Prompt, SETTINGS, SmallConfig};
+use super::op::{KEEPING_STATES, Limit, Op, Prompt, SETTINGS, SmallConfig};
 use super::rng::Rng;
 
 /// A kind of workloads.
@@ -30,11 +30,13 @@ pub enum Family {
     Forks,
     /// Swap memory of few pages, with the puts and fetches of a store; some have groups of layers.
     Stores,
+    /// Layers that keep a state. Steps of few tokens are aborted often, so sequences lose their states, and resume.
+    States,
 }
 
 impl Family {
     /// All families.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Any,
         Self::Promises,
         Self::Leaves,
@@ -43,6 +45,7 @@ impl Family {
         Self::SwapGroups,
         Self::Forks,
         Self::Stores,
+        Self::States,
     ];
 }
 
@@ -101,6 +104,23 @@ const WITH_SWAP: [(Kind, u64); 15] = [
     (Rollback, 1),
     (Load, 6),
     (SaveAhead, 6),
+];
+
+/// The calls of a workload that loses states and computes them again.
+const WITH_STATES: [(Kind, u64); 13] = [
+    (Admit, 6),
+    (AdmitBatch, 1),
+    (Match, 1),
+    (Plan, 60),
+    (Append, 10),
+    (Commit, 40),
+    (Complete, 40),
+    (Abort, 6),
+    (Finish, 1),
+    (Preempt, 10),
+    (Resume, 20),
+    (Fork, 1),
+    (Rollback, 1),
 ];
 
 /// The puts and fetches of a store.
@@ -171,6 +191,7 @@ impl Workload {
             Family::SwapGroups => workload.use_groups(),
             Family::Forks => workload.use_forks(),
             Family::Stores => workload.use_stores(),
+            Family::States => workload.use_states(),
         }
         workload
     }
@@ -269,6 +290,22 @@ impl Workload {
         weights.extend(WITH_STORES);
         weights.insert(Reset, rng.pick(&[0, 0, 0, 3]));
         self.repeats = true;
+    }
+
+    fn use_states(&mut self) {
+        let Self { config, weights, rng, .. } = self;
+        config.groups = rng.pick(&KEEPING_STATES);
+        let layout = config.engine().pool.layout().expect("it is small");
+        (config.page_size, config.steps, config.share_prefixes) =
+            (rng.within(1, 3) as u32, rng.within(1, 3) as u32, true);
+        config.sequences = rng.within(1, 3) as u32;
+        config.pages = (layout.tracks() * 40 + layout.state_pages() * rng.within(4, 16) as u32).min(200);
+        (config.tokens, config.sequence_len) = (400, 1 << 20);
+        for (kind, usual) in WITH_STATES {
+            weights.insert(kind, usual * rng.pick(&[1, 1, 2]));
+        }
+        weights.extend([(Draft, 0), (Accept, 0), (Reset, 0), (Mark, rng.pick(&[0, 0, 6]))]);
+        (self.greedy, self.promising, self.wrong) = (rng.below(4), rng.pick(&[0, 0, 8]), 256);
     }
 
     /// Returns the config of the engine.

@@ -254,6 +254,14 @@ fn late_stores() {
     check_on(&options, Family::Stores, seeds(100, 300), 900, &least);
 }
 
+/// Sequences lose their states by aborts and compute them again. Until they have made up for the loss, their items keep
+/// the states that they read.
+#[test]
+fn lost_states() {
+    let least = [("plan_batch StateLost", 100), ("states kept", 100), ("states spared after a loss", 20)];
+    check(Family::States, seeds(100, 300), 300, &least);
+}
+
 #[test]
 fn stores() {
     let least = [

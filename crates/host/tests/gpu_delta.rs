@@ -202,7 +202,9 @@ fn sizes(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize)
 #[test]
 fn states_advance_by_one_token() {
     let rows = [(1, 2, 2), (1, 4, 1), (1, 0, 3), (1, 0, -1), (1, 5, 5), (1, 0, -1)];
-    for (number, config) in [sizes(2, 4, 32, 32), sizes(1, 4, 128, 128), sizes(1, 4, 32, 64)].into_iter().enumerate() {
+    // The projections of few heads have unused elements.
+    let all = [sizes(2, 4, 32, 32), sizes(1, 4, 128, 128), sizes(1, 4, 32, 64), sizes(1, 2, 32, 32)];
+    for (number, config) in all.into_iter().enumerate() {
         check(config, &rows, &mut Numbers(number as u64));
     }
 }
@@ -211,7 +213,8 @@ fn states_advance_by_one_token() {
 #[test]
 fn states_advance_by_many_tokens() {
     let rows = [(1, 2, 2), (2, 4, 1), (37, 0, 3), (2, 0, -1), (3, 5, 5), (4, 6, 7), (11, 8, 8), (16, 0, 9), (5, 0, -1)];
-    for (number, config) in [sizes(2, 4, 32, 32), sizes(1, 4, 128, 128)].into_iter().enumerate() {
+    let all = [sizes(2, 4, 32, 32), sizes(1, 4, 128, 128), sizes(1, 2, 32, 32)];
+    for (number, config) in all.into_iter().enumerate() {
         check(config, &rows, &mut Numbers(100 + number as u64));
     }
 }
@@ -220,9 +223,7 @@ fn states_advance_by_many_tokens() {
 fn unsupported_sizes_are_rejected() {
     let supported = sizes(1, 4, 32, 32);
     assert!(delta::check_sizes(&supported).is_ok());
-    for config in
-        [sizes(1, 4, 64, 32), sizes(1, 4, 32, 48), sizes(1, 2, 32, 32), DeltaConfig { kernel: 3, ..supported.clone() }]
-    {
+    for config in [sizes(1, 4, 64, 32), sizes(1, 4, 32, 48), DeltaConfig { kernel: 3, ..supported.clone() }] {
         assert!(delta::check_sizes(&config).is_err(), "{config:?}");
     }
 }

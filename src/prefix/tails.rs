@@ -36,8 +36,8 @@ impl PrefixTree {
     }
 
     /// Returns the longest prefix of a walk that matches `pages` pages in group 0, so that `are` returns true for all
-    /// cells of its tails, by group and entry. O(places from the start of the prefix's tails to the end of the walk, for
-    /// each group).
+    /// cells of its tails, by group and entry. O(places from the start of the prefix's tails to the end of the walk,
+    /// for each group).
     fn longest(&self, full: Cursor, pages: u32, are: impl Fn(u32, u32) -> bool) -> u32 {
         let (nodes, cells) = (&self.nodes, self.cells());
         let path = nodes.path_from(full, pages);

@@ -73,7 +73,8 @@ pub fn check_sizes(config: &DeltaConfig) -> Result<(), GpuError> {
     Ok(())
 }
 
-/// Returns the elements of a row of the layer's projection: q, k, v, z, a and b, then unused ones up to a multiple of 8.
+/// Returns the elements of a row of the layer's projection: q, k, v, z, a and b, and unused ones up to a multiple of
+/// 8.
 pub fn projected_width(config: &DeltaConfig) -> usize {
     (config.channels() + config.value_width() + 2 * config.value_heads).next_multiple_of(8)
 }

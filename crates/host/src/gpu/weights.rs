@@ -350,7 +350,7 @@ impl Places {
         for (part, rows) in [("z", width), ("a", heads), ("b", heads)] {
             self.add(name(&format!("in_proj_{part}.weight")), &[rows, hidden], Cut::Rows);
         }
-        // The matrix has more rows than the tensors if their number is not a multiple of 8. No kernel reads the outputs.
+        // If the number of rows is not a multiple of 8, the matrix has more. No kernel reads their outputs.
         let rows = (channels + width + 2 * heads) / share.ranks;
         self.end += 2 * (hidden * (rows.next_multiple_of(8) - rows)) as u64;
         weights.o = self.aligned_part(name("out_proj.weight"), &[hidden, width], Cut::Cols);

@@ -41,8 +41,8 @@ impl PrefixMatch {
     }
 
     /// Returns the numbers of pages of [`PrefixMatch::full_pages`] that the match lacks: because the hit was
-    /// [left out](PrefixMatch::without_hit), because cells were superseded, and because cells were evicted. The tails of
-    /// the other lacking pages never had all their cells.
+    /// [left out](PrefixMatch::without_hit), because cells were superseded, and because cells were evicted. The tails
+    /// of the other lacking pages never had all their cells.
     pub(crate) fn lost_pages(&self) -> [u32; 3] {
         let gone = self.had_pages - self.hit_pages;
         let [superseded, evicted] = if self.was_superseded { [gone, 0] } else { [0, gone] };

@@ -24,8 +24,9 @@ pub enum Medium {
 pub enum Event<'a> {
     /// Pages became matchable, or were copied to another medium.
     Stored(Stored<'a>),
-    /// A medium no longer has these pages. The deepest page comes first. The hashes are those of the `Stored` events. A
-    /// page that moves is stored in one medium before it is removed from the other.
+    /// A medium no longer has these pages. In group 0, the deepest page of a prefix comes first; cells have no order.
+    /// The hashes are those of the `Stored` events. A page that moves is stored in one medium before it is removed from
+    /// the other.
     Removed {
         /// The group of layers of the pages, as in [`Stored::group`].
         group: u32,

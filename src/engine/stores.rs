@@ -139,7 +139,8 @@ impl<B: Backend> Engine<B> {
     /// [`Error::UnnamedNamespace`].
     fn findable<'a>(&self, namespace: Namespace, prompt: &'a [TokenId]) -> Result<Option<&'a [TokenId]>, Error> {
         let World { prefixes, shape, .. } = &self.world;
-        if !prefixes.names.is_named(namespace) {
+        // Sequences and cached pages of a forgotten namespace keep its names.
+        if !prefixes.names.is_named(namespace) && prefixes.names.get(namespace).is_none() {
             return Err(Error::UnnamedNamespace { namespace });
         }
         let is_known = prefixes.has_swap() && !prompt.contains(&TokenId::PENDING);

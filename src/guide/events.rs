@@ -33,17 +33,18 @@
 //! let names = NamespaceNames { salt: Some("red".to_owned()), ..Default::default() };
 //! engine.name_namespace(red, names.clone())?;
 //!
-//! // A router's index, built from events alone. The host drains them at any time, for example each step.
+//! // A router's index of the pages of group 0, built from events alone. The host drains them at any time, for example
+//! // each step.
 //! let mut index = HashMap::new();
 //! let mut listen = |engine: &mut Engine<Null>, index: &mut HashMap<u64, Vec<TokenId>>| {
 //!     engine.drain_events(|event| match event {
-//!         Event::Stored(stored) => {
+//!         Event::Stored(stored) if stored.group == 0 => {
 //!             let pages = stored.tokens.chunks(4).map(<[_]>::to_vec);
 //!             index.extend(stored.hashes.event_ids().zip(pages));
 //!         }
-//!         Event::Removed { hashes, .. } => hashes.event_ids().for_each(|id| _ = index.remove(&id)),
+//!         Event::Removed { group: 0, hashes, .. } => hashes.event_ids().for_each(|id| _ = index.remove(&id)),
 //!         Event::Cleared => index.clear(),
-//!         _ => unreachable!("an event of a later version"),
+//!         _ => {} // cells, or an event of a later version
 //!     });
 //! };
 //! let prompt: Vec<TokenId> = (0..13).map(TokenId::new).collect();
@@ -78,10 +79,11 @@
 //! backend's stream waits until [`step`](crate::event::Stored::step) is complete. A [`reset`](crate::Engine::reset)
 //! emits one `Cleared`. Sequences that continue with the old weights emit nothing.
 //!
-//! Events report the pages of group 0. A router that ignores groups of layers needs no more. With
-//! [`event_cells`](crate::EngineConfig::event_cells), events with another [`group`](crate::event::Stored::group) report
-//! cells: the cached pages of windows and chunks, and states. A prompt hits the longest prefix whose tails have all
-//! their cells. An event about a cell has the hash and the tokens of its page in group 0.
+//! Events report the pages of group 0. A router that ignores groups of layers needs no more, and skips events of other
+//! groups. With [`event_cells`](crate::EngineConfig::event_cells), events with another
+//! [`group`](crate::event::Stored::group) report cells: the cached pages of windows and chunks, and states. A prompt
+//! hits the longest prefix whose tails have all their cells. An event about a cell has the hash and the tokens of its
+//! page in group 0.
 //!
 //! Hashes of 64 bits are hints, because a chosen prompt can collide with an xxHash. A store can use SHA-256 digests as
 //! keys. The engine itself compares tokens.

@@ -88,11 +88,11 @@
 //! # Failures
 //!
 //! An abort of an item that updated a state in place loses the state, and so does a rollback of planned tokens
-//! ([`Engine::is_state_lost`]). Plans then fail with [`Error::StateLost`]. Preempt and resume the sequence: it computes
-//! the tokens after its last cached state again. From then on, until it has computed as many new tokens as it lost, its
-//! items read one state and write another, with pages that no promise covers. So an abort restores the state of the
-//! last committed step, and a sequence advances however often steps fail, if a host plans at most one step ahead and
-//! the pool has pages for two more states.
+//! ([`Engine::is_state_lost`]). Plans then fail with [`Error::StateLost`]. Preempt and resume the sequence: it
+//! computes the tokens after its last cached state again. After an abort, until it has computed as many new tokens as
+//! it lost, its items read one state and write another, with pages that no promise covers. So an abort restores the
+//! state of the last committed step, and a sequence advances however often steps fail, if a host plans at most one
+//! step ahead and the pool has pages for two more states.
 //!
 //! Drafts are not supported with states ([`Error::StateDraft`]). A fork needs a parent whose planned tokens are
 //! committed and known ([`Error::StateAhead`]); it copies a state that is no cell.

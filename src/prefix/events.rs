@@ -47,7 +47,7 @@ struct Record {
 /// The group and the medium of pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Part {
-    group: u32,
+    group: u16,
     medium: Medium,
 }
 
@@ -239,7 +239,7 @@ impl EventBuffer {
     /// Records a change of a cell, whose prefix is of the present generation.
     pub(super) fn change_cell(&mut self, nodes: &Nodes, hashes: &Hashes, names: &Names, change: CellChange) {
         let CellChange { group, entry, medium, is_stored } = change;
-        let (part, own) = (Part { group: group + 1, medium }, hashes.of_run(entry, 1));
+        let (part, own) = (Part { group: group as u16 + 1, medium }, hashes.of_run(entry, 1));
         if !is_stored {
             return self.push_removed(part, own);
         }
@@ -329,7 +329,7 @@ impl EventBuffer {
             let own;
             (own, hashes) = hashes.split_at(record.count as usize * width);
             let own = PageHashes::new(hashing, own);
-            let Part { group, medium } = record.part;
+            let (group, medium) = (record.part.group.into(), record.part.medium);
             let Some(StoredPages { namespace, names, parent, step }) = &record.stored else {
                 sink(Event::Removed { group, medium, hashes: own });
                 continue;

@@ -13,10 +13,11 @@
 //! * S11. A row owns the pages of at most two states, and of one unless an item of an open step reads another place. A
 //!   *careful* row may own three.
 //!
-//! A row that lost its state is careful after its resume, until it has computed as many new tokens as the loss cost it:
-//! its items then update no state in place, if pages are left, so an abort restores the state that they read. Without
-//! this rule, aborts at short intervals would let a sequence lose its state before every mark, and never advance. With
-//! it, failures at least double the computed tokens, if a step is at most one ahead of the oldest open step.
+//! A row that lost its state by an abort is careful after its resume, until it has computed as many new tokens as the
+//! loss cost it: its items then update no state in place, if pages are left, so an abort restores the state that they
+//! read. Without this rule, aborts at short intervals would let a sequence lose its state before every mark, and never
+//! advance. With it, failures at least double the computed tokens, if a step is at most one ahead of the oldest open
+//! step.
 //!
 //! `prefix/cells.rs` stores the cells, `system/states.rs` moves states between rows and cells.
 

@@ -67,6 +67,24 @@ fn a_loop_over_a_store_that_refuses_all_pages_ends() {
     assert_eq!(put(&mut host, |_| true), [vec![all[0]], keys(&other)].concat());
 }
 
+/// A host may forget the names of a prompt before a store has its pages. Cached pages keep the names.
+#[test]
+fn puts_of_a_forgotten_namespace_are_restated() {
+    let (mut host, prompt, salted) = (host(), text(0..21), Namespace::new(7));
+    let names = NamespaceNames { salt: Some("s".into()), ..NamespaceNames::default() };
+    host.name_namespace(salted, names).expect("the names are free");
+    let seq = host.admit(salted, &prompt, 0).expect("there is room");
+    host.compute_rest(seq);
+    host.finish(seq).expect("it is live");
+    host.forget_namespace(salted).expect("it has names");
+    assert_eq!(host.restate_puts(salted, &prompt, |_, _| true), Ok(5));
+    assert!(host.lookup(salted, &prompt).expect("the names are in use").is_some());
+    assert_eq!(put(&mut host, |_| true).len(), 5);
+    assert_eq!(host.restate_puts(salted, &prompt, |_, _| true), Ok(0));
+    host.reset();
+    assert_eq!(host.restate_puts(salted, &prompt, |_, _| true), Err(Error::UnnamedNamespace { namespace: salted }));
+}
+
 #[test]
 fn counts_at_their_limits_are_accepted() {
     let (mut host, mut other, prompt) = (host(), host(), text(0..21));

@@ -71,7 +71,8 @@ def steps(program, options, forms):
                 count, seconds = (after[key] - before[key] for key in
                                   ("kvarena_server_step_seconds_count", "kvarena_server_step_seconds_sum"))
                 parts = {key: after[key] - before[key] for key in after if "busy_seconds" in key}
-            parts = ", ".join(f"{key.split('\"')[1]} {1e6 * value / count:.0f}" for key, value in parts.items())
+            names = [key.split('"')[1] for key in parts]
+            parts = ", ".join(f"{part} {1e6 * value / count:.0f}" for part, value in zip(names, parts.values()))
             print(f"{name:<18}{1e3 * seconds / count:9.3f} ms a step; us: {parts}")
 
 

@@ -185,6 +185,16 @@ impl Store for Objects {
         })
     }
 
+    fn have_now(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        self.run(async {
+            let mut have = vec![false; names.len()];
+            for (at, has) in self.all(names.iter().copied().enumerate().collect()).await? {
+                have[at] = has;
+            }
+            Ok(have)
+        })
+    }
+
     fn asks_one_by_one(&self) -> bool {
         true
     }

@@ -9,7 +9,7 @@ use crate::step::StepLog;
 use super::Needs;
 
 /// Decides the states that items read and write, and adds the pages of those that rows cannot do without to the needs.
-/// Returns the number of rows that could take another state, to keep the one at a mark.
+/// Returns the number of rows that could take another state, to keep the current one.
 ///
 /// # Errors
 /// [`Error::StateLost`], [`Error::CrossesMark`].
@@ -38,8 +38,9 @@ pub(super) fn check(sequences: &mut SequenceTable, items: &[Extend], needs: &mut
     Ok(optional)
 }
 
-/// Lets the first `granted` rows that could take another state take it; the others give up their marks. Adds the pages
-/// and the page table words of all states to the needs. Returns the number of marks given up.
+/// Lets the first `granted` rows that could take another state take it; the others update theirs in place, and give up
+/// the marks at which these wait. Adds the pages and the page table words of all states to the needs. Returns the
+/// number of marks given up.
 pub(super) fn grant(sequences: &mut SequenceTable, items: &[Extend], mut granted: u32, needs: &mut Needs) -> u32 {
     let mut given_up = 0;
     for item in items {

@@ -76,7 +76,7 @@ where
         let Some(confirm) = self.confirms.get_mut(&ask.find) else { return };
         confirm.is_asked = true;
         self.has_put = true;
-        if self.shared.writer(0).is_none() {
+        if !ask.has_answer {
             return;
         }
         // Records that were put after the question are there.
@@ -92,7 +92,7 @@ where
         let (waits, has_put) = (&mut self.waits, std::mem::take(&mut self.has_put));
         self.confirms.retain(|_, confirm| {
             let mut lacking = || engine.restate_puts(confirm.namespace, &confirm.prompt, |_, _| true);
-            let is_stored = has_put && confirm.is_asked && lacking().unwrap_or(0) == 0;
+            let is_stored = has_put && confirm.is_asked && lacking() == Ok(0);
             let is_over = is_stored || !has_writer || now >= confirm.deadline;
             if is_over {
                 waits.unconfirmed += u64::from(!is_stored);

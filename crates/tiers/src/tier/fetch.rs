@@ -114,7 +114,7 @@ where
         self.send_gets(engine, serial, id, records);
         let request = self.requests.get_mut(&serial).expect("it is there");
         request.deadline = deadline.max(request.repeat.end);
-        self.alarm.set(deadline);
+        self.alarm.set(request.deadline);
         Some((serial, true))
     }
 

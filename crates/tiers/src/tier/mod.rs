@@ -239,6 +239,7 @@ where
             self.take(engine, done, &mut ready);
         }
         self.repeat(engine, &mut ready);
+        self.end_waits(&mut ready, &mut report);
         let now = Instant::now();
         for (&serial, request) in self.requests.iter().filter(|(_, request)| now >= request.deadline) {
             self.shared.misses.add(Miss::Late);
@@ -248,17 +249,22 @@ where
                 fetch.is_late = true;
             }
         }
-        for (serial, pages) in ready {
-            if let Some(request) = self.requests.remove(&serial) {
-                self.waits.waited += 1;
-                self.waits.time += now - request.begin;
-                report(request.id, pages);
-            }
-        }
+        self.end_waits(&mut ready, &mut report);
         let mut confirmed = Vec::new();
         self.end_confirms(engine, &mut confirmed);
         confirmed.into_iter().for_each(|id| report(id, 0));
         self.begin_puts(engine).map(drop)
+    }
+
+    /// Reports the requests that do not wait any more, and the pages by which their hits have grown.
+    fn end_waits(&mut self, ready: &mut Vec<(u64, u32)>, report: &mut impl FnMut(u64, u32)) {
+        for (serial, pages) in ready.drain(..) {
+            if let Some(request) = self.requests.remove(&serial) {
+                self.waits.waited += 1;
+                self.waits.time += request.begin.elapsed();
+                report(request.id, pages);
+            }
+        }
     }
 
     /// Puts all records that no store has, without a limit of the rate, for at most `limit`. The host calls it before
@@ -293,7 +299,8 @@ where
 
     /// Returns whether nothing is open, and only another step or a store that is tried again brings work.
     pub fn is_idle(&self) -> bool {
-        self.open() == (0, 0, 0) && self.confirms.is_empty() && self.looks >= LOOKS_MAX
+        let writes = self.shared.lanes.iter().any(|lane| lane.options.writes);
+        self.open() == (0, 0, 0) && self.confirms.is_empty() && (self.looks >= LOOKS_MAX || !writes)
     }
 
     /// Returns the number of requests, fetches and puts that are open.
@@ -384,6 +391,7 @@ where
             if self.forgotten.contains(&key.space) {
                 // The engine shall not pass the record again.
                 engine.put_done(id, true);
+                self.has_put = true;
                 continue;
             }
             let pages = pages.into_iter().map(|page| engine.backend_mut().lease(page)).collect();

@@ -9,13 +9,12 @@ use kvarena::backend::SwapMemory;
 use super::Tier;
 use super::work::Ask;
 
-/// Time between two questions. It is longer if they take long, so that they fill at most a fifth of the time.
+/// Time between two questions. It is longer if the stores take long to answer, so that questions fill at most a fifth
+/// of the time.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The repetition of a find.
 pub(super) struct Repeat {
-    /// When the last question was sent.
-    asked: Instant,
     /// When to send the next one; `None` while one or a fetch is open.
     again: Option<Instant>,
     /// When to stop. No deadline is earlier.
@@ -26,7 +25,7 @@ pub(super) struct Repeat {
 
 impl Repeat {
     pub fn new(now: Instant, patience: Duration) -> Self {
-        Self { asked: now, again: None, end: now + patience, most: 0 }
+        Self { again: None, end: now + patience, most: 0 }
     }
 }
 
@@ -36,11 +35,11 @@ where
 {
     /// Returns whether a request waits for records that no store has yet. More pages than before renew its patience.
     pub(super) fn is_patient(&mut self, engine: &Engine<B>, serial: u64) -> bool {
-        if self.options.patience.is_zero() {
+        let (now, patience) = (Instant::now(), self.options.patience);
+        if patience.is_zero() || !self.shared.has_use(self.requests[&serial].most, now) {
             return false;
         }
         let Some((_, target)) = self.target(engine, serial) else { return false };
-        let (now, patience) = (Instant::now(), self.options.patience);
         let (page_size, record_pages) = (self.shared.page_size, self.shared.record_pages);
         let request = self.requests.get_mut(&serial).expect("the caller has found it");
         if target > request.repeat.most {
@@ -54,7 +53,8 @@ where
     pub(super) fn pause(&mut self, serial: u64) {
         let request = self.requests.get_mut(&serial).expect("the caller has found it");
         let now = Instant::now();
-        let again = now + PAUSE.max(4 * (now - request.repeat.asked));
+        let took = request.ask.as_ref().map_or(Duration::ZERO, |ask| ask.took);
+        let again = (now + PAUSE.max(4 * took)).min(request.repeat.end);
         request.repeat.again = Some(again);
         request.deadline = (again + self.options.deadline).max(request.repeat.end);
         self.alarm.set(again);
@@ -71,11 +71,10 @@ where
                 ready.push((serial, request.pages));
                 continue;
             };
-            request.repeat.asked = now;
-            let keys = request.ask.take().map_or_else(Vec::new, |ask| ask.keys);
+            let (keys, located) = request.ask.take().map(|ask| (ask.keys, ask.located)).unwrap_or_default();
             let (wanted, prompt) = (lookup.wanted(), Arc::clone(&request.prompt));
             let space = self.shared.space(lookup.names());
-            let ask = Ask { keys, ..Ask::new(serial, space, lookup, prompt, request.most, wanted) };
+            let ask = Ask { keys, located, ..Ask::new(serial, space, lookup, prompt, request.most, wanted) };
             self.alarm.set(request.deadline);
             self.shared.ask(0, Box::new(ask));
         }

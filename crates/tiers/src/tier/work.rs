@@ -50,6 +50,10 @@ pub(super) struct Ask {
     pub located: HashMap<(u32, u32), usize>,
     /// Whether stores look at the records, and not at what they remember.
     pub is_exact: bool,
+    /// Whether a store has answered.
+    pub has_answer: bool,
+    /// The time that stores took to answer.
+    pub took: Duration,
 }
 
 impl Ask {
@@ -61,7 +65,19 @@ impl Ask {
         most: (u64, u64),
         wanted: Vec<(u32, u32)>,
     ) -> Self {
-        Self { find, space, lookup, prompt, keys: Vec::new(), most, wanted, located: HashMap::new(), is_exact: false }
+        Self {
+            find,
+            space,
+            lookup,
+            prompt,
+            keys: Vec::new(),
+            most,
+            wanted,
+            located: HashMap::new(),
+            is_exact: false,
+            has_answer: false,
+            took: Duration::ZERO,
+        }
     }
 }
 
@@ -200,6 +216,11 @@ impl<R, W> Lane<R, W> {
         is_stopped || state.running >= self.options.threads && hangs()
     }
 
+    /// Returns whether a request for these tokens and bytes would gain by an answer of this store.
+    pub fn has_use(&self, (tokens, bytes): (u64, u64), now: Instant) -> bool {
+        self.options.rule.is_worth(tokens, bytes) && !self.is_out(now)
+    }
+
     /// Waits for the next job. `bytes` returns those of a put.
     fn next(&self, bytes: impl Fn(&Put<R>) -> u64) -> Option<Job<R, W>> {
         let mut state = self.state();
@@ -331,10 +352,18 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         }
     }
 
+    /// Returns whether a request for these tokens and bytes would gain by an answer of any store.
+    pub fn has_use(&self, most: (u64, u64), now: Instant) -> bool {
+        self.lanes.iter().any(|lane| lane.has_use(most, now))
+    }
+
     /// Passes a question to the first store from `index` on that is worth it, or ends it.
     pub fn ask(&self, index: usize, ask: Box<Ask>) {
         let now = Instant::now();
-        let is_asked = |lane: &Lane<R, W>| lane.options.rule.is_worth(ask.most.0, ask.most.1) && !lane.is_out(now);
+        let is_asked = |lane: &Lane<R, W>| match ask.is_exact {
+            true => lane.stopped(now).is_none(),
+            false => lane.has_use(ask.most, now),
+        };
         let located = ask.lookup.target(|group, place| ask.located.contains_key(&(group, place)));
         let missing = match ask.is_exact {
             true => ask.located.len() < ask.wanted.len(),
@@ -364,7 +393,12 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
             add(&lane.counters.asked, names.len() as u64);
             let is_exact = ask.is_exact;
             let have = |store: &dyn Store| if is_exact { store.have_now(&names) } else { store.have(&names) };
-            let Ok(have) = lane.call(Call::Ask, have) else { break };
+            // A confirmation has more time than a request, and says nothing about the store's speed.
+            let (kind, begin) = (if is_exact { Call::Other } else { Call::Ask }, Instant::now());
+            let have = lane.call(kind, have);
+            ask.took += begin.elapsed();
+            let Ok(have) = have else { break };
+            ask.has_answer = true;
             let found = missing.into_iter().zip(have).filter(|(_, has)| *has);
             let before = ask.located.len();
             ask.located.extend(found.map(|(at, _)| (at, index)));

@@ -12,7 +12,7 @@ use kvarena::Engine;
 use kvarena::backend::SwapMemory;
 use kvarena::id::{Namespace, TokenId};
 
-use super::work::Ask;
+use super::jobs::Ask;
 use super::{Find, Tier};
 
 /// A prompt that waits until stores have its records.

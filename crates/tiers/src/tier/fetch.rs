@@ -9,8 +9,8 @@ use kvarena::id::{Namespace, SwapPageId, TokenId};
 use kvarena::moves::{FetchId, Lookup};
 
 use super::Tier;
+use super::jobs::{Ask, Get, Job, Key};
 use super::repeat::Repeat;
-use super::work::{Ask, Get, Job, Key};
 use crate::name::Name;
 
 /// A request that waits.

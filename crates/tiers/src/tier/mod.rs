@@ -19,6 +19,8 @@ mod alarm;
 mod breaker;
 mod confirm;
 mod fetch;
+mod jobs;
+mod lane;
 mod options;
 mod pieces;
 mod repeat;
@@ -41,11 +43,13 @@ use kvarena::{Engine, EngineError};
 use alarm::Alarm;
 use confirm::Confirm;
 use fetch::{Fetching, Request};
+pub use jobs::Forgotten;
+use jobs::{Ask, Done, Job, Key};
+use lane::Lane;
 pub use options::{LoadRule, StoreOptions, StoreStats, TierOptions};
 use pieces::Pieces;
 use repeat::Repeat;
-pub use work::Forgotten;
-use work::{Ask, Done, Job, Key, Lane, Shared};
+use work::Shared;
 
 use crate::miss::{Miss, Misses};
 use crate::name::{Name, Space};
@@ -397,7 +401,7 @@ where
             let pages = pages.into_iter().map(|page| engine.backend_mut().lease(page)).collect();
             let is_forced = self.negative.contains_key(&self.shared.name(&key));
             let forgets = self.shared.forgets(key.space);
-            self.shared.lanes[store].push(Job::Put(work::Put { id, key, pages, is_forced, is_stored: false, forgets }));
+            self.shared.lanes[store].push(Job::Put(jobs::Put { id, key, pages, is_forced, is_stored: false, forgets }));
             self.open_puts += 1;
         }
         if count > 0 {

@@ -7,7 +7,7 @@ use kvarena::Engine;
 use kvarena::backend::SwapMemory;
 
 use super::Tier;
-use super::work::Ask;
+use super::jobs::Ask;
 
 /// Time between two questions. It is longer if the stores take long to answer, so that questions fill at most a fifth
 /// of the time.

@@ -1,0 +1,168 @@
+//! A store with its queue of jobs, its breakers and its write rate.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::breaker::{Breaker, Rate};
+use super::jobs::{Job, Put};
+use super::options::{Counters, StoreOptions, add};
+use crate::store::{Store, StoreError};
+
+/// A call of a store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    /// A question for which requests wait.
+    Ask,
+    /// Another call that does not add a record.
+    Other,
+    Put,
+}
+
+/// A store with its queue.
+pub(super) struct Lane<R, W> {
+    pub options: StoreOptions,
+    pub counters: Counters,
+    /// Time for which requests wait for an answer.
+    patience: Duration,
+    state: Mutex<State<R, W>>,
+    changed: Condvar,
+}
+
+struct State<R, W> {
+    /// Reads go first.
+    reads: VecDeque<Job<R, W>>,
+    puts: VecDeque<Put<R>>,
+    is_closed: bool,
+    /// Number of calls that run, and when the last call has begun or ended.
+    running: usize,
+    progress: Instant,
+    rate: Rate,
+    breaker: Breaker,
+    /// Stops questions, if the answers come too late.
+    ask_breaker: Breaker,
+    /// Stops puts, if the store is full.
+    put_breaker: Breaker,
+}
+
+impl<R, W> Lane<R, W> {
+    pub fn new(options: StoreOptions, patience: Duration, write_rate: Option<u64>) -> Self {
+        let state = State {
+            reads: VecDeque::new(),
+            puts: VecDeque::new(),
+            is_closed: false,
+            running: 0,
+            progress: Instant::now(),
+            rate: Rate::new(write_rate),
+            breaker: Breaker::default(),
+            ask_breaker: Breaker::default(),
+            put_breaker: Breaker::default(),
+        };
+        let (counters, state, changed) = (Counters::default(), Mutex::new(state), Condvar::new());
+        Self { options, counters, patience, state, changed }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<R, W>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn close(&self) {
+        self.state().is_closed = true;
+        self.changed.notify_all();
+    }
+
+    pub fn queue(&self) -> usize {
+        let state = self.state();
+        state.reads.len() + state.puts.len()
+    }
+
+    pub fn push(&self, job: Job<R, W>) {
+        let mut state = self.state();
+        match job {
+            Job::Put(put) => state.puts.push_back(put),
+            job => state.reads.push_back(job),
+        }
+        self.changed.notify_one();
+    }
+
+    /// Removes the limit of the write rate.
+    pub fn hurry(&self) {
+        self.state().rate = Rate::new(None);
+        self.changed.notify_all();
+    }
+
+    /// Returns the end of a stop of puts.
+    pub fn stopped(&self, now: Instant) -> Option<Instant> {
+        let state = self.state();
+        state.breaker.stopped(now).or_else(|| state.put_breaker.stopped(now))
+    }
+
+    /// Returns whether a request would wait for this store in vain: questions are stopped, or all threads are in calls
+    /// that take longer than requests wait.
+    pub fn is_out(&self, now: Instant) -> bool {
+        let state = self.state();
+        let is_stopped = state.breaker.stopped(now).or(state.ask_breaker.stopped(now)).is_some();
+        let hangs = || now.saturating_duration_since(state.progress) > self.patience;
+        is_stopped || state.running >= self.options.threads && hangs()
+    }
+
+    /// Returns whether a request for these tokens and bytes would gain by an answer of this store.
+    pub fn has_use(&self, (tokens, bytes): (u64, u64), now: Instant) -> bool {
+        self.options.rule.is_worth(tokens, bytes) && !self.is_out(now)
+    }
+
+    /// Waits for the next job. `bytes` returns those of a put.
+    pub fn next(&self, bytes: impl Fn(&Put<R>) -> u64) -> Option<Job<R, W>> {
+        let mut state = self.state();
+        while !state.is_closed {
+            if let Some(job) = state.reads.pop_front() {
+                return Some(job);
+            }
+            let mut pause = Duration::from_secs(3600);
+            if let Some(put) = state.puts.front().map(&bytes) {
+                match state.rate.take(put, Instant::now()) {
+                    Ok(()) => return state.puts.pop_front().map(Job::Put),
+                    Err(time) => pause = time,
+                }
+            }
+            state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        None
+    }
+
+    /// Makes a call, unless the breaker stops it, and counts its failure.
+    pub fn call<T>(&self, kind: Call, call: impl FnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let begin = Instant::now();
+        let mut state = self.state();
+        let is_allowed = state.breaker.allows(begin)
+            && match kind {
+                Call::Ask => state.ask_breaker.allows(begin),
+                Call::Other => true,
+                Call::Put => state.put_breaker.allows(begin),
+            };
+        if !is_allowed {
+            return Err(StoreError::Gone { text: "stopped after failures".to_owned() });
+        }
+        (state.running, state.progress) = (state.running + 1, begin);
+        drop(state);
+        let called = call(&*self.options.store);
+        let (mut state, now) = (self.state(), Instant::now());
+        (state.running, state.progress) = (state.running - 1, now);
+        match &called {
+            Ok(_) => {
+                state.breaker.succeeded();
+                match kind {
+                    Call::Ask if now - begin > self.patience => state.ask_breaker.failed(now, false),
+                    Call::Ask => state.ask_breaker.succeeded(),
+                    Call::Other => {}
+                    Call::Put => state.put_breaker.succeeded(),
+                }
+            }
+            // The store works, but takes nothing.
+            Err(StoreError::Full | StoreError::ReadOnly) => state.put_breaker.failed(now, true),
+            Err(StoreError::TooLarge { .. }) => {}
+            Err(_) => state.breaker.failed(now, false),
+        }
+        called.inspect_err(|_| add(&self.counters.failed, 1))
+    }
+}

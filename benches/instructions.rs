@@ -36,6 +36,7 @@ const CASES: [&str; 32] = [
     "plan_4_tracks",
     "plan_state",
     "step",
+    "step_state",
     "admission",
     "admission_behind",
     "admission_hit",
@@ -101,8 +102,11 @@ fn run(case: &str, page_size: u32, calls: usize) {
                 decode.rest(step.expect("the step is planned"));
             }
         }
-        "step" => {
-            let mut decode = Decode::new(page_size, 256, 1024);
+        "step" | "step_state" => {
+            let mut decode = match case {
+                "step_state" => Decode::with_state(page_size, 256, 1024),
+                _ => Decode::new(page_size, 256, 1024),
+            };
             for _ in 0..calls {
                 decode.prepare();
                 measured(1, &mut || decode.step());

@@ -234,11 +234,11 @@ impl PrefixLock {
     }
 }
 
-/// The places of a row (`sequence/states.rs`) that an item reads and writes, plus 1. 0: the item reads zeros, or there
-/// are no states.
+/// The places of a row (`sequence/states.rs`) that an item reads and writes, plus 1. Both are 0 for a row that was
+/// steady, whose item updates the current place, and without states.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct StateUse {
-    /// The place to read, plus 1.
+    /// The place to read, plus 1; 0 for zeros.
     pub reads: u8,
     /// The place to write, plus 1.
     pub writes: u8,

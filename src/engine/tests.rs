@@ -7,11 +7,11 @@ use super::Engine;
 use crate::backend::Null;
 use crate::fence::Fence;
 use crate::id::{CellId, Namespace, PageId, SeqKey, StepId, TokenId};
-use crate::layout::{Capacity, Groups, HeldGroup, PoolConfig, Reach};
+use crate::layout::{Capacity, Groups, HeldGroup, PoolConfig, Reach, StatePart};
 use crate::page::PageState;
 use crate::plan::{Extend, Keep, StepScratch};
 use crate::prefix::{CachedPage, LogEntry, PrefixTree, Stale};
-use crate::sequence::Sequence;
+use crate::sequence::{Current, DirtyFrom, RowMut, Sequence};
 use crate::testkit::replay::replay_each;
 use crate::testkit::{Family, SmallConfig, Workload};
 use crate::world::{Broken, Owner, World};
@@ -143,7 +143,7 @@ fn s3_a_preempted_sequence_has_no_pages() {
 #[test]
 fn s4_unsent_pages_are_within_the_page_table() {
     let within = "S4: dirty_from lies within the pages";
-    assert_eq!(broken(|s| s.sequence(s.long).dirty_from = 4), within);
+    assert_eq!(broken(|s| s.sequence(s.long).dirty_from = DirtyFrom::sent(4)), within);
     let published = "S4: inherited pages are published";
     assert_eq!(broken(|s| s.sequence(s.long).inherited = 4), published);
 }
@@ -309,6 +309,50 @@ fn g6_waiting_marks_are_ahead() {
     row.add_mark(5).expect("the row has space for the mark");
     let broken = engine.verify().expect_err("the audit finds it");
     assert_eq!(broken.invariant, "G6: waiting marks are above the published pages");
+}
+
+/// Returns an engine, and a sequence that has computed a prompt and two tokens, so that its state is steady. The last
+/// step is open.
+fn stateful() -> (Engine<Null>, SeqKey) {
+    let groups = Groups::new(&[Reach::All, Reach::State], &[0, 1]);
+    let groups = groups.and_then(|groups| groups.with_state(1, &[StatePart { heads: 1, head_bytes: 512 }]));
+    let (groups, capacity) = (groups.expect("two groups"), Capacity::Pages(32));
+    let pool = PoolConfig { layers: 2, groups, page_size: 4, capacity, ..Default::default() };
+    let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("a valid config");
+    let prompt: Vec<TokenId> = (0..7).map(TokenId::new).collect();
+    let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
+    for token in 7..9 {
+        compute(&mut engine, seq);
+        engine.append(seq, &[TokenId::new(token)]).expect("there is room");
+    }
+    plan(&mut engine, seq);
+    assert_eq!(engine.verify(), Ok(()));
+    (engine, seq)
+}
+
+#[test]
+fn s10_the_current_state_is_behind_the_planned_tokens() {
+    let (mut engine, seq) = stateful();
+    let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
+    assert!(row.sequence.dirty_from.is_steady());
+    row.states_mut().current = Current::Fresh;
+    let behind = "S10: the current state is behind the last planned token";
+    assert_eq!(engine.verify().expect_err("the audit finds it").invariant, behind);
+    let steady = "S10: a steady row updates its state in place";
+    let spoils: [fn(&mut RowMut<'_>); 4] = [
+        |row| row.states_mut().careful_until = 99,
+        |row| row.states_mut().places.iter_mut().for_each(|place| place.mark = 2),
+        |row| row.resend_state(),
+        |row| row.add_mark(9).expect("the row has space for the mark"),
+    ];
+    for spoil in spoils {
+        let (mut engine, seq) = stateful();
+        let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
+        spoil(&mut row);
+        assert!(!row.sequence.dirty_from.is_steady(), "each change of a state ends it");
+        row.sequence.dirty_from.set_steady(true);
+        assert_eq!(engine.verify().expect_err("the audit finds it").invariant, steady);
+    }
 }
 
 /// Returns an engine, and a sequence of 13 tokens that waits for pages in swap memory.

@@ -56,8 +56,8 @@ use inflight::InflightIndex;
 use page_table::PageTable;
 use token_store::TokenStore;
 
-pub use record::Sequence;
 pub(crate) use record::{AdmissionKind, Cuts};
+pub use record::{DirtyFrom, Sequence};
 pub(crate) use row::RowMut;
 use row::{Marks, Stores, Waits};
 use states::States;
@@ -224,7 +224,7 @@ impl SequenceTable {
             planned_len: 0,
             page_len: 0,
             published: 0,
-            dirty_from: 0,
+            dirty_from: DirtyFrom::new(self.stores.states.has_any()),
             inherited: 0,
             promised: 0,
             admission_kind: AdmissionKind::COUNTED,

@@ -40,6 +40,51 @@ impl Cuts {
     pub const NONE: Self = Self { count: 0, shortest: u32::MAX };
 }
 
+/// First page of a row that the next plan must send, and whether the row is *steady* (`states.rs`), so that this plan
+/// need not look at its state. One number, so that the plan of a decoding row compares both with the row's pages at
+/// once: a state then costs it no instruction, instead of 350.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DirtyFrom(u32);
+
+impl DirtyFrom {
+    /// The bit of a row that is not steady. Sequences have at most 2^30 tokens.
+    const STATE: u32 = 1 << 31;
+
+    /// Describes a row without pages.
+    pub(super) fn new(has_state: bool) -> Self {
+        Self(if has_state { Self::STATE } else { 0 })
+    }
+
+    /// Describes a steady row whose first `page_len` pages are sent.
+    pub(crate) fn sent(page_len: u32) -> Self {
+        Self(page_len)
+    }
+
+    /// Returns the first page that the next plan must send.
+    pub fn page(self) -> u32 {
+        self.0 & !Self::STATE
+    }
+
+    /// Sets the first page that the next plan must send.
+    pub(super) fn set_page(&mut self, page: u32) {
+        self.0 = self.0 & Self::STATE | page;
+    }
+
+    /// Makes the next plan send the pages from `page` on, beside those that it must send already.
+    pub(crate) fn lower(&mut self, page: u32) {
+        self.set_page(self.page().min(page));
+    }
+
+    pub(crate) fn is_steady(self) -> bool {
+        self.0 & Self::STATE == 0
+    }
+
+    /// Sets whether a row with a state is steady.
+    pub(crate) fn set_steady(&mut self, is_steady: bool) {
+        *self = Self(self.page() | Self::new(!is_steady).0);
+    }
+}
+
 /// Value of [`Sequence::last_plan`] while drafts wait for `accept`. It is larger than every plan number, so the check
 /// for sequences that a plan contains twice also finds sequences with waiting drafts.
 pub(super) const DRAFTED: u64 = u64::MAX;
@@ -60,8 +105,8 @@ pub struct Sequence {
     pub page_len: u32,
     /// Number of pages of group 0 that belong to the tree.
     pub published: u32,
-    /// First page that the next plan must send to the backends.
-    pub dirty_from: u32,
+    /// First page that the next plan must send to the backends, and whether the row's state is steady.
+    pub dirty_from: DirtyFrom,
     /// Number of pages whose leaves the row shares with its parent.
     pub inherited: u32,
     /// Number of places whose pages are promised, including places that have their pages; 0 while preempted.

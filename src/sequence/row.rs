@@ -4,7 +4,7 @@ use super::HOST_MARKS;
 use super::branches::Branches;
 use super::inflight::InflightIndex;
 use super::page_table::PageTable;
-use super::record::Sequence;
+use super::record::{DirtyFrom, Sequence};
 use super::states::{END_MARK, States};
 use super::token_store::TokenStore;
 use crate::error::Error;
@@ -189,7 +189,8 @@ impl RowMut<'_> {
     /// Returns the leaves and table writes that the row still needs to have `page_len` places and to send all of them.
     #[inline]
     pub fn lacking(&self, page_len: u32) -> Lacking {
-        let Sequence { leaves: own, dirty_from, inherited, published, .. } = *self.sequence;
+        let Sequence { leaves: own, inherited, published, .. } = *self.sequence;
+        let dirty_from = self.sequence.dirty_from.page();
         let leaves = self.stores.pages.leaves_for(page_len);
         let dirty_leaves = leaves - self.stores.pages.leaves_for(dirty_from);
         let pages = self.stores.limits.held(dirty_from.max(inherited), page_len, published);
@@ -242,7 +243,7 @@ impl RowMut<'_> {
             return RowMut { sequence, stores }.begin_leaf(page).into_iter().for_each(write);
         }
         sequence.page_len += 1;
-        sequence.dirty_from = sequence.page_len;
+        sequence.dirty_from = DirtyFrom::sent(sequence.page_len);
         sequence.last_entry += 1;
         write(stores.pages.write_one(sequence.last_entry, page));
     }
@@ -261,7 +262,7 @@ impl RowMut<'_> {
         }
         let Self { sequence, stores } = self;
         sequence.page_len += 1;
-        sequence.dirty_from = sequence.page_len;
+        sequence.dirty_from = DirtyFrom::sent(sequence.page_len);
         sequence.last_entry += 1;
         stores.pages.write_place(sequence.last_entry, pages, words);
     }
@@ -288,13 +289,13 @@ impl RowMut<'_> {
     /// Passes the unsent words of the row to `write`, and counts them as sent.
     pub fn take_dirty(&mut self, write: impl FnMut(TableWrite)) {
         let Self { sequence, stores: Stores { limits, pages, .. } } = self;
-        let Sequence { row, dirty_from, inherited, page_len, published, .. } = **sequence;
+        let Sequence { row, inherited, page_len, published, .. } = **sequence;
         let own = |track| match track {
             0 => inherited,
             _ => inherited.max(limits.first_place(track, published)),
         };
-        pages.writes(row, dirty_from, own, page_len, write);
-        sequence.dirty_from = page_len;
+        pages.writes(row, sequence.dirty_from.page(), own, page_len, write);
+        sequence.dirty_from.set_page(page_len);
     }
 
     /// Sets the number of published pages of a row with groups. Promised pages that no later token reads become
@@ -392,6 +393,9 @@ impl RowMut<'_> {
         let Self { sequence, stores } = self;
         if let Some(marks) = stores.marks.get_mut(sequence.row.index()) {
             let kept = sequence.published;
+            if stores.states.has_any() {
+                sequence.dirty_from.set_steady(false);
+            }
             *marks = Marks { kept, ..Marks::default() };
             let after = kept + stores.waits.get(sequence.row.index()).map_or(0, |waits| waits.pages);
             marks.waiting[..2].copy_from_slice(&[full, last].map(|mark| if mark > after { mark } else { 0 }));
@@ -412,6 +416,9 @@ impl RowMut<'_> {
         }
         let free = marks.waiting[2..].iter_mut().find(|waiting| **waiting == 0);
         *free.ok_or(Error::OutOfMarks { max: HOST_MARKS as u32 })? = mark;
+        if has_state {
+            self.sequence.dirty_from.set_steady(false);
+        }
         Ok(())
     }
 
@@ -442,9 +449,9 @@ impl RowMut<'_> {
         self.stores.all_outstanding
     }
 
-    /// Returns whether plans have sent all pages of the row.
+    /// Returns whether plans have sent all pages of the row, and its state, if it has one, is steady.
     pub fn is_sent(&self) -> bool {
-        self.sequence.dirty_from == self.sequence.page_len
+        self.sequence.dirty_from == DirtyFrom::sent(self.sequence.page_len)
     }
 
     /// Returns the pages `start..end` of a track in contiguous slices.

@@ -9,6 +9,18 @@ use crate::id::{CellId, PageId, StateUse};
 use crate::plan::TableWrite;
 
 impl Stores {
+    /// Returns whether a row's next plans update its state in place, send no words for it, and meet no mark.
+    fn can_be_steady(&self, sequence: &Sequence) -> bool {
+        let states = &self.states.rows[sequence.row.index()];
+        let Current::At(at) = states.current else { return false };
+        let place = states.place(at);
+        place.owner == StateOwner::Row
+            && place.mark == 0
+            && states.sent == [at + 1; 2]
+            && states.careful_until <= sequence.planned_len
+            && self.next_mark(sequence).is_none()
+    }
+
     fn next_mark(&self, sequence: &Sequence) -> Option<u32> {
         let marks = self.marks.get(sequence.row.index())?;
         let ahead = marks.waiting.iter().map(|mark| mark * self.page_size);
@@ -40,6 +52,11 @@ impl SequenceTable {
         places.filter(|(_, place)| place.owner != StateOwner::Nobody)
     }
 
+    /// Returns whether S10 holds for a row that counts as steady.
+    pub(crate) fn can_be_steady(&self, sequence: &Sequence) -> bool {
+        self.stores.can_be_steady(sequence)
+    }
+
     /// Returns the first waiting mark of a sequence after its planned tokens, in tokens.
     pub(crate) fn next_mark(&self, sequence: &Sequence) -> Option<u32> {
         self.stores.next_mark(sequence)
@@ -61,7 +78,9 @@ impl RowMut<'_> {
         &self.stores.states.rows[self.sequence.row.index()]
     }
 
+    /// Returns the states to change. The row is no longer steady.
     pub fn states_mut(&mut self) -> &mut RowStates {
+        self.sequence.dirty_from.set_steady(false);
         &mut self.stores.states.rows[self.sequence.row.index()]
     }
 
@@ -119,14 +138,17 @@ impl RowMut<'_> {
         changed.count() as u32 * self.stores.states.pages
     }
 
-    /// Performs the decided use for an item that ends at the planned tokens. Takes the pages of a new state from
-    /// `pages`, and passes the changed words to `write`. Returns the use.
-    pub fn plan_state(&mut self, pages: &mut &[PageId], mut write: impl FnMut(TableWrite)) -> StateUse {
+    /// Performs the decided use for an item of `len` tokens that ends at the planned tokens. Takes the pages of a new
+    /// state from `pages`, and passes the changed words to `write`. Returns the use. The row may be steady then.
+    pub fn plan_state(&mut self, len: u32, pages: &mut &[PageId], mut write: impl FnMut(TableWrite)) -> StateUse {
         let used = self.states().next;
         let at = used.writes - 1;
         let (mark, is_junction) = self.mark_at(self.sequence.planned_len);
         let Self { sequence, stores } = self;
         let (row, range) = (sequence.row, stores.states.range(sequence.row.index(), at));
+        if let Some(read) = used.reads.checked_sub(1) {
+            stores.states.rows[row.index()].places[usize::from(read)].len = sequence.planned_len - len;
+        }
         let place = &mut stores.states.rows[row.index()].places[usize::from(at)];
         if used.reads == used.writes && place.mark > 0 {
             // The state at the mark is about to change.
@@ -146,6 +168,8 @@ impl RowMut<'_> {
                 stores.pages.write_state(row, part, ids, &mut write);
             }
         }
+        let is_steady = stores.can_be_steady(sequence);
+        sequence.dirty_from.set_steady(is_steady);
         used
     }
 

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! * S10. The current place has the state behind the last planned token. There is none before the first plan of a
-//!   sequence without a hit, which reads page 0. A *lost* state can only be computed again, after a preemption.
+//!   sequence without a hit, which reads page 0. A *lost* state can only be computed again, after a preemption. A row
+//!   is *steady* only if its next plans update the current state in its place, send no words for it, and meet no mark.
 //! * S11. A row owns the pages of at most two states, and of one unless an item of an open step reads another place. A
 //!   *careful* row may own three.
 //!
@@ -43,7 +44,8 @@ pub(crate) enum StateOwner {
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct StatePlace {
     pub owner: StateOwner,
-    /// Number of tokens behind which the state is.
+    /// Number of tokens behind which the state is. Outdated for a current state of the row's own, which is behind the
+    /// planned tokens.
     pub len: u32,
     /// The mark at which the last item ended that wrote the place, in pages, until the item commits. 0: none.
     pub mark: u32,

@@ -2,6 +2,7 @@
 
 use crate::id::{PageId, SeqKey, StepId};
 
+use super::record::DirtyFrom;
 use super::row::{Marks, Stores, Waits};
 use super::{Cuts, Sequence, SequenceTable};
 
@@ -24,7 +25,7 @@ impl SequenceTable {
         let outstanding = |page_len| limits.outstanding(sequence.promised, page_len, sequence.published, kept);
         *all_outstanding += outstanding(page_len) - outstanding(sequence.page_len);
         sequence.page_len = page_len;
-        sequence.dirty_from = sequence.dirty_from.min(page_len);
+        sequence.dirty_from.lower(page_len);
         if page_len > 0 {
             sequence.last_entry = self.stores.pages.entry(sequence.row, page_len - 1);
         }
@@ -44,7 +45,7 @@ impl SequenceTable {
             *marks = Marks::default();
         }
         self.stores.states.preempt(sequence.row.index());
-        (sequence.dirty_from, sequence.inherited) = (0, 0);
+        (sequence.dirty_from, sequence.inherited) = (DirtyFrom::new(self.stores.states.has_any()), 0);
         (sequence.cached_len, sequence.planned_len) = (0, 0);
         (sequence.last_step, sequence.last_item) = (StepId::default(), 0);
         sequence.preemption_epoch += 1;

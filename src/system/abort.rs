@@ -61,13 +61,13 @@ fn undo(world: &mut Abort<'_>, number: u64, may_have_run: bool) {
     }
     sequence.planned_len = sequence.planned_len.min(item.start);
     // The words of the aborted plan must be sent again.
-    sequence.dirty_from = sequence.dirty_from.min(item.dirty_from);
+    sequence.dirty_from.lower(item.dirty_from);
     sequence.last_item = item.previous;
     let page_len = sequence.planned_len.div_ceil(shape.layout.page_size());
     let last_step = sequence.last_step;
     buffers.pool_pages.clear();
     sequences.truncate_pages(item.seq, page_len, &mut buffers.pool_pages);
-    if item.state.writes > 0 {
+    if sequences.has_states() {
         let mut row = sequences.row_mut(item.seq).expect("just seen");
         undo_state(&mut row, &item, may_have_run, &mut buffers.pool_pages);
     }

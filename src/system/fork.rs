@@ -127,7 +127,7 @@ pub(crate) fn end_fork(mut world: Fork<'_>, seq: SeqKey, parts: &Parts) -> Optio
         name_sources(&mut world, seq, parts);
     }
     let parent = world.sequences.running(seq).expect("the caller checked it");
-    let sent = world.steps.sent_for_good(parent.last_item, parent.dirty_from).max(parent.inherited);
+    let sent = world.steps.sent_for_good(parent.last_item, parent.dirty_from.page()).max(parent.inherited);
     for _ in 0..parts.count {
         let child = make_child(&mut world, seq, parts, sent);
         world.buffers.children.push(child);

@@ -8,6 +8,7 @@ use crate::page::PagePool;
 use crate::prefix::PrefixTree;
 use crate::sequence::SequenceTable;
 use crate::stats::Stats;
+use crate::step::StepLog;
 use crate::system::access::access;
 use crate::system::publish::{keep, may_keep};
 use crate::system::states::mark_state;
@@ -20,6 +21,7 @@ access! {
         pages: &mut PagePool,
         prefixes: &mut PrefixTree,
         sequences: &mut SequenceTable,
+        steps: &mut StepLog,
         fence: &mut Fence,
         counters: &mut Stats,
         buffers: &mut Buffers,
@@ -38,7 +40,7 @@ access! {
 /// [`Error::UnknownSequence`], [`Error::Preempted`], [`Error::MarkLen`] below the tokens of the published and
 /// pending pages, [`Error::OutOfMarks`]. Nothing changes then.
 pub(crate) fn mark(world: Mark<'_>, seq: SeqKey, len: u32) -> Result<(), Error> {
-    let Mark { shape, pages, prefixes, sequences, fence, counters, buffers } = world;
+    let Mark { shape, pages, prefixes, sequences, steps, fence, counters, buffers } = world;
     let published = sequences.prefix_pages(sequences.running(seq)?);
     if !shape.shares_prefixes() || !prefixes.has_cells() {
         return Ok(()); // Prompts match at every page, or at none.
@@ -62,7 +64,7 @@ pub(crate) fn mark(world: Mark<'_>, seq: SeqKey, len: u32) -> Result<(), Error> 
     }
     let mut row = sequences.row_mut(seq)?;
     if row.has_state() && mark * page_size == row.sequence.planned_len {
-        mark_state(&mut row, pages, prefixes, fence, counters, buffers, mark);
+        mark_state(&mut row, (pages, prefixes, fence), steps, (counters, buffers), mark);
     }
     Ok(())
 }

@@ -92,7 +92,7 @@ impl Publisher<'_> {
             buffers.pages.extend_from_slice(&own[inserted.duplicates as usize..]);
             let len = own.len() as u32;
             if inserted.duplicates > 0 {
-                row.sequence.dirty_from = row.sequence.dirty_from.min(at);
+                row.sequence.dirty_from.lower(at);
             }
             at += len;
         }

@@ -4,10 +4,10 @@
 //! No state is copied: an item that reads a cell writes pages of its row. `sequence/states.rs` has the places of a row.
 
 use crate::fence::Fence;
-use crate::id::{PageId, StepId};
+use crate::id::{PageId, StateUse, StepId};
 use crate::page::PagePool;
 use crate::prefix::PrefixTree;
-use crate::sequence::{Current, RowMut, SequenceTable, StateOwner, StatePlace};
+use crate::sequence::{Current, RowMut, Sequence, SequenceTable, StateOwner, StatePlace};
 use crate::stats::Stats;
 use crate::step::{StepItem, StepLog};
 use crate::system::release::release_pages;
@@ -25,6 +25,9 @@ pub(crate) fn commit_states(
 ) {
     for number in steps.items_of(step) {
         let item = steps.item(number);
+        if item.state == StateUse::default() {
+            continue; // A steady row leaves no place, and meets no mark.
+        }
         let Ok(mut row) = sequences.row_mut(item.seq) else { continue };
         if row.sequence.preemption_epoch != item.preemption_epoch {
             continue;
@@ -53,12 +56,12 @@ fn keep_item(
     freed: &mut Vec<PageId>,
 ) -> bool {
     let at = item.state.writes - 1;
-    let place = &mut row.states_mut().places[usize::from(at)];
-    let StatePlace { mark, is_junction, .. } = *place;
+    let StatePlace { mark, is_junction, .. } = row.states().places[usize::from(at)];
     if mark == 0 || mark * prefixes.page_size() != item.end || item.cut {
         return false;
     }
-    (place.mark, place.is_junction) = (0, false);
+    let place = &mut row.states_mut().places[usize::from(at)];
+    (place.len, place.mark, place.is_junction) = (item.end, 0, false);
     keep_state(row, pages, prefixes, fence, (at, mark, is_junction), freed)
 }
 
@@ -109,20 +112,24 @@ fn keep_state(
 /// another one when its item commits.
 pub(crate) fn mark_state(
     row: &mut RowMut<'_>,
-    pages: &mut PagePool,
-    prefixes: &mut PrefixTree,
-    fence: &mut Fence,
-    counters: &mut Stats,
-    buffers: &mut Buffers,
+    (pages, prefixes, fence): (&mut PagePool, &mut PrefixTree, &mut Fence),
+    steps: &mut StepLog,
+    (counters, buffers): (&mut Stats, &mut Buffers),
     mark: u32,
 ) {
     let Current::At(at) = row.states().current else { return };
-    let cached_len = row.sequence.cached_len;
+    let Sequence { cached_len, planned_len, last_item, .. } = *row.sequence;
     let place = &mut row.states_mut().places[usize::from(at)];
     match place.owner {
         StateOwner::Cell(cell) => prefixes.cells_mut().keep_age(cell),
-        _ if place.len > cached_len => (place.mark, place.is_junction) = (mark, true),
+        _ if planned_len > cached_len => {
+            (place.mark, place.is_junction) = (mark, true);
+            if steps.item(last_item).state == StateUse::default() {
+                steps.set_state(last_item, StateUse { reads: at + 1, writes: at + 1 });
+            }
+        }
         _ => {
+            place.len = planned_len;
             let before = row.outstanding();
             buffers.pool_pages.clear();
             let kept = keep_state(row, pages, prefixes, fence, (at, mark, true), &mut buffers.pool_pages);
@@ -140,16 +147,18 @@ pub(crate) fn undo_state(row: &mut RowMut<'_>, item: &StepItem, may_have_run: bo
     row.resend_state();
     let StepItem { state, .. } = *item;
     let planned_len = row.sequence.planned_len;
-    let at = state.writes - 1;
     if state.reads == state.writes {
         let states = row.states_mut();
-        let place = &mut states.places[usize::from(at)];
-        (place.len, place.mark, place.is_junction) = (planned_len, 0, false);
+        if let Some(at) = state.writes.checked_sub(1) {
+            let place = &mut states.places[usize::from(at)];
+            (place.mark, place.is_junction) = (0, false);
+        }
         if may_have_run {
             (states.current, states.lost_at) = (Current::Lost, planned_len);
         }
         return;
     }
+    let at = state.writes - 1;
     freed.extend_from_slice(row.state_pages(at));
     row.leave_state(at);
     // A rollback may have removed tokens before the item.

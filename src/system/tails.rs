@@ -42,7 +42,7 @@ pub(crate) fn keep_tails(
                 freed.extend(own);
                 prefixes.acquire_cell(cell, fence);
                 row.name_cell(&held, place, cell, prefixes.cells().pages(cell));
-                row.sequence.dirty_from = row.sequence.dirty_from.min(place);
+                row.sequence.dirty_from.lower(place);
             } else {
                 let cell = prefixes.create_cell(scope, held.group, entry, own);
                 kept.extend_from_slice(prefixes.cells().pages(cell));

@@ -80,7 +80,7 @@ impl World {
             ensure(listed, "H5: with groups, a sequence that waits lists no page")?;
             let published = self.sequences.prefix_pages(s) * page_size;
             ensure(published <= s.cached_len.min(s.token_len), "S2: published pages are computed")?;
-            ensure(s.dirty_from <= s.page_len, "S4: dirty_from lies within the pages")?;
+            ensure(s.dirty_from.page() <= s.page_len, "S4: dirty_from lies within the pages")?;
             ensure(s.inherited <= s.published, "S4: inherited pages are published")?;
             match &s.lock {
                 Some(lock) => {
@@ -160,12 +160,15 @@ impl World {
                 Current::Fresh => s.planned_len == 0 || self.sequences.pending(s) > 0,
                 Current::At(at) => {
                     let place = states.places[usize::from(at)];
-                    place.owner != StateOwner::Nobody && place.len == s.planned_len
+                    place.owner == StateOwner::Row || place.owner != StateOwner::Nobody && place.len == s.planned_len
                 }
                 Current::Lost => true,
             };
             if !is_current {
                 return Err("S10: the current state is behind the last planned token");
+            }
+            if s.dirty_from.is_steady() && !self.sequences.can_be_steady(s) {
+                return Err("S10: a steady row updates its state in place");
             }
             let open: Vec<_> = self.steps.open_items(s.last_item).collect();
             let owned = self.sequences.state_places(s).filter(|(_, place)| place.owner == StateOwner::Row).count();
@@ -173,9 +176,16 @@ impl World {
             if owned > 1 + others.min(if states.careful_until > 0 { 2 } else { 1 }) {
                 return Err("S11: a row owns one state, and more only while open items read others");
             }
-            let writes = |item: &StepItem| states.places[usize::from(item.state.writes) - 1].owner;
-            if open.iter().any(|item| writes(item) != StateOwner::Row) {
-                return Err("G7: an open item writes a state of its row");
+            let mut current = match states.current {
+                Current::At(at) => Some(at),
+                _ => None,
+            };
+            for StepItem { state, .. } in open {
+                let written = state.writes.checked_sub(1).or(current);
+                if written.is_some_and(|at| states.places[usize::from(at)].owner != StateOwner::Row) {
+                    return Err("G7: an open item writes a state of its row");
+                }
+                current = if state.reads == state.writes { written } else { state.reads.checked_sub(1) };
             }
             let limits = self.sequences.limits();
             let (group, lock) = (limits.state().expect("there are states").group, s.lock.as_ref().expect("it runs"));

@@ -14,7 +14,7 @@ use kvarena::testkit::late::LateOptions;
 use kvarena::testkit::posted::PostedOptions;
 use kvarena::{
     Capacity, ConfigError, CpuOptions, Engine, EngineConfig, EngineError, Error, Extend, Keep, KvDtype, KvShape,
-    Namespace, Null, PoolConfig, StepScratch, TokenId,
+    Namespace, Null, PoolConfig, SeqKey, StepId, StepScratch, TokenId,
 };
 
 #[test]
@@ -198,4 +198,72 @@ fn failures_at_short_intervals_do_not_stop_a_sequence() {
             }
         }
     }
+}
+
+/// Plans the next tokens of a sequence, 8 at most; appends one if all are planned.
+fn plan_next(engine: &mut Engine<Null>, seq: SeqKey) -> StepId {
+    if engine.planned_len(seq) == engine.token_count(seq) {
+        engine.append(seq, &[TokenId::new(7)]).expect("there is room");
+    }
+    let len = engine.next_len(seq, 8).expect("it is live");
+    let mut scratch = StepScratch::new();
+    let plan = engine.plan_batch(&mut scratch, &[Extend { seq, len }]);
+    plan.expect("there is room").step()
+}
+
+fn compute_next(engine: &mut Engine<Null>, seq: SeqKey) {
+    let step = plan_next(engine, seq);
+    engine.commit(step).expect("it is open");
+    engine.complete(step).expect("it is committed");
+    engine.verify().expect("all invariants hold");
+}
+
+/// Returns an engine with a pool of pages of 16 tokens, and a sequence of `len` tokens.
+fn begin(len: u32) -> (Engine<Null>, SeqKey) {
+    let config = PoolConfig { page_size: 16, ..pool(1, 3, KvShape::heads(1, 128), &[(1, 2048)]) };
+    let mut engine = Engine::new(config, Null).expect("a valid config");
+    let text: Vec<_> = (0..len).map(TokenId::new).collect();
+    let seq = engine.admit(Namespace::default(), &text, 0).expect("there is room");
+    (engine, seq)
+}
+
+/// A row that decodes updates its state in place, and its plans do not look at it. A mark behind the last of them makes
+/// the next plan keep that state, so an abort of this plan loses nothing.
+#[test]
+fn a_state_marked_after_its_plan_outlives_an_abort_of_the_next() {
+    let (mut engine, seq) = begin(13);
+    while engine.planned_len(seq) != Ok(31) {
+        compute_next(&mut engine, seq);
+    }
+    let first = plan_next(&mut engine, seq);
+    engine.mark(seq, 32).expect("it is the end of the planned tokens");
+    let next = plan_next(&mut engine, seq);
+    engine.abort(next).expect("it is open");
+    engine.verify().expect("all invariants hold");
+    assert_eq!(engine.is_state_lost(seq), Ok(false));
+    engine.commit(first).expect("it is open");
+    engine.complete(first).expect("it is committed");
+    assert_eq!(engine.stats().kept_states, 1);
+    compute_next(&mut engine, seq);
+}
+
+/// A careful row that finds no page updates its state in place, and is careful again once there are pages.
+#[test]
+fn a_careful_row_stays_careful_while_no_page_is_left() {
+    let (mut engine, seq) = begin(100);
+    (0..6).for_each(|_| compute_next(&mut engine, seq));
+    let lost = plan_next(&mut engine, seq);
+    engine.abort(lost).expect("it is open");
+    assert_eq!(engine.is_state_lost(seq), Ok(true));
+    engine.preempt(seq, Keep::Publish).expect("it runs");
+    engine.resume(seq, 0).expect("there is room");
+    compute_next(&mut engine, seq);
+    let other =
+        (1..200).rev().find_map(|pages| engine.admit(Namespace::default(), &[TokenId::new(9)], pages * 16).ok());
+    compute_next(&mut engine, seq);
+    engine.finish(other.expect("pages are left")).expect("it is live");
+    let step = plan_next(&mut engine, seq);
+    engine.abort(step).expect("it is open");
+    assert_eq!(engine.is_state_lost(seq), Ok(false));
+    engine.verify().expect("all invariants hold");
 }

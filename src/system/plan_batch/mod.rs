@@ -46,6 +46,8 @@ struct Needs {
     promised: u64,
     leaves: u32,
     table_writes: usize,
+    /// Whether a row's state is not steady.
+    states: bool,
 }
 
 /// Implements the [`Engine`](crate::Engine)'s `plan_batch`, `plan_drafts` and `plan_padded` (with a `size`). The plan
@@ -70,7 +72,7 @@ pub(crate) fn plan_batch<'step>(
         1 => check::<true>(shape, sequences, steps, items, plan),
         _ => check::<false>(shape, sequences, steps, items, plan),
     }?;
-    let optional = if sequences.has_states() { states::check(sequences, items, &mut needs)? } else { 0 };
+    let optional = if needs.states { states::check(sequences, items, &mut needs)? } else { 0 };
     check_drafts(sequences, items, drafts)?;
     let own = PlanSize { rows: items.len(), tokens: needs.tokens };
     let size = size.unwrap_or(own);
@@ -82,7 +84,7 @@ pub(crate) fn plan_batch<'step>(
     check_step_tokens(shape, size.tokens)?;
     let budget = PageBudget::new(pages, prefixes, sequences, fence);
     budget.check(needs.pages, needs.promised)?;
-    if sequences.has_states() {
+    if needs.states {
         let spare = budget.spare(needs.pages, needs.promised) / u64::from(shape.table.state_pages);
         let granted = spare.min(optional.into()) as u32;
         world.counters.given_up_marks += u64::from(states::grant(sequences, items, granted, &mut needs));
@@ -141,6 +143,7 @@ fn check<const ONE: bool>(
             row.prefetch_next_page();
             (1, row.lacking_one::<ONE>())
         } else {
+            needs.states |= !row.sequence.dirty_from.is_steady();
             let new_pages = row.sequence.pages_lacking(len, page_size);
             (new_pages, row.lacking(row.sequence.page_len + new_pages))
         };

@@ -1,4 +1,4 @@
-//! The states of a plan's rows: which pages their layers read and write.
+//! The states of a plan's rows that are not steady: which pages their layers read and write.
 
 use crate::error::Error;
 use crate::id::{PageId, StepId};
@@ -18,6 +18,9 @@ pub(super) fn check(sequences: &mut SequenceTable, items: &[Extend], needs: &mut
     let mut optional = 0;
     for &Extend { seq, len } in items {
         let mut row = sequences.row_mut(seq)?;
+        if row.sequence.dirty_from.is_steady() {
+            continue;
+        }
         let pages = u64::from(row.limits().state_pages());
         let end = row.sequence.planned_len + len;
         match row.next_mark() {
@@ -45,6 +48,9 @@ pub(super) fn grant(sequences: &mut SequenceTable, items: &[Extend], mut granted
     let mut given_up = 0;
     for item in items {
         let mut row = sequences.row_mut(item.seq).expect("checked");
+        if row.sequence.dirty_from.is_steady() {
+            continue;
+        }
         if row.begin_state() == Some(StateNeed::Optional) {
             if granted > 0 {
                 granted -= 1;
@@ -70,7 +76,9 @@ pub(super) fn write(
 ) {
     for (number, item) in steps.items_of(step).zip(items) {
         let mut row = sequences.row_mut(item.seq).expect("checked");
-        let used = row.plan_state(new_pages, &mut write);
-        steps.set_state(number, used);
+        if !row.sequence.dirty_from.is_steady() {
+            let used = row.plan_state(item.len, new_pages, &mut write);
+            steps.set_state(number, used);
+        }
     }
 }

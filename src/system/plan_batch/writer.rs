@@ -67,7 +67,7 @@ pub(super) fn fill<'step, T: SlotNumber>(
         let Some(item) = rest.split_off_first() else { break };
         out.extend(sequences, steps, item);
     }
-    if sequences.has_states() {
+    if needs.states {
         let PlanWriter { new_pages, writes, .. } = &mut out;
         let mut write = |word| *writes.next().expect("counted") = word;
         states::write(sequences, steps, (step, items), new_pages, &mut write);
@@ -93,8 +93,9 @@ pub(super) fn fill<'step, T: SlotNumber>(
     }
 }
 
-fn record(sequence: &mut Sequence, item: Extend, step: StepId, steps: &mut StepLog) {
-    let Sequence { preemption_epoch, planned_len: start, dirty_from, last_item: previous, .. } = *sequence;
+/// Records an item of a sequence whose pages before `dirty_from` are sent.
+fn record(sequence: &mut Sequence, item: Extend, dirty_from: u32, step: StepId, steps: &mut StepLog) {
+    let Sequence { preemption_epoch, planned_len: start, last_item: previous, .. } = *sequence;
     let end = start + item.len;
     sequence.last_step = step;
     sequence.planned_len = end;
@@ -143,7 +144,8 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
     fn extend(&mut self, sequences: &mut SequenceTable, steps: &mut StepLog, item: &Extend) {
         let len = item.len as usize;
         let mut row = sequences.row_mut(item.seq).expect("checked");
-        record(row.sequence, *item, self.step, steps);
+        let dirty_from = row.sequence.dirty_from.page();
+        record(row.sequence, *item, dirty_from, self.step, steps);
         let Sequence { row: id, planned_len: end, token_len, page_len, .. } = *row.sequence;
         let start = end - item.len;
         self.rows[0] = BatchRow { row: id, qo_start: self.qo_start, extend_len: item.len, kv_len: end };
@@ -167,7 +169,7 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
     }
 
     /// Writes the decode rows at the start of `items`, and returns their number. A decode row computes one token and
-    /// has no unsent pages, so it needs at most one new page in each track. Most rows decode; this loop writes them in
+    /// has no unsent pages and no state to decide, so it needs at most one new page in each track. Most rows decode; this loop writes them in
     /// a third of the instructions of [`PlanWriter::extend`]. `TRACKS` is the number of tracks if it is 1 or 2, else 0:
     /// the forms for 1 and for 2 tracks save 13 % and 11 % of a plan's instructions at page_size 16.
     fn decode<const TRACKS: usize>(
@@ -191,7 +193,8 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
                 break;
             }
             let room = row.sequence.room(page_size);
-            record(row.sequence, item, self.step, steps);
+            let sent = row.sequence.page_len;
+            record(row.sequence, item, sent, self.step, steps);
             // The slots of further tracks are indexed directly. Chunks of a slice would cost a division for each row.
             let mut at = self.qo_start as usize + count;
             let (page, offset) = if room > 0 {

@@ -19,7 +19,7 @@ use cases::pages::AllocFree;
 use cases::tree::TreeCase;
 
 const SEQUENCES: usize = 1000;
-const CASES: [&str; 32] = [
+const CASES: [&str; 34] = [
     "hit",
     "hit_floor",
     "miss",
@@ -35,6 +35,7 @@ const CASES: [&str; 32] = [
     "plan_2_tracks",
     "plan_4_tracks",
     "plan_state",
+    "plan_marks",
     "step",
     "step_state",
     "admission",
@@ -89,16 +90,22 @@ fn run(case: &str, page_size: u32, calls: usize) {
                 left -= round;
             }
         }
-        "plan" | "plan_2_tracks" | "plan_4_tracks" | "plan_state" => {
+        "plan" | "plan_2_tracks" | "plan_4_tracks" | "plan_state" | "plan_marks" => {
             let tracks = case.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(1);
             let mut decode = match case {
                 "plan_state" => Decode::with_state(page_size, 256, 1024),
+                "plan_marks" => Decode::with_states(page_size, 256, 256, 69),
                 _ => Decode::with_tracks(page_size, 256, 1024, tracks),
             };
             for _ in 0..calls {
                 decode.prepare();
                 let mut step = None;
-                measured(1, &mut || step = Some(decode.plan()));
+                measured(1, &mut || {
+                    if case == "plan_marks" {
+                        decode.mark();
+                    }
+                    step = Some(decode.plan());
+                });
                 decode.rest(step.expect("the step is planned"));
             }
         }

@@ -119,6 +119,28 @@ fn plan_256(bencher: Bencher<'_, '_>, (page_size, kv_len): (u32, u32)) {
     bencher.with_inputs(finish_last).bench_local_values(|()| open.set(Some(decode.borrow_mut().plan())));
 }
 
+/// [`plan_256`] for states of 69 pages (Kimi K3), without marks or with one behind each token. A mark sends 138 words:
+/// the pages that the next plan writes, and those that it reads.
+#[divan::bench(args = [false, true], sample_count = 20, sample_size = 1)]
+fn plan_256_states(bencher: Bencher<'_, '_>, is_marked: bool) {
+    let decode = RefCell::new(Decode::with_states(1, 256, 256, 69));
+    let open = Cell::new(None);
+    let finish_last = || {
+        let mut decode = decode.borrow_mut();
+        if let Some(step) = open.take() {
+            decode.rest(step);
+        }
+        decode.prepare();
+    };
+    bencher.with_inputs(finish_last).bench_local_values(|()| {
+        let mut decode = decode.borrow_mut();
+        if is_marked {
+            decode.mark();
+        }
+        open.set(Some(decode.plan()));
+    });
+}
+
 /// Plans, commits and completes a step of `batch` sequences, and appends the next token of each.
 #[divan::bench(consts = [1, 16], args = [1, 256], sample_size = 1)]
 fn step<const PAGE_SIZE: u32>(bencher: Bencher<'_, '_>, batch: u32) {

@@ -36,9 +36,25 @@ impl Decode {
 
     /// Creates the case for a model with a layer that reads all tokens, and one that keeps a state in a page.
     pub fn with_state(page_size: u32, batch: u32, kv_len: u32) -> Self {
-        let part = StatePart { heads: 1, head_bytes: 512 };
-        let groups = Groups::new(&[Reach::All, Reach::State], &[0, 1]).and_then(|groups| groups.with_state(1, &[part]));
-        Self::with_groups(page_size, batch, kv_len, (groups.expect("two groups"), 2))
+        Self::with_states(page_size, batch, kv_len, 1)
+    }
+
+    /// Creates the case for a model with a layer that reads all tokens, and layers that keep states of `pages` pages.
+    pub fn with_states(page_size: u32, batch: u32, kv_len: u32, pages: u32) -> Self {
+        let layers: Vec<u8> = (0..=pages).map(|layer| u8::from(layer > 0)).collect();
+        let pool = PoolConfig { page_size, ..PoolConfig::default() };
+        let head_bytes = pool.layout().expect("a valid pool").page_bytes() as u32;
+        let groups = Groups::new(&[Reach::All, Reach::State], &layers);
+        let groups = groups.and_then(|groups| groups.with_state(1, &[StatePart { heads: 1, head_bytes }]));
+        Self::with_groups(page_size, batch, kv_len, (groups.expect("two groups"), pages + 1))
+    }
+
+    /// Marks the end of each sequence's tokens with K and V, so that the next plan keeps the states behind them.
+    pub fn mark(&mut self) {
+        for &Extend { seq, .. } in &self.items {
+            let len = self.engine.cached_len(seq).expect("it is live");
+            self.engine.mark(seq, len).expect("it is the end of the planned tokens");
+        }
     }
 
     fn with_groups(page_size: u32, batch: u32, kv_len: u32, (groups, layers): (Groups, u32)) -> Self {
@@ -63,9 +79,10 @@ impl Decode {
         for s in 0..batch {
             let prompt: Vec<TokenId> = (0..self.kv_len).map(|i| TokenId::new(s * self.kv_len + i)).collect();
             let seq = self.engine.admit(NAMESPACE, &prompt, 0).expect("there is room");
+            let most = self.engine.shape().max_step_tokens;
             // With a state, items end at marks.
             while self.engine.planned_len(seq).expect("the sequence is admitted") < self.kv_len {
-                let len = self.engine.next_len(seq, self.kv_len).expect("it has tokens");
+                let len = self.engine.next_len(seq, most).expect("it has tokens");
                 let plan = self.engine.plan_batch(&mut self.scratch, &[Extend { seq, len }]);
                 let step = plan.expect("there is room").step();
                 self.finish_step(step);

@@ -238,14 +238,17 @@ impl PageTable {
         }
     }
 
-    /// Writes the pages of a state that a row reads (`part` 0) or writes (1), and passes the words to `write`. `None`
-    /// is the state of zeros, in page 0.
-    pub fn write_state(&mut self, row: RowId, part: u32, pages: Option<&[PageId]>, write: &mut impl FnMut(TableWrite)) {
+    /// Writes the pages of a state that a row reads (`part` 0) or writes (1), also as words for the backends. `None` is
+    /// the state of zeros, in page 0.
+    pub fn write_state(&mut self, row: RowId, part: u32, pages: Option<&[PageId]>, writes: &mut [TableWrite]) {
         let first = self.shape.state_word(row, part);
-        for at in 0..self.shape.state_pages {
-            let (index, value) = (first + at, pages.map_or(0, |pages| pages[at as usize].raw()));
-            self.words[index as usize] = value;
-            write(TableWrite { index, value });
+        let words = &mut self.words[first as usize..][..self.shape.state_pages as usize];
+        match pages {
+            Some(pages) => words.copy_from_slice(bytemuck::cast_slice(pages)),
+            None => words.fill(0),
+        }
+        for (at, (&mut value, write)) in words.iter_mut().zip(writes).enumerate() {
+            *write = TableWrite { index: first + at as u32, value };
         }
     }
 

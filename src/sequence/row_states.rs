@@ -139,8 +139,8 @@ impl RowMut<'_> {
     }
 
     /// Performs the decided use for an item of `len` tokens that ends at the planned tokens. Takes the pages of a new
-    /// state from `pages`, and passes the changed words to `write`. Returns the use. The row may be steady then.
-    pub fn plan_state(&mut self, len: u32, pages: &mut &[PageId], mut write: impl FnMut(TableWrite)) -> StateUse {
+    /// state from `pages`, and writes the changed words to `writes`. Returns the use. The row may be steady then.
+    pub fn plan_state(&mut self, len: u32, pages: &mut &[PageId], writes: &mut &mut [TableWrite]) -> StateUse {
         let used = self.states().next;
         let at = used.writes - 1;
         let (mark, is_junction) = self.mark_at(self.sequence.planned_len);
@@ -165,7 +165,8 @@ impl RowMut<'_> {
         for (part, (before, now)) in (0..).zip(sent.into_iter().zip(used.parts())) {
             if before != now {
                 let ids = now.checked_sub(1).map(|place| stores.states.pages_of(row.index(), place));
-                stores.pages.write_state(row, part, ids, &mut write);
+                let own = writes.split_off_mut(..range.len()).expect("counted");
+                stores.pages.write_state(row, part, ids, own);
             }
         }
         let is_steady = stores.can_be_steady(sequence);

@@ -5,7 +5,8 @@
 
 FOLDER is for the store; on a tmpfs its disk takes no part. The first table has the time to the first token of a prompt
 of TOKENS tokens, in ms: computed, cached on the device, and read from the store after a restart (medians of ROUNDS
-prompts). The second has the mean step of STREAMS streams without a cache behind the pool, with swap memory, and with
+prompts). The second has it for two servers on one device that share the store: one computes the prompt with `--role
+prefill`, the other one generates. The third has the mean step of STREAMS streams without a cache behind the pool, with swap memory, and with
 swap memory and the store, which gets all new K and V meanwhile. Needs only Python's standard library.
 """
 
@@ -16,6 +17,7 @@ import statistics
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "openai"))
 from server import Server  # noqa: E402
@@ -60,6 +62,31 @@ def first_tokens(program, options, store, tokens):
     print(server.report, end="")
 
 
+def apart(program, options, store, tokens):
+    """Prints the time from the last step of a prompt on one server to the first token on another one: the time of the
+    whole less that of computing the prompt, if the second is asked when the first has answered, and if both are asked
+    at once."""
+    halves = [*options, "--pages", str(3 * tokens // 16), *store]
+    with Server(program, *halves, "--role", "prefill") as first, Server(program, *halves, "--cache-wait", "10") as second:
+        for server in (first, second):
+            complete(server, prompts_of(4, 1, tokens), 1)
+        warm, *prompts = prompts_of(5, 1 + ROUNDS, tokens)
+        apart_once(first, second, warm)
+        times = [apart_once(first, second, prompt) for prompt in prompts]
+        print("prefill, answered ", ms(prefill for prefill, _ in times))
+        print("decode, asked then", ms(decode for _, decode in times))
+        warm, *prompts = prompts_of(6, 1 + ROUNDS, tokens)
+        with ThreadPoolExecutor(2) as threads:
+            both = [[*threads.map(lambda server: complete(server, [prompt], 1), (first, second))] for prompt in (warm, *prompts)]
+        print("prefill, at once  ", ms(prefill for prefill, _ in both[1:]))
+        print("decode, at once   ", ms(decode for _, decode in both[1:]))
+    print(second.report, end="")
+
+
+def apart_once(first, second, prompt):
+    return complete(first, [prompt], 1), complete(second, [prompt], 1)
+
+
 def steps(program, options, forms):
     for turn in range(2):
         for name, more in forms.items():
@@ -81,6 +108,8 @@ def main(program, folder, tokens, *options):
     store = [*swap, "--cache-dir", os.path.join(folder, "records"), "--flush-seconds", "120"]
     print(f"first token of {tokens} tokens, ms")
     first_tokens(program, options, store, int(tokens))
+    print("prefill and decode apart, ms")
+    apart(program, options, store, int(tokens))
     print(f"steps of {STREAMS} streams")
     steps(program, options, {"pool alone": [], "swap memory": swap, "swap and store": store})
 

@@ -65,19 +65,19 @@ pub(super) fn grant(sequences: &mut SequenceTable, items: &[Extend], mut granted
     given_up
 }
 
-/// Takes the pages of the states of a step's items, whose other tables are written, and passes the changed words to
-/// `write`.
+/// Takes the pages of the states of a step's items, whose other tables are written, and writes the changed words to
+/// `writes`.
 pub(super) fn write(
     sequences: &mut SequenceTable,
     steps: &mut StepLog,
     (step, items): (StepId, &[Extend]),
     new_pages: &mut &[PageId],
-    mut write: impl FnMut(TableWrite),
+    writes: &mut &mut [TableWrite],
 ) {
     for (number, item) in steps.items_of(step).zip(items) {
         let mut row = sequences.row_mut(item.seq).expect("checked");
         if !row.sequence.dirty_from.is_steady() {
-            let used = row.plan_state(item.len, new_pages, &mut write);
+            let used = row.plan_state(item.len, new_pages, writes);
             steps.set_state(number, used);
         }
     }

@@ -68,9 +68,9 @@ pub(super) fn fill<'step, T: SlotNumber>(
         out.extend(sequences, steps, item);
     }
     if needs.states {
-        let PlanWriter { new_pages, writes, .. } = &mut out;
-        let mut write = |word| *writes.next().expect("counted") = word;
-        states::write(sequences, steps, (step, items), new_pages, &mut write);
+        let mut writes = std::mem::take(&mut out.writes).into_slice();
+        states::write(sequences, steps, (step, items), &mut out.new_pages, &mut writes);
+        out.writes = writes.iter_mut();
     }
     assert!(out.writes.len() == 0, "the rows write all counted table words");
     assert!(out.new_pages.is_empty(), "the rows take all counted pages");

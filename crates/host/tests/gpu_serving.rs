@@ -18,7 +18,7 @@ use kvarena::{Backend, Capacity, CpuOptions, Engine, EngineConfig, KvDtype, Page
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::products::Choice;
-use kvarena_host::gpu::ranks::{RanksRunner, WeightSource};
+use kvarena_host::gpu::ranks::{Ranks, RanksRunner, WeightSource};
 use kvarena_host::gpu::runner::{GpuOptions, GpuRunner};
 use kvarena_host::gpu::weights::Share;
 use kvarena_host::model::Model;
@@ -28,6 +28,7 @@ use kvarena_host::runner::Runner;
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server, Sink};
 use kvarena_host::stream::Stream;
+use kvarena_tiers::tier::RankMemory;
 use serde_json::json;
 
 const POLICY: Policy =
@@ -201,15 +202,16 @@ fn a_lease_over_ranks_has_the_part_of_each_rank() {
         yield_now();
     }
     let [first, second] = [0, 1].map(SwapPageId::new);
-    for (part, lease) in (1..).zip(&mut ranks.lease_mut(first)) {
-        lease.as_mut().fill(part);
-    }
+    assert_eq!(ranks.ranks(), 2);
+    let mut lease = ranks.lease_mut(first);
+    (0..2).for_each(|rank| Ranks::part_mut(&mut lease, rank).fill(1 + rank as u8));
+    drop(lease);
     let (device, [load, save]) = (PageId::new(3), [1, 2].map(MoveId::new));
     ranks.load_pages(load, &[PageMove { device, swap: first }]).expect("the pages exist");
     ranks.save_pages(save, &[PageMove { device, swap: second }]).expect("the pages exist");
     while ranks.moved().expect("nothing failed").saved < save {
         yield_now();
     }
-    let parts: Vec<Vec<u8>> = ranks.lease(second).iter().map(|lease| lease.as_ref().to_vec()).collect();
-    assert_eq!(parts, [vec![1; bytes], vec![2; bytes]]);
+    let lease = ranks.lease(second);
+    assert_eq!([0, 1].map(|rank| Ranks::part(&lease, rank).to_vec()), [vec![1; bytes], vec![2; bytes]]);
 }

@@ -27,6 +27,7 @@ use kvarena::id::{MoveId, SwapPageId};
 use kvarena::layout::{PoolLayout, TableShape};
 use kvarena::plan::{Compaction, OwnedPlan, PageCopy, PageMove, PlanSize, StepEnd};
 use kvarena::{Attend, Backend, BatchPlan, Extend, LayerId};
+use kvarena_tiers::tier::RankMemory;
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult};
@@ -206,19 +207,35 @@ impl Backend for Ranks {
     }
 }
 
-impl SwapMemory for Ranks {
-    /// A lease for each rank, in order: a swap page has a part on each rank.
-    type Read = Vec<CudaRead>;
-    type Write = Vec<CudaWrite>;
+/// A lease of each rank, in order: a swap page has a part on each rank.
+pub struct RankLeases<T>(Vec<T>);
 
-    fn lease(&mut self, page: SwapPageId) -> Vec<CudaRead> {
+impl SwapMemory for Ranks {
+    type Read = RankLeases<CudaRead>;
+    type Write = RankLeases<CudaWrite>;
+
+    fn lease(&mut self, page: SwapPageId) -> RankLeases<CudaRead> {
         let others = or_end(0, || self.others.request(move |rank| Ok(rank.pool()?.lease(page))));
-        iter::once(self.own.lease(page)).chain(others).collect()
+        RankLeases(iter::once(self.own.lease(page)).chain(others).collect())
     }
 
-    fn lease_mut(&mut self, page: SwapPageId) -> Vec<CudaWrite> {
+    fn lease_mut(&mut self, page: SwapPageId) -> RankLeases<CudaWrite> {
         let others = or_end(0, || self.others.request(move |rank| Ok(rank.pool()?.lease_mut(page))));
-        iter::once(self.own.lease_mut(page)).chain(others).collect()
+        RankLeases(iter::once(self.own.lease_mut(page)).chain(others).collect())
+    }
+}
+
+impl RankMemory for Ranks {
+    fn ranks(&self) -> usize {
+        1 + self.others.progress.len()
+    }
+
+    fn part(lease: &RankLeases<CudaRead>, rank: usize) -> &[u8] {
+        lease.0[rank].as_ref()
+    }
+
+    fn part_mut(lease: &mut RankLeases<CudaWrite>, rank: usize) -> &mut [u8] {
+        lease.0[rank].as_mut()
     }
 }
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvarena::Engine;
-use kvarena::backend::SwapMemory;
 use kvarena::id::{Namespace, SwapPageId, TokenId};
 use kvarena::moves::{FetchId, Lookup};
 
 use super::Tier;
 use super::jobs::{Ask, Get, Job, Key};
+use super::ranks::RankMemory;
 use super::repeat::Repeat;
 use crate::name::Name;
 
@@ -47,7 +47,7 @@ pub(super) struct Fetching {
 
 impl<B> Tier<B>
 where
-    B: SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>>,
+    B: RankMemory,
 {
     /// Begins the fetch of a request whose question has an answer, or ends its wait.
     pub(super) fn advance(&mut self, engine: &mut Engine<B>, serial: u64, ready: &mut Vec<(u64, u32)>) {

@@ -1,6 +1,6 @@
-//! Tests ranks that fail or panic, pages that one rank cannot move, and stores of all ranks' pages. The stand-ins for the driver and cublasLt fail
-//! on request. A run with a failing rank must print the reason and exit with the code of the error. The caller of these
-//! tests ends a run that hangs (`fake_cublaslt/run.sh`).
+//! Tests ranks that fail or panic, pages that one rank cannot move, and stores of all ranks' pages. The stand-ins for
+//! the driver and cublasLt fail on request. A run with a failing rank must print the reason and exit with the code of
+//! the error. The caller of these tests ends a run that hangs (`fake_cublaslt/run.sh`).
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -103,7 +103,7 @@ fn a_page_that_one_rank_cannot_save_is_saved_on_none() {
     }
 }
 
-/// A restart hits what both ranks have stored. If the parts of one rank are gone, nothing is hit, and they are put again.
+/// A restart hits what both ranks have stored. If one rank's parts are gone, nothing is hit, and they are put again.
 #[test]
 fn two_ranks_hit_after_a_restart_only_what_both_have_stored() {
     if !has_stand_in() {

@@ -203,15 +203,23 @@ fn a_lease_over_ranks_has_the_part_of_each_rank() {
     }
     let [first, second] = [0, 1].map(SwapPageId::new);
     assert_eq!(ranks.ranks(), 2);
-    let mut lease = ranks.lease_mut(first);
-    (0..2).for_each(|rank| Ranks::part_mut(&mut lease, rank).fill(1 + rank as u8));
-    drop(lease);
+    for (page, mut lease) in (0..).zip(ranks.lease_all_mut(&[first, second])) {
+        (0..2).for_each(|rank| Ranks::part_mut(&mut lease, rank).fill(10 * page + 1 + rank as u8));
+    }
+    let parts = |ranks: &mut Ranks, page| {
+        let lease = ranks.lease(page);
+        [0, 1].map(|rank| Ranks::part(&lease, rank).to_vec())
+    };
+    let filled = |values: [u8; 2]| values.map(|value| vec![value; bytes]);
+    assert_eq!([first, second].map(|page| parts(ranks, page)), [[1, 2], [11, 12]].map(filled));
+    let leases = ranks.lease_all(&[second, first]);
+    assert_eq!([0, 1].map(|at| Ranks::part(&leases[at], 1)[0]), [12, 2]);
+    drop(leases);
     let (device, [load, save]) = (PageId::new(3), [1, 2].map(MoveId::new));
     ranks.load_pages(load, &[PageMove { device, swap: first }]).expect("the pages exist");
     ranks.save_pages(save, &[PageMove { device, swap: second }]).expect("the pages exist");
     while ranks.moved().expect("nothing failed").saved < save {
         yield_now();
     }
-    let lease = ranks.lease(second);
-    assert_eq!([0, 1].map(|rank| Ranks::part(&lease, rank).to_vec()), [vec![1; bytes], vec![2; bytes]]);
+    assert_eq!(parts(ranks, second), filled([1, 2]));
 }

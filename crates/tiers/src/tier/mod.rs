@@ -400,22 +400,26 @@ where
         let mut puts = Vec::new();
         engine.puts(room, |put| puts.push((put.id, key_of(&put, self.shared.space(put.names)), put.pages.to_vec())))?;
         let count = puts.len();
+        if count == 0 {
+            return Ok(0);
+        }
+        let all: Vec<_> = puts.iter().flat_map(|(_, _, pages)| pages).copied().collect();
+        let mut leases = engine.backend_mut().lease_all(&all).into_iter();
         for (id, key, pages) in puts {
+            let pages: Vec<_> = leases.by_ref().take(pages.len()).collect();
             if self.forgotten.contains(&key.space) {
+                drop(pages);
                 // The engine shall not pass the record again.
                 engine.put_done(id, true);
                 self.has_put = true;
                 continue;
             }
-            let pages = pages.into_iter().map(|page| engine.backend_mut().lease(page)).collect();
             let is_forced = self.negative.contains_key(&self.shared.name(&key));
             let forgets = self.shared.forgets(key.space);
             self.shared.lanes[store].push(Job::Put(jobs::Put { id, key, pages, is_forced, is_stored: false, forgets }));
             self.open_puts += 1;
         }
-        if count > 0 {
-            self.looks = 0;
-        }
+        self.looks = 0;
         Ok(count)
     }
 

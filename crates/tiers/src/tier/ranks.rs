@@ -4,6 +4,7 @@
 //! Finds ask stores for the part of rank 0 alone, so it is put last. A reader accepts a record only with all its parts.
 
 use kvarena::backend::SwapMemory;
+use kvarena::id::SwapPageId;
 
 /// Swap memory whose leases contain the bytes of every rank. All ranks have the engine's layout of pages.
 ///
@@ -11,6 +12,17 @@ use kvarena::backend::SwapMemory;
 pub trait RankMemory: SwapMemory {
     /// Returns the number of ranks.
     fn ranks(&self) -> usize;
+
+    /// Leases swap pages to a reader, as [`SwapMemory::lease`] does. A backend whose ranks have threads waits for them
+    /// once.
+    fn lease_all(&mut self, pages: &[SwapPageId]) -> Vec<Self::Read> {
+        pages.iter().map(|&page| self.lease(page)).collect()
+    }
+
+    /// Leases swap pages to a writer, as [`SwapMemory::lease_mut`] does.
+    fn lease_all_mut(&mut self, pages: &[SwapPageId]) -> Vec<Self::Write> {
+        pages.iter().map(|&page| self.lease_mut(page)).collect()
+    }
 
     /// Returns the bytes of a leased page on a rank.
     ///

@@ -126,7 +126,7 @@ where
     ///
     /// # Errors
     /// With `InvalidInput` if the engine hashes no pages, or by hashes of less than 32 bytes: collisions of shorter
-    /// ones can be made; or if the options have not a fingerprint for each rank. If a thread cannot be started.
+    /// ones can be made. Also if the options lack one fingerprint for each rank. If a thread cannot be started.
     pub fn new(options: TierOptions, engine: &Engine<B>) -> io::Result<Self> {
         let shape = engine.shape();
         if shape.hashing.is_none_or(|hashing| hashing.width() < 32) {

@@ -14,7 +14,8 @@
 //! If the pool has swap pages, each rank also needs the engine's saves and loads. They have a byte form only as
 //! [`Work`](crate::Work::to_bytes), from an [`Outbox`](crate::Outbox). `crates/host` implements one
 //! [`Backend`](crate::Backend) over all ranks, which forwards them. Its leases of
-//! [`SwapMemory`](crate::backend::SwapMemory) are lists: a swap page has a part on each rank.
+//! [`SwapMemory`](crate::backend::SwapMemory) are lists: a swap page has a part on each rank. `crates/tiers` stores
+//! each part as a record of its own.
 //!
 //! ```
 //! use std::sync::mpsc;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvarena::backend::SwapMemory;
 use kvarena::{Engine, Namespace, TokenId};
 use kvarena_tiers::miss::Miss;
-use kvarena_tiers::tier::{Find, StoreStats, Tier, WaitStats};
+use kvarena_tiers::tier::{Find, RankMemory, StoreStats, Tier, WaitStats};
 
 use crate::error::{Error, Result, with_cause};
 
@@ -97,7 +97,7 @@ impl<B: SwapMemory> TierStores<B> {
 
 impl<B> Stores<B> for TierStores<B>
 where
-    B: SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>>,
+    B: RankMemory,
     B::Error: 'static,
 {
     fn find(&mut self, id: u64, engine: &Engine<B>, namespace: Namespace, prompt: &[TokenId]) -> bool {

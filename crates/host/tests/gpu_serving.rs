@@ -18,7 +18,7 @@ use kvarena::{Backend, Capacity, CpuOptions, Engine, EngineConfig, KvDtype, Page
 use kvarena_host::cpu::CpuRunner;
 use kvarena_host::gpu::device::Device;
 use kvarena_host::gpu::products::Choice;
-use kvarena_host::gpu::ranks::{RanksRunner, WeightSource};
+use kvarena_host::gpu::ranks::{Ranks, RanksRunner, WeightSource};
 use kvarena_host::gpu::runner::{GpuOptions, GpuRunner};
 use kvarena_host::gpu::weights::Share;
 use kvarena_host::model::Model;
@@ -28,6 +28,7 @@ use kvarena_host::runner::Runner;
 use kvarena_host::sample::Sampling;
 use kvarena_host::server::{Policy, Server, Sink};
 use kvarena_host::stream::Stream;
+use kvarena_tiers::tier::RankMemory;
 use serde_json::json;
 
 const POLICY: Policy =
@@ -201,15 +202,24 @@ fn a_lease_over_ranks_has_the_part_of_each_rank() {
         yield_now();
     }
     let [first, second] = [0, 1].map(SwapPageId::new);
-    for (part, lease) in (1..).zip(&mut ranks.lease_mut(first)) {
-        lease.as_mut().fill(part);
+    assert_eq!(ranks.ranks(), 2);
+    for (page, mut lease) in (0..).zip(ranks.lease_all_mut(&[first, second])) {
+        (0..2).for_each(|rank| Ranks::part_mut(&mut lease, rank).fill(10 * page + 1 + rank as u8));
     }
+    let parts = |ranks: &mut Ranks, page| {
+        let lease = ranks.lease(page);
+        [0, 1].map(|rank| Ranks::part(&lease, rank).to_vec())
+    };
+    let filled = |values: [u8; 2]| values.map(|value| vec![value; bytes]);
+    assert_eq!([first, second].map(|page| parts(ranks, page)), [[1, 2], [11, 12]].map(filled));
+    let leases = ranks.lease_all(&[second, first]);
+    assert_eq!([0, 1].map(|at| Ranks::part(&leases[at], 1)[0]), [12, 2]);
+    drop(leases);
     let (device, [load, save]) = (PageId::new(3), [1, 2].map(MoveId::new));
     ranks.load_pages(load, &[PageMove { device, swap: first }]).expect("the pages exist");
     ranks.save_pages(save, &[PageMove { device, swap: second }]).expect("the pages exist");
     while ranks.moved().expect("nothing failed").saved < save {
         yield_now();
     }
-    let parts: Vec<Vec<u8>> = ranks.lease(second).iter().map(|lease| lease.as_ref().to_vec()).collect();
-    assert_eq!(parts, [vec![1; bytes], vec![2; bytes]]);
+    assert_eq!(parts(ranks, second), filled([1, 2]));
 }

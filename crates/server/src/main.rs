@@ -199,7 +199,7 @@ fn on_gpu(args: &Args) -> Result<()> {
             measured_on_gpu(args, &loaded, &text, &requests)
         }
         (1, work) => serve_on_gpu(args, text, work, args.cache.attach(args, loaded.one(args)?)?),
-        (_, work) => serve_on_gpu(args, text, work, loaded.ranks(args)?),
+        (_, work) => serve_on_gpu(args, text, work, args.cache.attach(args, loaded.ranks(args)?)?),
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use kvarena::EngineConfig;
-use kvarena::backend::SwapMemory;
 use kvarena::hash::Hashing;
 use kvarena_host::error::{Error, Result};
 use kvarena_host::runner::Runner;
@@ -18,7 +17,7 @@ use kvarena_tiers::identity::Identity;
 use kvarena_tiers::objects::Objects;
 use kvarena_tiers::redis::Redis;
 use kvarena_tiers::store::Store;
-use kvarena_tiers::tier::{StoreOptions, Tier, TierOptions};
+use kvarena_tiers::tier::{RankMemory, StoreOptions, Tier, TierOptions};
 use kvarena_tiers::weights;
 
 use crate::args::{Args, BackendName, CacheOptions, Role, Switch};
@@ -63,8 +62,8 @@ impl CacheOptions {
         if config.pool.swap_pages == 0 {
             return Err(Error::request("stores of K and V need --swap-space"));
         }
-        if args.sparse.is_some() || args.tp > 1 {
-            return Err(Error::request("stores of K and V are not for --sparse or --tp"));
+        if args.sparse.is_some() {
+            return Err(Error::request("stores of K and V are not for --sparse"));
         }
         if self.is_remote() && self.cache_secret_file.is_none() && !self.cache_trust {
             return Err(Error::request("remote stores need --cache-secret-file, or --cache-trust"));
@@ -80,7 +79,7 @@ impl CacheOptions {
     /// A store, the secret or the model's files cannot be opened.
     pub fn attach<R>(&self, args: &Args, server: Server<R>) -> Result<Server<R>>
     where
-        R: Runner<Backend: SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>, Error: 'static> + 'static>,
+        R: Runner<Backend: RankMemory<Error: 'static> + 'static>,
     {
         if !self.is_given() {
             return Ok(server);
@@ -91,6 +90,7 @@ impl CacheOptions {
         let scales = setup::scales(args)?;
         let shape = server.engine().shape();
         let (layers, heads) = (shape.layout.layers(), shape.layout.most_kv_heads());
+        let ranks = server.engine().backend().ranks() as u32;
         let identity = Identity {
             weights: self.weights(args)?,
             hashing: HASHING,
@@ -100,13 +100,13 @@ impl CacheOptions {
             rope: "", // The digest of the weights covers the model's config.
             layers: 0..layers,
             heads: 0..heads,
-            heads_of_model: heads,
+            heads_of_model: ranks * heads,
             numerics: if args.backend == BackendName::Cuda { "cuda" } else { "cpu" },
         };
         let (sender, woken) = channel();
         let wake = Arc::new(move || sender.send(()).unwrap_or(()));
         let patience = Duration::from_secs_f64(self.cache_wait);
-        let options = TierOptions { secret, patience, wake, ..TierOptions::new(identity.fingerprint(), stores) };
+        let options = TierOptions { secret, patience, wake, ..TierOptions::new(identity.of_ranks(ranks), stores) };
         let tier = Tier::new(options, server.engine()).map_err(|error| Error::run(error.to_string()))?;
         let server = server.with_stores(Box::new(TierStores::new(tier, woken)));
         Ok(if self.role == Role::Prefill { server.hand_over() } else { server })

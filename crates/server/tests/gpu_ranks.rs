@@ -1,16 +1,18 @@
-//! Tests ranks that fail or panic, and pages that one rank cannot move. The stand-ins for the driver and cublasLt fail
-//! on request. A run with a failing rank must print the reason and exit with the code of the error. The caller of these
-//! tests ends a run that hangs (`fake_cublaslt/run.sh`).
+//! Tests ranks that fail or panic, pages that one rank cannot move, and stores of all ranks' pages. The stand-ins for
+//! the driver and cublasLt fail on request. A run with a failing rank must print the reason and exit with the code of
+//! the error. The caller of these tests ends a run that hangs (`fake_cublaslt/run.sh`).
 #![cfg(feature = "cuda")]
 
 mod common;
 
+use std::fs;
 use std::time::Instant;
 
-use common::{run_server_with, serve_twice};
+use common::files::Dir;
+use common::{run_server, run_server_with, serve_twice};
 use kvarena_host::gpu::device::Device;
 use libloading::os::unix::{Library, Symbol};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Returns whether the driver is the stand-in, with enough devices for two ranks.
 fn has_stand_in() -> bool {
@@ -99,4 +101,42 @@ fn a_page_that_one_rank_cannot_save_is_saved_on_none() {
         assert_eq!(words, expected, "{fault}");
         assert!(line.contains(" 0 tokens hit") && line.contains(" 0 loaded"), "{fault}: {line}");
     }
+}
+
+/// A restart hits what both ranks have stored. If one rank's parts are gone, nothing is hit, and they are put again.
+#[test]
+fn two_ranks_hit_after_a_restart_only_what_both_have_stored() {
+    if !has_stand_in() {
+        return;
+    }
+    let dir = Dir::new();
+    let folder = dir.path().join("cache");
+    let prompt = |n: usize| (0..40).map(|i| (7 * n + i * i) % 500).collect::<Vec<_>>();
+    let request = |n| json!({ "prompt": prompt(n), "max_new_tokens": 3 }).to_string() + "\n";
+    let requests: String = (0..2).map(request).collect();
+    let run = || {
+        let arguments =
+            ["--backend", "cuda", "--tp", "2", "--random-model", "llama-tiny-64", "--chunk", "64", "--json"];
+        let store = ["--requests", "-", "--pages", "12", "--swap-space", "0.01", "--cache-dir"];
+        let ran = run_server(&[&arguments[..], &store, &[folder.to_str().expect("UTF-8")]].concat(), &requests);
+        let report = ran.err.clone();
+        let lines = ran.lines().into_iter().filter(|line| line["tokens"].is_array());
+        let (tokens, cached): (Vec<_>, Vec<_>) =
+            lines.map(|mut line| (line["tokens"].take(), line["cached_tokens"].as_u64())).unzip();
+        (tokens, cached, report)
+    };
+    let (tokens, cached, report) = run();
+    assert_eq!(cached, [Some(0); 2]);
+    assert!(report.contains("store disk: 0 of 4 records found") && report.contains(" 8 put ("), "{report}");
+    let ranks: Vec<_> = fs::read_dir(folder.join("v1")).expect("it is there").map(|rank| rank.expect("read")).collect();
+    assert_eq!(ranks.len(), 2);
+    for rank in ranks {
+        let (again, cached, report) = run();
+        assert_eq!((&again, cached), (&tokens, vec![Some(32); 2]), "{report}");
+        assert!(report.contains("store disk: 4 of 4 records found, 8 read"), "{report}");
+        fs::remove_dir_all(rank.path()).expect("it is ours");
+        let (again, cached, report) = run();
+        assert_eq!((&again, cached), (&tokens, vec![Some(0); 2]), "{report}");
+    }
+    assert_eq!(run().1, [Some(32); 2]);
 }

@@ -148,7 +148,7 @@ fn host(folder: &Path) -> Fallible<(Engine<Cpu>, Tier<Cpu>, std::sync::mpsc::Rec
     let options = TierOptions {
         deadline: Duration::from_secs(60),
         wake: Arc::new(move || sender.send(()).unwrap_or(())),
-        ..TierOptions::new(FINGERPRINT, vec![StoreOptions::new("disk", disk)])
+        ..TierOptions::new(vec![FINGERPRINT], vec![StoreOptions::new("disk", disk)])
     };
     let tier = Tier::new(options, &engine)?;
     Ok((engine, tier, woken))

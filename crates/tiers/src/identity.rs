@@ -20,7 +20,7 @@ pub struct Identity<'a> {
     pub weights: [u8; 32],
     /// Recipe of the page hashes, with its parameter.
     pub hashing: Hashing,
-    /// Layout of the rank's pages.
+    /// Layout of a rank's pages.
     pub layout: &'a PoolLayout,
     /// Static scales of the pool.
     pub scales: Option<&'a KvScales>,
@@ -42,7 +42,7 @@ pub struct Identity<'a> {
 impl Identity<'_> {
     /// Returns the fingerprint: SHA-256 of all fields, each with its name and length. O(layers and scales).
     ///
-    /// Latent rows have no range of heads, because all ranks store the same rows.
+    /// Latent rows have no range of heads, because all ranks store the same rows. Each rank has its own states.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut all = Fields(Sha256::new());
         all.bytes("format", b"kvarena v1");
@@ -51,7 +51,8 @@ impl Identity<'_> {
         all.bytes("rope", self.rope.as_bytes());
         all.bytes("numerics", self.numerics.as_bytes());
         all.numbers("layers", [self.layers.start, self.layers.end]);
-        let is_latent = self.layout.views().all(|view| view.is_latent());
+        let is_latent =
+            self.layout.views().all(|view| view.is_latent()) && self.layout.groups().state_parts().is_empty();
         let heads = [self.heads.start, self.heads.end, self.heads_of_model];
         all.numbers("heads", if is_latent { [0; 3] } else { heads });
         self.layout_fields(&mut all);
@@ -59,6 +60,13 @@ impl Identity<'_> {
         all.numbers("scales", scales.iter().map(|scale| scale.to_bits()));
         all.numbers("labels", self.labels.map_or(&[][..], LabelChannels::values).iter().copied());
         Fingerprint(all.0.finalize().into())
+    }
+
+    /// Returns the fingerprint of each of `ranks` ranks, for the identity of the first. All ranks have as many heads.
+    pub fn of_ranks(&self, ranks: u32) -> Vec<Fingerprint> {
+        let (heads, first) = (self.heads.end - self.heads.start, self.heads.start);
+        let of = |rank: u32| first + rank * heads..first + (rank + 1) * heads;
+        (0..ranks).map(|rank| Identity { heads: of(rank), ..self.clone() }.fingerprint()).collect()
     }
 
     fn layout_fields(&self, all: &mut Fields) {
@@ -133,7 +141,7 @@ impl Space {
 mod tests {
     use std::collections::HashSet;
 
-    use kvarena::layout::Groups;
+    use kvarena::layout::{Groups, StatePart};
     use kvarena::{KvDtype, PoolConfig};
 
     use super::*;
@@ -142,10 +150,26 @@ mod tests {
         Groups::new(&[Reach::All, reach], layers).expect("valid groups")
     }
 
+    fn identity(layout: &PoolLayout) -> Identity<'_> {
+        Identity {
+            weights: [1; 32],
+            hashing: Hashing::SglangSha256,
+            layout,
+            scales: None,
+            labels: None,
+            rope: "theta 10000",
+            layers: 0..4,
+            heads: 0..2,
+            heads_of_model: 2,
+            numerics: "cpu",
+        }
+    }
+
     #[test]
     fn every_input_changes_the_fingerprint() {
         let (shape, dtype) = (KvShape::heads(2, 64), KvDtype::Bf16);
         let pool = PoolConfig { layers: 4, shape, dtype, page_size: 16, ..PoolConfig::default() };
+        let latent_pool = PoolConfig { shape: KvShape::Latent { rank: 192, rope: 64 }, ..pool };
         let layouts = [
             pool,
             PoolConfig { layers: 5, ..pool },
@@ -153,7 +177,7 @@ mod tests {
             PoolConfig { dtype: KvDtype::F16, ..pool },
             PoolConfig { dtype: KvDtype::Fp8E4M3, ..pool },
             PoolConfig { shape: KvShape::heads(4, 32), ..pool },
-            PoolConfig { shape: KvShape::Latent { rank: 192, rope: 64 }, ..pool },
+            latent_pool,
             PoolConfig { shape: KvShape::Latent { rank: 128, rope: 128 }, ..pool },
             PoolConfig { groups: groups(Reach::Window(16), &[0, 1, 0, 1]), ..pool },
             PoolConfig { groups: groups(Reach::Window(32), &[0, 1, 0, 1]), ..pool },
@@ -162,18 +186,7 @@ mod tests {
         ];
         let layouts = layouts.map(|pool| pool.layout().expect("a valid pool"));
         let scales = KvScales::new(4, 2, vec![0.5; 16]).expect("valid scales");
-        let base = Identity {
-            weights: [1; 32],
-            hashing: Hashing::SglangSha256,
-            layout: &layouts[0],
-            scales: None,
-            labels: None,
-            rope: "theta 10000",
-            layers: 0..4,
-            heads: 0..2,
-            heads_of_model: 2,
-            numerics: "cpu",
-        };
+        let base = identity(&layouts[0]);
         let mut all: Vec<_> = layouts.iter().map(|layout| Identity { layout, ..base.clone() }).collect();
         all.push(Identity { weights: [2; 32], ..base.clone() });
         all.push(Identity { hashing: Hashing::VllmSha256Cbor, ..base.clone() });
@@ -188,6 +201,27 @@ mod tests {
         // All ranks store the same latent rows.
         let latent = Identity { layout: &layouts[6], ..base };
         assert_eq!(Identity { heads: 2..4, ..latent.clone() }.fingerprint(), latent.fingerprint());
+        let part = StatePart { heads: 2, head_bytes: 64 };
+        let states = groups(Reach::State, &[0, 1, 0, 1]).with_state(1, &[part]).expect("a valid state");
+        let layout = PoolConfig { groups: states, ..latent_pool }.layout().expect("a valid pool");
+        let latent = Identity { layout: &layout, ..latent };
+        assert!(Identity { heads: 2..4, ..latent.clone() }.fingerprint() != latent.fingerprint());
+    }
+
+    #[test]
+    fn ranks_have_different_fingerprints() {
+        let pool = PoolConfig { shape: KvShape::heads(2, 64), ..PoolConfig::default() };
+        let layout = pool.layout().expect("a valid pool");
+        let of = |ranks: u32| Identity { heads_of_model: 2 * ranks, ..identity(&layout) }.of_ranks(ranks);
+        let all: Vec<_> = [1, 2, 4].into_iter().flat_map(of).collect();
+        assert_eq!((all.len(), all.iter().collect::<HashSet<_>>().len()), (7, 7));
+        assert_eq!(of(1), [identity(&layout).fingerprint()]);
+        // Rank 1 of 2 is the second half of the heads.
+        let second = Identity { heads: 2..4, heads_of_model: 4, ..identity(&layout) };
+        assert_eq!(of(2)[1], second.fingerprint());
+        let layout = PoolConfig { shape: KvShape::Latent { rank: 192, rope: 64 }, ..pool }.layout();
+        let layout = layout.expect("a valid pool");
+        assert_eq!(identity(&layout).of_ranks(2), [identity(&layout).fingerprint(); 2]);
     }
 
     #[test]

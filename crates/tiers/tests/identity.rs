@@ -44,7 +44,7 @@ fn fingerprint(config: &EngineConfig, change: Change) -> Fingerprint {
 
 fn host(config: &EngineConfig, fingerprint: Fingerprint, store: &Arc<Memory>) -> Host {
     let stores = vec![StoreOptions { threads: 2, ..StoreOptions::new("store", Arc::clone(store) as Arc<dyn Store>) }];
-    Host::with(config, TierOptions { fingerprint, ..options(stores) })
+    Host::with(config, TierOptions { fingerprints: vec![fingerprint], ..options(stores) })
 }
 
 /// Returns a store with the prompt's records under the base identity.

@@ -27,6 +27,7 @@ use kvarena::id::{MoveId, SwapPageId};
 use kvarena::layout::{PoolLayout, TableShape};
 use kvarena::plan::{Compaction, OwnedPlan, PageCopy, PageMove, PlanSize, StepEnd};
 use kvarena::{Attend, Backend, BatchPlan, Extend, LayerId};
+use kvarena_tiers::tier::RankMemory;
 
 use super::device::Device;
 use super::error::{GpuError, GpuResult};
@@ -95,7 +96,22 @@ impl Ranks {
         let own = begin(&mut self.own, id, moves);
         answers.iter().flatten().fold(own, Moving::and)
     }
+
+    /// Leases pages on each rank. One request brings all, because each request waits for the other ranks' threads.
+    fn leases<T: Send + 'static>(&mut self, pages: &[SwapPageId], lease: Lease<T>) -> Vec<RankLeases<T>> {
+        let of_rank = move |pool: &mut Cuda, pages: &[SwapPageId]| -> Vec<T> {
+            pages.iter().map(|&page| lease(pool, page)).collect()
+        };
+        let owned = pages.to_vec();
+        let others = or_end(0, || self.others.request(move |rank| Ok(of_rank(rank.pool()?, &owned))));
+        let ranks = iter::once(of_rank(&mut self.own, pages)).chain(others);
+        let mut ranks: Vec<_> = ranks.map(Vec::into_iter).collect();
+        pages.iter().map(|_| RankLeases(ranks.iter_mut().filter_map(Iterator::next).collect())).collect()
+    }
 }
+
+/// Leases a page on a rank.
+type Lease<T> = fn(&mut Cuda, SwapPageId) -> T;
 
 /// Whether a rank began its part of a batch of moves.
 type Moving = std::result::Result<(), CudaError>;
@@ -206,19 +222,41 @@ impl Backend for Ranks {
     }
 }
 
-impl SwapMemory for Ranks {
-    /// A lease for each rank, in order: a swap page has a part on each rank.
-    type Read = Vec<CudaRead>;
-    type Write = Vec<CudaWrite>;
+/// A lease of each rank, in order: a swap page has a part on each rank.
+pub struct RankLeases<T>(Vec<T>);
 
-    fn lease(&mut self, page: SwapPageId) -> Vec<CudaRead> {
-        let others = or_end(0, || self.others.request(move |rank| Ok(rank.pool()?.lease(page))));
-        iter::once(self.own.lease(page)).chain(others).collect()
+impl SwapMemory for Ranks {
+    type Read = RankLeases<CudaRead>;
+    type Write = RankLeases<CudaWrite>;
+
+    fn lease(&mut self, page: SwapPageId) -> RankLeases<CudaRead> {
+        self.lease_all(&[page]).remove(0)
     }
 
-    fn lease_mut(&mut self, page: SwapPageId) -> Vec<CudaWrite> {
-        let others = or_end(0, || self.others.request(move |rank| Ok(rank.pool()?.lease_mut(page))));
-        iter::once(self.own.lease_mut(page)).chain(others).collect()
+    fn lease_mut(&mut self, page: SwapPageId) -> RankLeases<CudaWrite> {
+        self.lease_all_mut(&[page]).remove(0)
+    }
+}
+
+impl RankMemory for Ranks {
+    fn ranks(&self) -> usize {
+        1 + self.others.progress.len()
+    }
+
+    fn lease_all(&mut self, pages: &[SwapPageId]) -> Vec<RankLeases<CudaRead>> {
+        self.leases(pages, Cuda::lease)
+    }
+
+    fn lease_all_mut(&mut self, pages: &[SwapPageId]) -> Vec<RankLeases<CudaWrite>> {
+        self.leases(pages, Cuda::lease_mut)
+    }
+
+    fn part(lease: &RankLeases<CudaRead>, rank: usize) -> &[u8] {
+        lease.0[rank].as_ref()
+    }
+
+    fn part_mut(lease: &mut RankLeases<CudaWrite>, rank: usize) -> &mut [u8] {
+        lease.0[rank].as_mut()
     }
 }
 

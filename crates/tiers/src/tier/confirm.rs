@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvarena::Engine;
-use kvarena::backend::SwapMemory;
 use kvarena::id::{Namespace, TokenId};
 
 use super::jobs::Ask;
+use super::ranks::RankMemory;
 use super::{Find, Tier};
 
 /// A prompt that waits until stores have its records.
@@ -27,7 +27,7 @@ pub(super) struct Confirm {
 
 impl<B> Tier<B>
 where
-    B: SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>>,
+    B: RankMemory,
 {
     /// Makes sure that a store has all records that the engine has of a prompt: asks the stores for those that were
     /// put, and puts the others and those that the stores have lost. `id` identifies the prompt for [`Tier::turn`],

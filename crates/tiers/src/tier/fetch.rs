@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvarena::Engine;
-use kvarena::backend::SwapMemory;
 use kvarena::id::{Namespace, SwapPageId, TokenId};
 use kvarena::moves::{FetchId, Lookup};
 
 use super::Tier;
 use super::jobs::{Ask, Get, Job, Key};
+use super::ranks::RankMemory;
 use super::repeat::Repeat;
 use crate::name::Name;
 
@@ -47,7 +47,7 @@ pub(super) struct Fetching {
 
 impl<B> Tier<B>
 where
-    B: SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>>,
+    B: RankMemory,
 {
     /// Begins the fetch of a request whose question has an answer, or ends its wait.
     pub(super) fn advance(&mut self, engine: &mut Engine<B>, serial: u64, ready: &mut Vec<(u64, u32)>) {
@@ -129,6 +129,8 @@ where
         let ask = self.requests[&serial].ask.as_ref().expect("the question has an answer");
         let count = records.len();
         let has_groups = self.shared.has_cells;
+        let all: Vec<_> = records.iter().flat_map(|record| &record.3).copied().collect();
+        let mut leases = engine.backend_mut().lease_all_mut(&all).into_iter();
         let (mut names, mut pages, mut gets) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (group, place, first, swap_pages)) in records.into_iter().enumerate() {
             let places = if group == 0 { self.shared.record_pages } else { 1 };
@@ -146,7 +148,7 @@ where
             names.push(self.shared.name(&key));
             pages.push(if group == 0 { swap_pages.len() as u32 } else { 0 });
             let store = ask.located.get(&(group, place)).copied().unwrap_or(0);
-            let leases = swap_pages.into_iter().map(|page| engine.backend_mut().lease_mut(page)).collect();
+            let leases = leases.by_ref().take(swap_pages.len()).collect();
             // Only records of group 0 can be read in part: cells begin at their place.
             let first = if group == 0 { first - begin } else { 0 };
             gets.push((store, Get { fetch: serial, index, key, first, pages: leases }));

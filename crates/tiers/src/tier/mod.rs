@@ -12,6 +12,8 @@
 //! Records lie in the [space](crate::name::Space) of their namespace's names. [`Tier::forget`] removes a namespace from
 //! all stores.
 //!
+//! Over several ranks, each rank's part of a record is a record under its own fingerprint: see [`RankMemory`].
+//!
 //! A record that a reader does not accept is a miss: the host computes its tokens. A deadline ends the wait of a
 //! request, but the fetch keeps its pages until the store has returned all of them.
 
@@ -23,6 +25,7 @@ mod jobs;
 mod lane;
 mod options;
 mod pieces;
+mod ranks;
 mod repeat;
 mod rounds;
 mod work;
@@ -48,6 +51,7 @@ use jobs::{Ask, Done, Job, Key};
 use lane::Lane;
 pub use options::{LoadRule, StoreOptions, StoreStats, TierOptions};
 use pieces::Pieces;
+pub use ranks::RankMemory;
 use repeat::Repeat;
 use work::Shared;
 
@@ -116,17 +120,20 @@ pub struct Tier<B: SwapMemory> {
 
 impl<B> Tier<B>
 where
-    B: SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>>,
+    B: RankMemory,
 {
     /// Creates the stores' threads for an engine.
     ///
     /// # Errors
     /// With `InvalidInput` if the engine hashes no pages, or by hashes of less than 32 bytes: collisions of shorter
-    /// ones can be made. If a thread cannot be started.
+    /// ones can be made. Also if the options lack one fingerprint for each rank. If a thread cannot be started.
     pub fn new(options: TierOptions, engine: &Engine<B>) -> io::Result<Self> {
         let shape = engine.shape();
         if shape.hashing.is_none_or(|hashing| hashing.width() < 32) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "stores need page hashes of 32 bytes"));
+        }
+        if options.fingerprints.len() != engine.backend().ranks() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "stores need a fingerprint for each rank"));
         }
         let (results, received) = channel();
         let shared = Arc::new(Shared {
@@ -135,7 +142,9 @@ where
                 .iter()
                 .map(|store| Lane::new(store.clone(), options.deadline, options.write_rate))
                 .collect(),
-            fingerprint: options.fingerprint,
+            fingerprints: options.fingerprints.clone(),
+            part: B::part,
+            part_mut: B::part_mut,
             secret: options.secret.clone(),
             page_size: shape.layout.page_size(),
             record_pages: shape.record_pages,
@@ -391,22 +400,26 @@ where
         let mut puts = Vec::new();
         engine.puts(room, |put| puts.push((put.id, key_of(&put, self.shared.space(put.names)), put.pages.to_vec())))?;
         let count = puts.len();
+        if count == 0 {
+            return Ok(0);
+        }
+        let all: Vec<_> = puts.iter().flat_map(|(_, _, pages)| pages).copied().collect();
+        let mut leases = engine.backend_mut().lease_all(&all).into_iter();
         for (id, key, pages) in puts {
+            let pages: Vec<_> = leases.by_ref().take(pages.len()).collect();
             if self.forgotten.contains(&key.space) {
+                drop(pages);
                 // The engine shall not pass the record again.
                 engine.put_done(id, true);
                 self.has_put = true;
                 continue;
             }
-            let pages = pages.into_iter().map(|page| engine.backend_mut().lease(page)).collect();
             let is_forced = self.negative.contains_key(&self.shared.name(&key));
             let forgets = self.shared.forgets(key.space);
             self.shared.lanes[store].push(Job::Put(jobs::Put { id, key, pages, is_forced, is_stored: false, forgets }));
             self.open_puts += 1;
         }
-        if count > 0 {
-            self.looks = 0;
-        }
+        self.looks = 0;
         Ok(count)
     }
 

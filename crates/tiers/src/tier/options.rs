@@ -80,8 +80,8 @@ impl fmt::Debug for StoreOptions {
 /// Options of a [`Tier`](crate::tier::Tier).
 #[derive(Clone)]
 pub struct TierOptions {
-    /// Fingerprint of the model: [`Identity::fingerprint`](crate::identity::Identity::fingerprint).
-    pub fingerprint: Fingerprint,
+    /// Fingerprint of the model for each rank: [`Identity::of_ranks`](crate::identity::Identity::of_ranks).
+    pub fingerprints: Vec<Fingerprint>,
     /// The key of checks. Remote stores, and folders that others can write, need one.
     pub secret: Option<Secret>,
     /// The stores, in the order in which they are asked: fast ones first.
@@ -108,11 +108,11 @@ pub struct TierOptions {
 
 impl TierOptions {
     /// Creates options with defaults.
-    pub fn new(fingerprint: Fingerprint, stores: Vec<StoreOptions>) -> Self {
+    pub fn new(fingerprints: Vec<Fingerprint>, stores: Vec<StoreOptions>) -> Self {
         let [deadline, put_deadline, negative] = [100, 5_000, 10_000].map(Duration::from_millis);
         let (secret, write_rate, wake) = (None, Some(1_000_000_000), Arc::new(|| ()));
         let (patience, puts_max) = (Duration::ZERO, 64);
-        Self { fingerprint, secret, stores, write_rate, deadline, patience, put_deadline, negative, puts_max, wake }
+        Self { fingerprints, secret, stores, write_rate, deadline, patience, put_deadline, negative, puts_max, wake }
     }
 }
 
@@ -123,7 +123,8 @@ macro_rules! counters {
             $(pub $name: AtomicU64,)*
         }
 
-        /// What a store has done so far, and its present state.
+        /// What a store has done so far, and its present state. Each rank's part of a record counts as a record, but
+        /// finds ask only for those of rank 0.
         #[derive(Clone, PartialEq, Eq, Debug, Default)]
         pub struct StoreStats {
             /// Name of the store.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvarena::Engine;
-use kvarena::backend::SwapMemory;
 
 use super::Tier;
 use super::jobs::Ask;
+use super::ranks::RankMemory;
 
 /// Time between two questions. It is longer if the stores take long to answer, so that questions fill at most a fifth
 /// of the time.
@@ -31,7 +31,7 @@ impl Repeat {
 
 impl<B> Tier<B>
 where
-    B: SwapMemory<Read: AsRef<[u8]>, Write: AsMut<[u8]>>,
+    B: RankMemory,
 {
     /// Returns whether a request waits for records that no store has yet. More pages than before renew its patience.
     pub(super) fn is_patient(&mut self, engine: &Engine<B>, serial: u64) -> bool {

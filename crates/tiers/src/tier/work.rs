@@ -22,7 +22,11 @@ use crate::store::{Got, Part, Store, StoreError};
 /// The state that the threads and the host share.
 pub(super) struct Shared<R, W> {
     pub lanes: Vec<Lane<R, W>>,
-    pub fingerprint: Fingerprint,
+    /// The fingerprint of each rank.
+    pub fingerprints: Vec<Fingerprint>,
+    /// Return a rank's bytes of a lease.
+    pub part: fn(&R, usize) -> &[u8],
+    pub part_mut: fn(&mut W, usize) -> &mut [u8],
     pub secret: Option<Secret>,
     pub page_size: u32,
     pub record_pages: u32,
@@ -39,7 +43,7 @@ pub(super) struct Shared<R, W> {
     pub wake: Arc<dyn Fn() + Send + Sync>,
 }
 
-impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R, W> {
+impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
     /// Serves the jobs of a store until it is closed.
     pub fn serve(&self, index: usize) {
         let lane = &self.lanes[index];
@@ -54,7 +58,8 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
                 }
                 Job::Put(put) => self.put(index, put),
                 Job::Forget { space, answer } => {
-                    let removed = lane.call(Call::Other, |store| store.remove_space(&self.fingerprint, space));
+                    let remove = |of| lane.call(Call::Other, |store| store.remove_space(of, space));
+                    let removed = self.fingerprints.iter().map(remove).fold(Ok(()), Result::and);
                     // The caller need not wait for the answer.
                     let _ = answer.send((lane.options.name.clone(), removed));
                 }
@@ -62,25 +67,28 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         }
     }
 
+    /// Returns the bytes of pages of a group on all ranks.
     pub fn bytes(&self, group: u32, pages: usize) -> u64 {
-        (self.groups[group as usize].page_bytes * pages) as u64
+        (self.groups[group as usize].page_bytes * pages * self.fingerprints.len()) as u64
     }
 
     pub fn name(&self, key: &Key) -> Name {
         self.name_of(key.space, key.group, key.key)
     }
 
+    /// Returns the name of the part of rank 0, which stands for the record.
     pub fn name_of(&self, space: Space, group: u32, key: PageHash) -> Name {
-        Name::new(&self.fingerprint, space, key.to_digest(), group as u16)
+        Name::new(&self.fingerprints[0], space, key.to_digest(), group as u16)
     }
 
     pub fn space(&self, names: &NamespaceNames) -> Space {
         Space::of(names, self.secret.as_ref())
     }
 
-    fn record<'a>(&self, key: &'a Key, pages: usize) -> Record<'a> {
+    fn record<'a>(&self, key: &'a Key, pages: usize, rank: usize) -> Record<'a> {
         let page_bytes = self.groups[key.group as usize].page_bytes as u32;
-        let (fingerprint, page_size, tokens) = (self.fingerprint, self.page_size, &key.tokens[key.range.clone()]);
+        let (fingerprint, page_size, tokens) =
+            (self.fingerprints[rank], self.page_size, &key.tokens[key.range.clone()]);
         let (space, first, parent) = (key.space, key.first, key.parent);
         let (group, pages, key) = (key.group as u16, pages as u32, key.key.to_digest());
         Record { fingerprint, space, group, page_size, first, pages, page_bytes, parent, key, tokens }
@@ -125,40 +133,57 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         let lane = &self.lanes[index];
         let can_skip = lane.options.store.asks_one_by_one() && !ask.is_exact;
         let mut rounds = Rounds::new(missing, can_skip);
+        // A find learns by its reads whether the other ranks' parts are there.
+        let ranks = if ask.is_exact { self.fingerprints.len() } else { 1 };
         loop {
-            let missing = rounds.next(&ask.lookup, &ask.located);
-            let name = |&(group, place): &(u32, u32)| self.name_of(ask.space, group, ask.keys[place as usize]);
-            let names: Vec<_> = missing.iter().map(name).collect();
-            if names.is_empty() {
+            let mut round = rounds.next(&ask.lookup, &ask.located);
+            if round.is_empty() || !(0..ranks).all(|rank| self.have_of(lane, rank, &mut ask, &mut round)) {
                 break;
             }
-            add(&lane.counters.asked, names.len() as u64);
-            let is_exact = ask.is_exact;
-            let have = |store: &dyn Store| if is_exact { store.have_now(&names) } else { store.have(&names) };
-            // A confirmation has more time than a request, and says nothing about the store's speed.
-            let (kind, begin) = (if is_exact { Call::Other } else { Call::Ask }, Instant::now());
-            let have = lane.call(kind, have);
-            ask.took += begin.elapsed();
-            let Ok(have) = have else { break };
             ask.has_answer = true;
-            let found = missing.into_iter().zip(have).filter(|(_, has)| *has);
-            let before = ask.located.len();
-            ask.located.extend(found.map(|(at, _)| (at, index)));
-            add(&lane.counters.found, (ask.located.len() - before) as u64);
+            ask.located.extend(round.into_iter().map(|at| (at, index)));
         }
         self.ask(index + 1, ask);
     }
 
+    /// Removes the records from `round` that the store lacks on a rank. Returns whether the store has answered.
+    fn have_of(&self, lane: &Lane<R, W>, rank: usize, ask: &mut Ask, round: &mut Vec<(u32, u32)>) -> bool {
+        let name = |&(group, place): &(u32, u32)| {
+            Name::new(&self.fingerprints[rank], ask.space, ask.keys[place as usize].to_digest(), group as u16)
+        };
+        let names: Vec<_> = round.iter().map(name).collect();
+        if names.is_empty() {
+            return true;
+        }
+        add(&lane.counters.asked, names.len() as u64);
+        let is_exact = ask.is_exact;
+        let have = |store: &dyn Store| if is_exact { store.have_now(&names) } else { store.have(&names) };
+        // A confirmation has more time than a request, and says nothing about the store's speed.
+        let (kind, begin) = (if is_exact { Call::Other } else { Call::Ask }, Instant::now());
+        let have = lane.call(kind, have);
+        ask.took += begin.elapsed();
+        let Ok(have) = have else { return false };
+        let mut has = have.into_iter();
+        round.retain(|_| has.next() == Some(true));
+        add(&lane.counters.found, round.len() as u64);
+        true
+    }
+
+    /// Reads all parts of a record.
     fn get(&self, lane: &Lane<R, W>, mut get: Get<W>) -> Result<(), Miss> {
+        (0..self.fingerprints.len()).try_for_each(|rank| self.get_part(lane, rank, &mut get))
+    }
+
+    fn get_part(&self, lane: &Lane<R, W>, rank: usize, get: &mut Get<W>) -> Result<(), Miss> {
         let pieces = &self.groups[get.key.group as usize];
         let of = if get.key.group == 0 { self.record_pages } else { get.pages.len() as u32 };
-        let record = self.record(&get.key, of as usize);
+        let record = self.record(&get.key, of as usize, rank);
         let (name, part) = (record.name(), Part { first: get.first, of });
         let mut head = vec![0; record.head_bytes()];
         let scratch = if pieces.is_whole() { 0 } else { pieces.page_bytes * get.pages.len() };
         let mut scratch = vec![0; scratch];
         let mut pages: Vec<&mut [u8]> = match pieces.is_whole() {
-            true => get.pages.iter_mut().map(AsMut::as_mut).collect(),
+            true => get.pages.iter_mut().map(|page| (self.part_mut)(page, rank)).collect(),
             false => scratch.chunks_exact_mut(pieces.page_bytes).collect(),
         };
         let mut checks = PageChecks::new(pieces.page_bytes, self.secret.as_ref());
@@ -183,11 +208,11 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         if !pieces.is_whole() {
             let used = scratch.chunks_exact(pieces.page_bytes);
             get.pages.iter_mut().zip(used).enumerate().for_each(|(at, (page, used))| {
-                pieces.scatter(at, used, page.as_mut());
+                pieces.scatter(at, used, (self.part_mut)(page, rank));
             });
         }
         add(&lane.counters.read, 1);
-        add(&lane.counters.read_bytes, self.bytes(get.key.group, get.pages.len()));
+        add(&lane.counters.read_bytes, (pieces.page_bytes * get.pages.len()) as u64);
         Ok(())
     }
 
@@ -219,8 +244,16 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         forgets.get(&space).copied().unwrap_or(0)
     }
 
+    /// Puts all parts of a record into a store, that of rank 0 last. Of ranks with the same fingerprint, one puts.
     fn put_one(&self, lane: &Lane<R, W>, put: &Put<R>) -> Result<(), StoreError> {
-        let record = self.record(&put.key, put.pages.len());
+        let of = &self.fingerprints;
+        let mut ranks = (0..of.len()).rev().filter(|&rank| !of[..rank].contains(&of[rank]));
+        ranks.try_for_each(|rank| self.put_part(lane, rank, put))
+    }
+
+    fn put_part(&self, lane: &Lane<R, W>, rank: usize, put: &Put<R>) -> Result<(), StoreError> {
+        let record = self.record(&put.key, put.pages.len(), rank);
+        let part = |page| (self.part)(page, rank);
         let name = record.name();
         let is_forgotten = || self.forgets(put.key.space) != put.forgets;
         if is_forgotten() {
@@ -233,10 +266,10 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         let pieces = &self.groups[put.key.group as usize];
         let gathered: Vec<_> = match pieces.is_whole() {
             true => Vec::new(),
-            false => put.pages.iter().enumerate().map(|(at, page)| pieces.gather(at, page.as_ref())).collect(),
+            false => put.pages.iter().enumerate().map(|(at, page)| pieces.gather(at, part(page))).collect(),
         };
         let pages: Vec<&[u8]> = match pieces.is_whole() {
-            true => put.pages.iter().map(AsRef::as_ref).collect(),
+            true => put.pages.iter().map(part).collect(),
             false => gathered.iter().map(|page| &page[..]).collect(),
         };
         let head = record.write_head(&pages, self.secret.as_ref());

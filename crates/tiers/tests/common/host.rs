@@ -1,10 +1,11 @@
-//! A host over the CPU backend whose K and V are a function of token, position and layer.
+//! A host over CPU backends whose K and V are a function of token, position and layer.
 #![allow(dead_code, reason = "every test program uses a part")]
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use kvarena::backend::OpenBackend;
 use kvarena::hash::{Hashing, NamespaceNames};
 use kvarena::id::{LayerId, Namespace, PageId, SeqKey, TokenId};
 use kvarena::layout::{Groups, PlaneName, Reach};
@@ -12,7 +13,7 @@ use kvarena::*;
 use kvarena_tiers::check::Secret;
 use kvarena_tiers::name::Fingerprint;
 use kvarena_tiers::store::Store;
-use kvarena_tiers::tier::{Find, StoreOptions, Tier, TierOptions};
+use kvarena_tiers::tier::{Find, RankMemory, StoreOptions, Tier, TierOptions};
 
 pub const PAGE_SIZE: u32 = 4;
 const WAIT: Duration = Duration::from_secs(60);
@@ -48,9 +49,21 @@ pub fn text(numbers: std::ops::Range<u32>) -> Vec<TokenId> {
     numbers.map(TokenId::new).collect()
 }
 
-pub struct Host {
-    pub engine: Engine<Cpu>,
-    pub tier: Tier<Cpu>,
+/// A backend with a pool on each rank.
+pub trait Pools: RankMemory {
+    /// Returns the pool of each rank, and the factor of its K and V.
+    fn pools(&mut self) -> Vec<(&mut Cpu, f32)>;
+}
+
+impl Pools for Cpu {
+    fn pools(&mut self) -> Vec<(&mut Cpu, f32)> {
+        vec![(self, 1.0)]
+    }
+}
+
+pub struct Host<B: Pools = Cpu> {
+    pub engine: Engine<B>,
+    pub tier: Tier<B>,
     scratch: StepScratch,
     woken: Receiver<()>,
 }
@@ -61,7 +74,7 @@ fn value(token: TokenId, position: u32, layer: u32, element: usize) -> f32 {
 }
 
 pub fn options(stores: Vec<StoreOptions>) -> TierOptions {
-    TierOptions { deadline: WAIT, ..TierOptions::new(Fingerprint([7; 32]), stores) }
+    TierOptions { deadline: WAIT, ..TierOptions::new(vec![Fingerprint([7; 32])], stores) }
 }
 
 impl Host {
@@ -71,9 +84,15 @@ impl Host {
     }
 
     pub fn with(config: &EngineConfig, options: TierOptions) -> Self {
+        Self::over(CpuOptions::with_threads(1), config, options)
+    }
+}
+
+impl<B: Pools> Host<B> {
+    pub fn over(backend: impl OpenBackend<Backend = B>, config: &EngineConfig, options: TierOptions) -> Self {
         let (sender, woken) = channel();
         let wake = Arc::new(move || sender.send(()).unwrap_or(()));
-        let engine = Engine::new(*config, CpuOptions::with_threads(1)).expect("a valid config");
+        let engine = Engine::new(*config, backend).expect("a valid config");
         let tier = Tier::new(TierOptions { wake, ..options }, &engine).expect("hashes of 32 bytes");
         Self { engine, tier, scratch: StepScratch::new(), woken }
     }
@@ -137,8 +156,10 @@ impl Host {
             let k: Vec<_> = tokens
                 .flat_map(|(&token, &at)| (0..width).map(move |element| value(token, at, layer.raw(), element)))
                 .collect();
-            let v: Vec<_> = k.iter().map(|x| -x).collect();
-            self.engine.backend_mut().store_cache(&plan, layer, k[..].into(), v[..].into()).expect("no fault");
+            for (pool, factor) in self.engine.backend_mut().pools() {
+                let [k, v] = [factor, -factor].map(|factor| k.iter().map(|x| factor * x).collect::<Vec<_>>());
+                pool.store_cache(&plan, layer, k[..].into(), v[..].into()).expect("no fault");
+            }
         }
         let step = plan.step();
         self.engine.commit(step).expect("it is open");
@@ -146,7 +167,7 @@ impl Host {
     }
 
     /// Compares all K and V of a sequence, in every track's pages.
-    fn check(&self, seq: SeqKey, prompt: &[TokenId]) {
+    fn check(&mut self, seq: SeqKey, prompt: &[TokenId]) {
         let layout = self.engine.shape().layout;
         let width = prompt.len().div_ceil(PAGE_SIZE as usize);
         for layer in (0..layout.layers()).map(LayerId::new) {
@@ -159,10 +180,12 @@ impl Host {
                     continue;
                 }
                 let slot = layout.slot(PageId::new(page), at % PAGE_SIZE);
-                for (plane, sign) in [(PlaneName::K, 1.0), (PlaneName::V, -1.0)] {
-                    let read = self.engine.backend().read_slot(plane, layer, slot).expect("it is there");
-                    let expected: Vec<_> = (0..read.len()).map(|i| sign * value(token, at, layer.raw(), i)).collect();
-                    assert_eq!(read, expected, "layer {layer:?}, position {at}");
+                for (pool, factor) in self.engine.backend_mut().pools() {
+                    for (plane, factor) in [(PlaneName::K, factor), (PlaneName::V, -factor)] {
+                        let read = pool.read_slot(plane, layer, slot).expect("it is there");
+                        let expected = (0..read.len()).map(|i| factor * value(token, at, layer.raw(), i));
+                        assert_eq!(read, expected.collect::<Vec<_>>(), "layer {layer:?}, position {at}");
+                    }
                 }
             }
         }

@@ -27,7 +27,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
 
 use crate::name::{Fingerprint, Name, Space};
-use crate::store::{Got, Part, Store, StoreError};
+use crate::store::{Buffers, Got, Store, StoreError, record_bytes};
 use crate::vectored::{read_record, write_record};
 
 const SLOTS: usize = 32;
@@ -203,12 +203,12 @@ impl Store for Child {
         self.send(b'h', &names.iter().map(|name| (name.to_string(), 0, 0)).collect::<Vec<_>>())
     }
 
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        let bytes = part.record_bytes(head.len(), pages.first().map_or(0, |page| page.len()));
+    fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
+        let bytes = into.record_bytes();
         self.check_size(bytes)?;
         self.with_slot(|slot| {
             if self.send(b'g', &[(name.to_string(), slot, bytes)])? == [true] {
-                let is_read = read_record(&self.memory, slot, part, head, pages, &mut |_| ())?;
+                let is_read = read_record(&self.memory, slot, into)?;
                 return Ok(if is_read { Got::Read } else { Got::Length });
             }
             let has = self.have(&[*name])? == [true];
@@ -217,8 +217,7 @@ impl Store for Child {
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
-        let part = Part { first: 0, of: pages.len() as u32 };
-        let bytes = part.record_bytes(head.len(), pages.first().map_or(0, |page| page.len()));
+        let bytes = record_bytes(head.len(), pages.len(), pages.first().map_or(0, |page| page.len()));
         self.check_size(bytes)?;
         self.with_slot(|slot| {
             write_record(&self.memory, slot, head, pages)?;

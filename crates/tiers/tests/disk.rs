@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use kvarena_tiers::disk::{Disk, DiskOptions};
 use kvarena_tiers::name::{Fingerprint, Name, Space};
-use kvarena_tiers::store::{Got, Part, Store, StoreError};
+use kvarena_tiers::store::{Got, Store, StoreError};
 use kvarena_tiers::testing::contract;
 use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
@@ -55,8 +55,7 @@ fn put(disk: &Disk, number: u32, place: u32) -> Result<(), StoreError> {
 }
 
 fn get(disk: &Disk, number: u32) -> Result<Got, StoreError> {
-    let (mut head, mut page) = (vec![0; 4096], vec![0; 4096]);
-    let got = disk.get(&name(number), Part { first: 0, of: 1 }, &mut head, &mut [&mut page])?;
+    let (got, _, page) = common::get(disk, &name(number), 4096)?;
     assert!(got != Got::Read || page == [number as u8; 4096]);
     Ok(got)
 }

@@ -37,7 +37,7 @@ use temp::Temp;
 
 use crate::name::{Fingerprint, Name, Space};
 use crate::record::first_place;
-use crate::store::{Got, Part, Store, StoreError, stride};
+use crate::store::{Buffers, Got, Store, StoreError, stride};
 use crate::vectored::{read_record, write_record};
 
 /// Options of a [`Disk`].
@@ -256,18 +256,7 @@ impl Store for Disk {
         names.iter().map(look).collect()
     }
 
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        self.get_seen(name, part, head, pages, &mut |_| ())
-    }
-
-    fn get_seen(
-        &self,
-        name: &Name,
-        part: Part,
-        head: &mut [u8],
-        pages: &mut [&mut [u8]],
-        seen: &mut dyn FnMut(&[u8]),
-    ) -> Result<Got, StoreError> {
+    fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
         let (file, bytes) = match self.shared.folder.open_record(name)? {
             Opened::Record(file, bytes) => (file, bytes),
             Opened::Absent => {
@@ -276,14 +265,12 @@ impl Store for Disk {
             }
             Opened::Foreign => return Ok(Got::Foreign),
         };
-        let page_bytes = pages.first().map_or(0, |page| page.len());
-        if bytes != part.record_bytes(head.len(), page_bytes) {
+        if bytes != into.record_bytes() || !read_record(&file, 0, into)? {
             return Ok(Got::Length);
         }
-        let is_read = read_record(&file, 0, part, head, pages, seen)?;
         // A folder that cannot be written keeps the times.
-        let _ = collect::touch(&file, self.shared.now(), first_place(head));
-        Ok(if is_read { Got::Read } else { Got::Length })
+        let _ = collect::touch(&file, self.shared.now(), first_place(into.head));
+        Ok(Got::Read)
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {

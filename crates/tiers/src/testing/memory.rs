@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::name::{Fingerprint, Name, Space};
-use crate::store::{Got, Part, Store, StoreError, stride};
+use crate::store::{Buffers, Got, Store, StoreError, stride};
 
 /// A store in memory.
 #[derive(Debug, Default)]
@@ -44,18 +44,16 @@ pub(crate) fn concat(head: &[u8], pages: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Copies a record from memory into a reader's buffers.
-fn read_from(bytes: &[u8], part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Got {
-    let page_bytes = pages.first().map_or(0, |page| page.len());
-    let expected = part.record_bytes(head.len(), page_bytes);
-    let is_short = (bytes.len() as u64) < expected;
-    if is_short || !pages.is_empty() && bytes.len() as u64 != expected {
+fn read_from(bytes: &[u8], into: &mut Buffers) -> Got {
+    if bytes.len() as u64 != into.record_bytes() {
         return Got::Length;
     }
-    head.copy_from_slice(&bytes[..head.len()]);
-    let start = part.start(head.len(), page_bytes) as usize;
-    for (page, bytes) in pages.iter_mut().zip(bytes[start..].chunks(stride(page_bytes).max(1))) {
+    into.head.copy_from_slice(&bytes[..into.head.len()]);
+    let (page_bytes, start) = (into.page_bytes(), into.range().start as usize);
+    for (page, bytes) in into.pages.iter_mut().zip(bytes[start..].chunks(stride(page_bytes).max(1))) {
         page.copy_from_slice(&bytes[..page_bytes]);
     }
+    into.see_all();
     Got::Read
 }
 
@@ -65,8 +63,8 @@ impl Store for Memory {
         Ok(names.iter().map(|name| records.contains_key(name)).collect())
     }
 
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        Ok(self.records().get(name).map_or(Got::Absent, |bytes| read_from(bytes, part, head, pages)))
+    fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
+        Ok(self.records().get(name).map_or(Got::Absent, |bytes| read_from(bytes, into)))
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {

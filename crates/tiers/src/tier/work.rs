@@ -17,7 +17,7 @@ use crate::check::Secret;
 use crate::miss::{Miss, Misses};
 use crate::name::{Fingerprint, Name, Space};
 use crate::record::{PageChecks, Record};
-use crate::store::{Got, Part, Store, StoreError};
+use crate::store::{Buffers, Got, Store, StoreError};
 
 /// The state that the threads and the host share.
 pub(super) struct Shared<R, W> {
@@ -153,7 +153,7 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         let pieces = &self.groups[get.key.group as usize];
         let of = if get.key.group == 0 { self.record_pages } else { get.pages.len() as u32 };
         let record = self.record(&get.key, of as usize);
-        let (name, part) = (record.name(), Part { first: get.first, of });
+        let name = record.name();
         let mut head = vec![0; record.head_bytes()];
         let scratch = if pieces.is_whole() { 0 } else { pieces.page_bytes * get.pages.len() };
         let mut scratch = vec![0; scratch];
@@ -163,7 +163,8 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         };
         let mut checks = PageChecks::new(pieces.page_bytes, self.secret.as_ref());
         let seen = &mut |piece: &[u8]| checks.update(piece);
-        let got = lane.call(Call::Other, |store| store.get_seen(&name, part, &mut head, &mut pages, seen));
+        let into = &mut Buffers { first: get.first, of, head: &mut head, pages: &mut pages, seen };
+        let got = lane.call(Call::Other, |store| store.get(&name, into));
         let checked = match got {
             Err(_) => Err(Miss::Failed),
             Ok(Got::Absent) => Err(Miss::Absent),

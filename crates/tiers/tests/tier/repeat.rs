@@ -1,31 +1,25 @@
 //! Finds that are repeated while another engine computes the prompt.
 
-#[path = "common/host.rs"]
-mod host;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use host::{Host, PAGE_SIZE, models, options, text};
 use kvarena::EngineConfig;
-use kvarena::id::Namespace;
 use kvarena::layout::Groups;
-use kvarena_tiers::store::Store;
 use kvarena_tiers::testing::Memory;
-use kvarena_tiers::tier::{Find, StoreOptions, TierOptions};
+use kvarena_tiers::tier::{Find, TierOptions};
 
-const ALL: Namespace = Namespace::new(0);
+use super::host::{Host, PAGE_SIZE, models, of, options, text};
+use super::{ALL, memory};
 
 /// Returns a host that repeats its finds.
 fn patient(config: &EngineConfig, store: &Arc<Memory>, patience: Duration) -> Host {
-    let stores = vec![StoreOptions::new("store", Arc::clone(store) as Arc<dyn Store>)];
-    Host::with(config, TierOptions { patience, ..options(stores) })
+    Host::with(config, TierOptions { patience, ..options(vec![of(store, 8)]) })
 }
 
 #[test]
 fn a_find_waits_for_a_prompt_that_another_engine_computes() {
     for config in models() {
-        let (store, prompt) = (Arc::new(Memory::default()), text(0..50));
+        let (store, prompt) = (memory(), text(0..50));
         let mut decode = patient(&config, &store, Duration::from_secs(600));
         assert_eq!(decode.tier.find(1, &decode.engine, ALL, &prompt), Find::Waiting);
         let mut prefill = Host::new(&config, Arc::clone(&store), None);
@@ -52,7 +46,7 @@ fn a_find_waits_for_a_prompt_that_another_engine_computes() {
 #[test]
 fn a_find_ends_when_nothing_new_comes() {
     for config in models() {
-        let store = Arc::new(Memory::default());
+        let store = memory();
         let mut prefill = Host::new(&config, Arc::clone(&store), None);
         prefill.serve(ALL, &text(0..33));
         assert!(prefill.flush());

@@ -182,6 +182,8 @@ mod objects {
 }
 
 mod child {
+    use std::time::Duration;
+
     use kvarena_tiers::child::Child;
     use kvarena_tiers::store::{Got, Store, StoreError};
 
@@ -239,5 +241,17 @@ mod child {
         let put = dictionary().put(&name(1), &[0; 4096], &[&vec![0; 1 << 20]]);
         assert_eq!(put, Err(StoreError::TooLarge { bytes, max }));
         assert!(Child::new(&[], 1).is_err());
+    }
+
+    #[test]
+    fn long_questions_do_not_wait_for_ever() {
+        // The names and the answers fill both pipes, if the child answers each record as it reads it.
+        let names = vec![name(1); 150_000];
+        let each = "import os, sys\nwhile sys.stdin.buffer.read(5):\n  for _ in range(150_000):\n    \
+                    sys.stdin.buffer.read(144); os.write(1, b'\\1')";
+        assert_eq!(run(&["python3", "-c", each]).have(&names), Ok(vec![true; names.len()]));
+        // A child that does not read.
+        let child = run(&["python3", "-c", "import time; time.sleep(1000)"]).with_timeout(Duration::from_millis(50));
+        assert!(matches!(child.have(&names), Err(StoreError::Gone { .. })));
     }
 }

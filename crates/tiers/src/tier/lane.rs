@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::breaker::{Breaker, Rate};
 use super::jobs::{Job, Put};
-use super::options::{Counters, StoreOptions, add};
+use super::options::{Counters, StoreOptions, TierOptions, add};
 use crate::store::{Store, StoreError};
 
 /// A call of a store.
@@ -25,6 +25,8 @@ pub(super) struct Lane<R, W> {
     pub counters: Counters,
     /// Time for which requests wait for an answer.
     patience: Duration,
+    /// Time for which puts wait for a store that makes no progress.
+    put_patience: Duration,
     state: Mutex<State<R, W>>,
     changed: Condvar,
 }
@@ -46,20 +48,21 @@ struct State<R, W> {
 }
 
 impl<R, W> Lane<R, W> {
-    pub fn new(options: StoreOptions, patience: Duration, write_rate: Option<u64>) -> Self {
+    pub fn new(options: StoreOptions, of_tier: &TierOptions) -> Self {
         let state = State {
             reads: VecDeque::new(),
             puts: VecDeque::new(),
             is_closed: false,
             running: 0,
             progress: Instant::now(),
-            rate: Rate::new(write_rate),
+            rate: Rate::new(of_tier.write_rate),
             breaker: Breaker::default(),
             ask_breaker: Breaker::default(),
             put_breaker: Breaker::default(),
         };
         let (counters, state, changed) = (Counters::default(), Mutex::new(state), Condvar::new());
-        Self { options, counters, patience, state, changed }
+        let (patience, put_patience) = (of_tier.deadline, of_tier.put_deadline);
+        Self { options, counters, patience, put_patience, state, changed }
     }
 
     fn state(&self) -> MutexGuard<'_, State<R, W>> {
@@ -102,8 +105,23 @@ impl<R, W> Lane<R, W> {
     pub fn is_out(&self, now: Instant) -> bool {
         let state = self.state();
         let is_stopped = state.breaker.stopped(now).or(state.ask_breaker.stopped(now)).is_some();
-        let hangs = || now.saturating_duration_since(state.progress) > self.patience;
-        is_stopped || state.running >= self.options.threads && hangs()
+        is_stopped || self.hangs(&state, now, self.patience)
+    }
+
+    /// Returns whether all threads are in calls, of which none has begun or ended for longer than `time`.
+    fn hangs(&self, state: &State<R, W>, now: Instant, time: Duration) -> bool {
+        state.running >= self.options.threads && now.saturating_duration_since(state.progress) > time
+    }
+
+    /// Returns whether records can be put.
+    pub fn takes_puts(&self, now: Instant) -> bool {
+        self.options.writes && self.stopped(now).is_none() && !self.hangs(&self.state(), now, self.put_patience)
+    }
+
+    /// Returns the puts that wait, if the store hangs: its calls keep their pages, but not those of other stores.
+    pub fn give_up_puts(&self, now: Instant) -> VecDeque<Put<R>> {
+        let mut state = self.state();
+        if self.hangs(&state, now, self.put_patience) { std::mem::take(&mut state.puts) } else { VecDeque::new() }
     }
 
     /// Returns whether a request for these tokens and bytes would gain by an answer of this store.

@@ -41,7 +41,7 @@ use kvarena::moves::Put;
 use kvarena::{Engine, EngineError};
 
 use alarm::Alarm;
-use confirm::Confirm;
+use confirm::Confirms;
 use fetch::{Fetching, Request};
 pub use jobs::Forgotten;
 use jobs::{Ask, Done, Job, Key};
@@ -85,6 +85,8 @@ pub struct WaitStats {
     pub confirmed: u64,
     /// Of these, prompts that the stores do not have whole: a store failed, was full, or took too long.
     pub unconfirmed: u64,
+    /// Number of comparisons of such prompts with the cache: about one for each, after its last put.
+    pub compared: u64,
 }
 
 /// The stores of an engine.
@@ -94,7 +96,7 @@ pub struct Tier<B: SwapMemory> {
     received: Receiver<Done>,
     alarm: Alarm,
     requests: HashMap<u64, Request>,
-    confirms: HashMap<u64, Confirm>,
+    confirms: Confirms,
     fetches: HashMap<u64, Fetching>,
     /// Names of the records of open fetches.
     loading: HashMap<Name, u64>,
@@ -103,8 +105,8 @@ pub struct Tier<B: SwapMemory> {
     /// Spaces that were forgotten and not searched since. Nothing is put there.
     forgotten: HashSet<Space>,
     open_puts: usize,
-    /// Whether a put has ended, or an answer has arrived, since [`Tier::end_confirms`].
-    has_put: bool,
+    /// Number of looks for puts in a row that found none, open or new.
+    fruitless: u32,
     /// The end of a stop of all stores, at which the alarm wakes the host.
     retry: Option<Instant>,
     /// The newest step of the last turn, and the number of later looks for puts that found none.
@@ -130,11 +132,7 @@ where
         }
         let (results, received) = channel();
         let shared = Arc::new(Shared {
-            lanes: options
-                .stores
-                .iter()
-                .map(|store| Lane::new(store.clone(), options.deadline, options.write_rate))
-                .collect(),
+            lanes: options.stores.iter().map(|store| Lane::new(store.clone(), &options)).collect(),
             fingerprint: options.fingerprint,
             secret: options.secret.clone(),
             page_size: shape.layout.page_size(),
@@ -154,13 +152,13 @@ where
             received,
             alarm,
             requests: HashMap::new(),
-            confirms: HashMap::new(),
+            confirms: Confirms::default(),
             fetches: HashMap::new(),
             loading: HashMap::new(),
             negative: HashMap::new(),
             forgotten: HashSet::new(),
             open_puts: 0,
-            has_put: false,
+            fruitless: 0,
             retry: None,
             step: engine.newest_step(),
             looks: 0,
@@ -209,12 +207,15 @@ where
     /// Ends the waits of a request that the host has cancelled. Its fetch and its puts continue.
     pub fn cancel(&mut self, id: u64) {
         self.requests.retain(|_, request| request.id != id);
-        self.confirms.retain(|_, confirm| confirm.id != id);
+        self.confirms.cancel(id);
     }
 
-    /// Removes all records of a namespace from all stores. Open puts of the namespace leave no record, and pages that
-    /// the engine has cached are not put before the namespace is searched again. Returns the stores' answers; the
-    /// caller need not wait for them. Other servers may put records that they have cached.
+    /// Removes all records of a namespace from all stores. Returns the stores' answers; the caller need not wait for
+    /// them. Puts that are open leave no record: their stores remove it, if they have put it already.
+    ///
+    /// Until the next [`Tier::find`] in the namespace, nothing is put there. Pages that the engine passes meanwhile count
+    /// as stored, and are not put later: only if they are computed again, or if [`Tier::confirm`] finds after that find
+    /// that the stores lack them. Other servers may put records that they have cached.
     pub fn forget(&mut self, names: &NamespaceNames) -> Receiver<Forgotten> {
         let space = self.shared.space(names);
         self.forgotten.insert(space);
@@ -361,9 +362,9 @@ where
             }
             Done::Put { id, name, is_stored } => {
                 self.open_puts -= 1;
-                self.has_put = true;
                 engine.put_done(id, is_stored);
                 if is_stored {
+                    self.confirms.put(name.key);
                     self.negative.remove(&name);
                 } else {
                     self.looks = 0;
@@ -374,6 +375,9 @@ where
 
     /// Passes records to the stores. Returns their number.
     fn begin_puts(&mut self, engine: &mut Engine<B>) -> Result<usize, EngineError<B::Error>> {
+        if self.open_puts > 0 {
+            self.shared.give_up_puts();
+        }
         let Some(store) = self.shared.writer(0) else {
             let now = Instant::now();
             let end = self.shared.lanes.iter().filter_map(|lane| lane.stopped(now)).min();
@@ -385,6 +389,11 @@ where
         };
         let room = self.options.puts_max.saturating_sub(self.open_puts);
         if room == 0 {
+            let (now, pause) = (Instant::now(), self.options.put_deadline);
+            if self.retry.is_none_or(|at| at <= now) {
+                self.retry = Some(now + pause);
+                self.alarm.set(now + pause);
+            }
             return Ok(0);
         }
         self.look(engine.newest_step());
@@ -395,7 +404,7 @@ where
             if self.forgotten.contains(&key.space) {
                 // The engine shall not pass the record again.
                 engine.put_done(id, true);
-                self.has_put = true;
+                self.confirms.put(key.key.to_digest());
                 continue;
             }
             let pages = pages.into_iter().map(|page| engine.backend_mut().lease(page)).collect();
@@ -407,6 +416,7 @@ where
         if count > 0 {
             self.looks = 0;
         }
+        self.fruitless = if count == 0 && self.open_puts == 0 { self.fruitless + 1 } else { 0 };
         Ok(count)
     }
 

@@ -108,7 +108,7 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         };
         let located = ask.lookup.target(|group, place| ask.located.contains_key(&(group, place)));
         let missing = match ask.is_exact {
-            true => ask.located.len() < ask.wanted.len(),
+            true => ask.located.len() < ask.wanted.len() || ask.keys.is_empty(),
             false => located < ask.lookup.target(|_, _| true),
         };
         match self.lanes[index..].iter().find(|lane| missing && is_asked(lane)) {
@@ -196,6 +196,11 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
     fn put(&self, index: usize, mut put: Put<R>) {
         let lane = &self.lanes[index];
         put.is_stored |= self.put_one(lane, &put).is_ok();
+        self.pass(index, put);
+    }
+
+    /// Passes a put of a store to the next one, or ends it.
+    fn pass(&self, index: usize, put: Put<R>) {
         match self.writer(index + 1) {
             Some(next) => self.lanes[next].push(Job::Put(put)),
             None => {
@@ -207,11 +212,18 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
         }
     }
 
-    /// Returns the first store from `index` on that is written and not stopped.
+    /// Passes the puts that wait for a store that hangs to the next one.
+    pub fn give_up_puts(&self) {
+        let now = Instant::now();
+        for (index, lane) in self.lanes.iter().enumerate() {
+            lane.give_up_puts(now).into_iter().for_each(|put| self.pass(index, put));
+        }
+    }
+
+    /// Returns the first store from `index` on that is written, not stopped, and does not hang.
     pub fn writer(&self, index: usize) -> Option<usize> {
         let now = Instant::now();
-        let is_writer = |at: &usize| self.lanes[*at].options.writes && self.lanes[*at].stopped(now).is_none();
-        (index..self.lanes.len()).find(is_writer)
+        (index..self.lanes.len()).find(|&at| self.lanes[at].takes_puts(now))
     }
 
     /// Returns how often a space was forgotten.

@@ -110,3 +110,24 @@ fn a_cancelled_prompt_is_not_reported() {
     assert_eq!(host.tier.confirm(8, &mut host.engine, ALL, &text(0..33)), Find::Waiting);
     assert_eq!(host.reports(1), [(8, 0)]);
 }
+
+#[test]
+fn prompts_are_compared_after_their_own_puts_alone() {
+    let store = Arc::new(faulty());
+    store.gate.hold([false, false, true]);
+    let mut host = Host::plain(&store);
+    let prompts: Vec<_> = (0..12).map(|at| text(100 * at..100 * at + 21)).collect();
+    for (id, prompt) in (0..).zip(&prompts) {
+        host.serve(ALL, prompt);
+        assert_eq!(host.tier.confirm(id, &mut host.engine, ALL, prompt), Find::Waiting);
+    }
+    host.until(|host| host.tier.open().2 > 0);
+    store.gate.hold([false; 3]);
+    let mut reports: Vec<_> = host.reports(12).into_iter().map(|(id, _)| id).collect();
+    reports.sort_unstable();
+    assert_eq!(reports, (0..12).collect::<Vec<_>>());
+    // 60 puts: each prompt once after its last one, and a few that wait when nothing is open.
+    let waits = host.tier.waits();
+    assert_eq!((waits.confirmed, waits.unconfirmed), (12, 0));
+    assert!((12..=24).contains(&waits.compared), "{} comparisons", waits.compared);
+}

@@ -1,15 +1,16 @@
 //! Finds that are repeated while another engine computes the prompt.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use kvarena::EngineConfig;
 use kvarena::layout::Groups;
-use kvarena_tiers::testing::Memory;
+use kvarena_tiers::testing::{Faulty, Memory};
 use kvarena_tiers::tier::{Find, TierOptions};
 
 use super::host::{Host, PAGE_SIZE, models, of, options, text};
-use super::{ALL, memory};
+use super::{ALL, full, memory};
 
 /// Returns a host that repeats its finds.
 fn patient(config: &EngineConfig, store: &Arc<Memory>, patience: Duration) -> Host {
@@ -58,5 +59,22 @@ fn a_find_ends_when_nothing_new_comes() {
         // What the store has whole is not asked for twice.
         let mut decode = patient(&config, &store, Duration::from_secs(600));
         assert_eq!(decode.find(ALL, &text(0..33)), 8);
+    }
+}
+
+#[test]
+fn a_question_or_a_fetch_that_hangs_ends_at_the_later_of_patience_and_deadline() {
+    for (is_fetch, deadline, patience) in [(false, 1, 40), (false, 40, 1), (true, 1, 40), (true, 40, 1)] {
+        let held = Arc::new(Faulty::new(full()));
+        held.gate.hold([!is_fetch, is_fetch, false]);
+        let [deadline, patience] = [deadline, patience].map(Duration::from_millis);
+        let mut decode = Host::plain_with(TierOptions { deadline, patience, ..options(vec![of(&held, 2)]) });
+        let begin = Instant::now();
+        assert_eq!(decode.find(ALL, &text(0..50)), 0);
+        assert!(begin.elapsed() >= deadline.max(patience));
+        assert_eq!((decode.tier.waits().late, decode.tier.open().0), (1, 0));
+        assert!(held.calls.load(Relaxed) <= 8, "one question, and the reads that run");
+        held.gate.hold([false; 3]);
+        decode.until(|decode| decode.tier.open() == (0, 0, 0));
     }
 }

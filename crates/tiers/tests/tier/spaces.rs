@@ -101,7 +101,12 @@ fn open_and_queued_puts_of_a_forgotten_namespace_leave_no_record() {
     assert_eq!(serve(&mut host, 1, 0..33), 32);
     serve(&mut host, 1, 300..333);
     assert!(host.flush());
-    assert_eq!(count(&store.inner.names()), [([0; 8], 8), (short(Space::of(&names(1), None)), 8)].into());
+    let counts = |own: usize| [([0; 8], 8), (short(Space::of(&names(1), None)), own)].into();
+    assert_eq!(count(&store.inner.names()), counts(8));
+    // The pages that were passed meanwhile come only with a confirmation.
+    host.tier.confirm(7, &mut host.engine, namespace(1), &text(200..233));
+    assert_eq!(host.reports(1), [(7, 0)]);
+    assert_eq!(count(&store.inner.names()), counts(16));
 }
 
 #[test]

@@ -80,12 +80,25 @@ impl<R, W> Lane<R, W> {
     }
 
     pub fn push(&self, job: Job<R, W>) {
-        let mut state = self.state();
-        match job {
-            Job::Put(put) => state.puts.push_back(put),
-            job => state.reads.push_back(job),
+        self.push_all([job]);
+    }
+
+    /// Wakes threads once for all jobs: a wake costs more than a job.
+    pub fn push_all(&self, jobs: impl IntoIterator<Item = Job<R, W>>) {
+        let (mut state, mut count) = (self.state(), 0);
+        for job in jobs {
+            count += 1;
+            match job {
+                Job::Put(put) => state.puts.push_back(put),
+                job => state.reads.push_back(job),
+            }
         }
-        self.changed.notify_one();
+        drop(state); // else a woken thread would wait for it
+        match count {
+            0 => {}
+            1 => self.changed.notify_one(),
+            _ => self.changed.notify_all(),
+        }
     }
 
     /// Removes the limit of the write rate.

@@ -399,7 +399,7 @@ where
         self.look(engine.newest_step());
         let mut puts = Vec::new();
         engine.puts(room, |put| puts.push((put.id, key_of(&put, self.shared.space(put.names)), put.pages.to_vec())))?;
-        let count = puts.len();
+        let (count, mut begun) = (puts.len(), Vec::new());
         for (id, key, pages) in puts {
             if self.forgotten.contains(&key.space) {
                 // The engine shall not pass the record again.
@@ -410,9 +410,10 @@ where
             let pages = pages.into_iter().map(|page| engine.backend_mut().lease(page)).collect();
             let is_forced = self.negative.contains_key(&self.shared.name(&key));
             let forgets = self.shared.forgets(key.space);
-            self.shared.lanes[store].push(Job::Put(jobs::Put { id, key, pages, is_forced, is_stored: false, forgets }));
+            begun.push(Job::Put(jobs::Put { id, key, pages, is_forced, is_stored: false, forgets }));
             self.open_puts += 1;
         }
+        self.shared.lanes[store].push_all(begun);
         if count > 0 {
             self.looks = 0;
         }

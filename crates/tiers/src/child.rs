@@ -20,13 +20,14 @@ use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
 use rustix::io::retry_on_intr;
 
+use crate::lock::{lock, wait_while};
 use crate::name::{Fingerprint, Name, Space};
 use crate::store::{Buffers, Got, Store, StoreError, record_bytes};
 use crate::vectored::{read_record, write_record};
@@ -137,29 +138,16 @@ impl Child {
         Self { timeout, ..self }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Calls `with` with the offset of a slot for a record of `bytes` bytes.
     fn with_slot<T>(&self, bytes: u64, with: impl FnOnce(u64) -> Result<T, StoreError>) -> Result<T, StoreError> {
         if bytes > self.slot_bytes {
             return Err(StoreError::TooLarge { bytes, max: self.slot_bytes });
         }
-        let mut state = self.state();
-        let slot = loop {
-            match state.free.pop() {
-                Some(slot) => break slot,
-                None => state = self.wait(state),
-            }
-        };
+        let mut state = wait_while(&self.changed, lock(&self.state), |state| state.free.is_empty());
+        let slot = state.free.pop().expect("one is free");
         drop(state);
         let result = with(slot as u64 * self.slot_bytes);
-        self.state().free.push(slot);
+        lock(&self.state).free.push(slot);
         self.changed.notify_all();
         result
     }
@@ -174,17 +162,15 @@ impl Child {
             records.extend(offset.to_le_bytes());
             records.extend(bytes.to_le_bytes());
         }
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let number = state.next;
         state.next += 1;
         state.waiting.push(Request { number, op, count: names.len(), records });
         loop {
+            let waits = |state: &mut State| state.is_busy && !state.answers.contains_key(&number);
+            state = wait_while(&self.changed, state, waits);
             if let Some(answers) = state.answers.remove(&number) {
                 return answers;
-            }
-            if state.is_busy {
-                state = self.wait(state);
-                continue;
             }
             let op = state.waiting[0].op;
             let (batch, rest): (Vec<_>, _) = state.waiting.drain(..).partition(|request| request.op == op);
@@ -192,7 +178,7 @@ impl Child {
             let mut process = state.process.take();
             drop(state);
             let answers = self.talk(&mut process, op, &batch);
-            state = self.state();
+            state = lock(&self.state);
             (state.process, state.is_busy) = (process.filter(|_| answers.is_ok()), false);
             let mut rest = answers.as_deref();
             for Request { number, count, .. } in batch {

@@ -23,7 +23,7 @@ mod temp;
 use std::collections::HashSet;
 use std::fs::TryLockError;
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -35,6 +35,7 @@ use folder::{Folder, Opened};
 use index::Index;
 use temp::Temp;
 
+use crate::lock::lock;
 use crate::name::{Fingerprint, Name, Space};
 use crate::record::first_place;
 use crate::store::{Buffers, Got, Store, StoreError, stride};
@@ -115,11 +116,6 @@ impl Disk {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Returns the folder.
-    pub fn path(&self) -> &Path {
-        self.shared.folder.path()
-    }
-
     /// Returns whether the first scan of the folder has ended. Earlier, each name is looked up on the disk.
     pub fn is_scanned(&self) -> bool {
         self.shared.is_scanned.load(Ordering::Acquire)
@@ -144,7 +140,7 @@ impl Drop for Disk {
 
 impl Shared {
     fn wake(&self) {
-        *self.is_due.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.is_due) = true;
         self.due.notify_one();
     }
 
@@ -154,8 +150,7 @@ impl Shared {
         while !self.is_ending.load(Ordering::Acquire) {
             let _ = self.folder.empty_trash();
             let _ = self.round();
-            let due = self.is_due.lock().unwrap_or_else(PoisonError::into_inner);
-            let waited = self.due.wait_timeout_while(due, self.options.rescan, |due| !*due);
+            let waited = self.due.wait_timeout_while(lock(&self.is_due), self.options.rescan, |due| !*due);
             *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
         }
     }
@@ -206,7 +201,7 @@ impl Shared {
     }
 
     fn temp(&self) -> Arc<Temp> {
-        Arc::clone(&self.temp.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&lock(&self.temp))
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> io::Result<()> {
@@ -283,7 +278,7 @@ impl Store for Disk {
         let mut put = shared.put(name, head, pages);
         if put.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             // The folder of temporary files has vanished.
-            *shared.temp.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(Temp::new(&shared.folder)?);
+            *lock(&shared.temp) = Arc::new(Temp::new(&shared.folder)?);
             put = shared.put(name, head, pages);
         }
         if put.as_ref().is_err_and(|error| error.kind() == ErrorKind::StorageFull) {

@@ -3,12 +3,13 @@
 mod reader;
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use reader::Reader;
 use redis::{Client, Connection, ConnectionAddr, ErrorKind, RedisError, RedisResult, ServerErrorKind, cmd, pipe};
 
+use crate::lock::lock;
 use crate::name::{Fingerprint, Name, Space};
 use crate::store::{Buffers, Got, Store, StoreError, stride};
 use crate::testing::memory::concat;
@@ -55,26 +56,26 @@ impl Redis {
 
     /// Makes a call with an idle or a new connection. A connection with an error is closed.
     fn call<T>(&self, call: impl FnOnce(&mut Connection) -> RedisResult<T>) -> Result<T, StoreError> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = lock(&self.idle).pop();
         let mut connection = match idle {
             Some(connection) => connection,
             None => self.connect().map_err(error)?,
         };
         let called = call(&mut connection).map_err(error)?;
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        lock(&self.idle).push(connection);
         Ok(called)
     }
 
     /// Reads a value with an idle or a new reader.
     fn read(&self, (host, port): (&str, u16), key: &str, into: &mut Buffers) -> Result<Got, StoreError> {
-        let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = lock(&self.readers).pop();
         let mut reader = match idle {
             Some(reader) => reader,
             None => Reader::connect(host, port, self.client.get_connection_info().redis_settings())?,
         };
         let got = reader.get(key, into)?;
         if matches!(got, Got::Read | Got::Absent) {
-            self.readers.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
+            lock(&self.readers).push(reader);
         }
         Ok(got)
     }

@@ -1,10 +1,11 @@
 //! A store that fails as a test needs it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
+use crate::lock::{lock, wait_while};
 use crate::name::{Fingerprint, Name, Space};
 use crate::store::{Buffers, Got, Store, StoreError};
 
@@ -47,26 +48,20 @@ struct GateState {
 impl Gate {
     /// Holds calls of `have`, `get` and `put` from now on, and releases the others.
     pub fn hold(&self, held: [bool; 3]) {
-        self.state().held = held;
+        lock(&self.state).held = held;
         self.changed.notify_all();
     }
 
     /// Waits until this number of calls is held.
     pub fn wait_for(&self, count: usize) {
-        let state = self.changed.wait_while(self.state(), |state| state.waiting < count);
-        drop(state.unwrap_or_else(PoisonError::into_inner));
-    }
-
-    fn state(&self) -> MutexGuard<'_, GateState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        drop(wait_while(&self.changed, lock(&self.state), |state| state.waiting < count));
     }
 
     fn pass(&self, call: usize) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.waiting += 1;
         self.changed.notify_all();
-        let state = self.changed.wait_while(state, |state| state.held[call]);
-        state.unwrap_or_else(PoisonError::into_inner).waiting -= 1;
+        wait_while(&self.changed, state, |state| state.held[call]).waiting -= 1;
     }
 }
 

@@ -1,8 +1,9 @@
 //! A store in memory.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use crate::lock::lock;
 use crate::name::{Fingerprint, Name, Space};
 use crate::store::{Buffers, Got, Store, StoreError, stride};
 
@@ -13,23 +14,19 @@ pub struct Memory(Mutex<HashMap<Name, Vec<u8>>>);
 impl Memory {
     /// Returns the stored names, in order.
     pub fn names(&self) -> Vec<Name> {
-        let mut names: Vec<_> = self.records().keys().copied().collect();
+        let mut names: Vec<_> = lock(&self.0).keys().copied().collect();
         names.sort();
         names
     }
 
     /// Returns the bytes of a record.
     pub fn record(&self, name: &Name) -> Option<Vec<u8>> {
-        self.records().get(name).cloned()
+        lock(&self.0).get(name).cloned()
     }
 
     /// Stores any bytes under a name.
     pub fn set(&self, name: Name, bytes: Vec<u8>) {
-        self.records().insert(name, bytes);
-    }
-
-    fn records(&self) -> MutexGuard<'_, HashMap<Name, Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).insert(name, bytes);
     }
 }
 
@@ -59,12 +56,12 @@ fn read_from(bytes: &[u8], into: &mut Buffers) -> Got {
 
 impl Store for Memory {
     fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
-        let records = self.records();
+        let records = lock(&self.0);
         Ok(names.iter().map(|name| records.contains_key(name)).collect())
     }
 
     fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
-        Ok(self.records().get(name).map_or(Got::Absent, |bytes| read_from(bytes, into)))
+        Ok(lock(&self.0).get(name).map_or(Got::Absent, |bytes| read_from(bytes, into)))
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
@@ -73,14 +70,14 @@ impl Store for Memory {
     }
 
     fn remove(&self, names: &[Name]) -> Result<(), StoreError> {
-        let mut records = self.records();
+        let mut records = lock(&self.0);
         names.iter().for_each(|name| drop(records.remove(name)));
         Ok(())
     }
 
     fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError> {
         let gone = Name::new(fingerprint, space, [0; 32], 0);
-        self.records().retain(|name, _| (name.fingerprint, name.space) != (gone.fingerprint, gone.space));
+        lock(&self.0).retain(|name, _| (name.fingerprint, name.space) != (gone.fingerprint, gone.space));
         Ok(())
     }
 }

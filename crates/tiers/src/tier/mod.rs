@@ -31,7 +31,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvarena::backend::SwapMemory;
@@ -51,6 +51,7 @@ use pieces::Pieces;
 use repeat::Repeat;
 use work::Shared;
 
+use crate::lock::lock;
 use crate::miss::{Miss, Misses};
 use crate::name::{Name, Space};
 
@@ -219,7 +220,7 @@ where
     pub fn forget(&mut self, names: &NamespaceNames) -> Receiver<Forgotten> {
         let space = self.shared.space(names);
         self.forgotten.insert(space);
-        *self.shared.forgets.lock().unwrap_or_else(PoisonError::into_inner).entry(space).or_default() += 1;
+        *lock(&self.shared.forgets).entry(space).or_default() += 1;
         let (answer, answers) = channel();
         for lane in &self.shared.lanes {
             lane.push(Job::Forget { space, answer: answer.clone() });

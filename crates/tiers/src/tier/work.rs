@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use kvarena::hash::{NamespaceNames, PageHash};
@@ -14,6 +14,7 @@ use super::options::add;
 use super::pieces::Pieces;
 use super::rounds::Rounds;
 use crate::check::Secret;
+use crate::lock::lock;
 use crate::miss::{Miss, Misses};
 use crate::name::{Fingerprint, Name, Space};
 use crate::record::{PageChecks, Record};
@@ -228,8 +229,7 @@ impl<R: AsRef<[u8]> + Send + 'static, W: AsMut<[u8]> + Send + 'static> Shared<R,
 
     /// Returns how often a space was forgotten.
     pub fn forgets(&self, space: Space) -> u64 {
-        let forgets = self.forgets.lock().unwrap_or_else(PoisonError::into_inner);
-        forgets.get(&space).copied().unwrap_or(0)
+        lock(&self.forgets).get(&space).copied().unwrap_or(0)
     }
 
     fn put_one(&self, lane: &Lane<R, W>, put: &Put<R>) -> Result<(), StoreError> {

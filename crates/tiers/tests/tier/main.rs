@@ -3,6 +3,7 @@
 mod confirm;
 #[path = "../common/host.rs"]
 mod host;
+mod identity;
 mod repeat;
 mod spaces;
 

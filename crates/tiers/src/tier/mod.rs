@@ -214,9 +214,9 @@ where
     /// Removes all records of a namespace from all stores. Returns the stores' answers; the caller need not wait for
     /// them. Puts that are open leave no record: their stores remove it, if they have put it already.
     ///
-    /// Until the next [`Tier::find`] in the namespace, nothing is put there. Pages that the engine passes meanwhile count
-    /// as stored, and are not put later: only if they are computed again, or if [`Tier::confirm`] finds after that find
-    /// that the stores lack them. Other servers may put records that they have cached.
+    /// Until the next [`Tier::find`] in the namespace, nothing is put there. Pages that the engine passes meanwhile
+    /// count as stored. Later they are put only if they are computed again, or if [`Tier::confirm`] finds after that
+    /// find that the stores lack them. Other servers may put records that they have cached.
     pub fn forget(&mut self, names: &NamespaceNames) -> Receiver<Forgotten> {
         let space = self.shared.space(names);
         self.forgotten.insert(space);

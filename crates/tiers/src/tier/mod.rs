@@ -400,6 +400,7 @@ where
         self.look(engine.newest_step());
         let mut puts = Vec::new();
         engine.puts(room, |put| puts.push((put.id, key_of(&put, self.shared.space(put.names)), put.pages.to_vec())))?;
+        self.fruitless = if puts.is_empty() && self.open_puts == 0 { self.fruitless + 1 } else { 0 };
         let (count, mut begun) = (puts.len(), Vec::new());
         for (id, key, pages) in puts {
             if self.forgotten.contains(&key.space) {
@@ -418,7 +419,6 @@ where
         if count > 0 {
             self.looks = 0;
         }
-        self.fruitless = if count == 0 && self.open_puts == 0 { self.fruitless + 1 } else { 0 };
         Ok(count)
     }
 

@@ -65,7 +65,7 @@ impl StoreCounters {
                 stats.name, stats.found, stats.asked, stats.read, stats.put, stats.known, stats.removed, stats.failed
             ));
         }
-        let WaitStats { waited, late, time, pages, confirmed, unconfirmed } = self.waits;
+        let WaitStats { waited, late, time, pages, confirmed, unconfirmed, compared: _ } = self.waits;
         let mean = time.as_secs_f64() * 1e3 / waited.max(1) as f64;
         lines.push(format!(
             "waits for stores: {waited} of {mean:.1} ms on average, {late} too late; {pages} pages of prompts read"

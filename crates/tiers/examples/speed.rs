@@ -17,7 +17,7 @@ use kvarena_tiers::check::Secret;
 use kvarena_tiers::disk::{Cache, Disk, DiskOptions};
 use kvarena_tiers::name::{Fingerprint, Name, Space};
 use kvarena_tiers::record::{PageChecks, Record};
-use kvarena_tiers::store::{Got, Part, Store};
+use kvarena_tiers::store::{Buffers, Got, Store};
 use kvarena_tiers::tier::{StoreOptions, Tier, TierOptions};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -109,16 +109,17 @@ fn reads(store: &dyn Store, secret: Option<&Secret>) -> Fallible<[f64; 3]> {
     let mut time = |what: usize| -> Fallible<f64> {
         let begin = cpu();
         for (number, page) in (0..RECORDS).zip(&mut pages) {
-            let (name, part) = (name(number), Part { first: 0, of: 1 });
-            let mut checks = PageChecks::new(PAGE_BYTES, secret);
+            let (name, mut checks) = (name(number), PageChecks::new(PAGE_BYTES, secret));
+            let mut check = |piece: &[u8]| checks.update(piece);
+            let seen: &mut dyn FnMut(&[u8]) = if what == 0 { &mut check } else { &mut |_| () };
+            let into = &mut Buffers { first: 0, of: 1, head: &mut head, pages: &mut [&mut page[..]], seen };
             match what {
                 0 => {
-                    let seen = &mut |piece: &[u8]| checks.update(piece);
-                    assert_eq!(store.get_seen(&name, part, &mut head, &mut [page], seen)?, Got::Read);
+                    assert_eq!(store.get(&name, into)?, Got::Read);
                     let checked = record(number).check_head(&head, secret);
                     checked.and_then(|()| checks.compare(&head, 0, 1)).expect("intact");
                 }
-                1 => assert_eq!(store.get(&name, part, &mut head, &mut [page])?, Got::Read),
+                1 => assert_eq!(store.get(&name, into)?, Got::Read),
                 _ => page.copy_from_slice(&copied[number as usize]),
             }
         }

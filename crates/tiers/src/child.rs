@@ -13,32 +13,37 @@
 //! | 8 each | bytes of the record: a `get` of a record with another number of bytes is 0 |
 //!
 //! The three fields of a record follow one another; numbers are little-endian. `mooncake_child.py` serves Mooncake.
-//! Calls of several threads share requests. The parent ends a child that does not answer in time; the next call starts
-//! another one.
+//! Calls of several threads share requests. The parent reads while it writes, so a child may answer before it has read
+//! all records. The parent ends a child that neither reads nor answers for 30 s; the next call starts another one.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
+use rustix::io::retry_on_intr;
 
+use crate::lock::{lock, wait_while};
 use crate::name::{Fingerprint, Name, Space};
-use crate::store::{Got, Part, Store, StoreError};
+use crate::store::{Buffers, Got, Store, StoreError, record_bytes};
 use crate::vectored::{read_record, write_record};
 
 const SLOTS: usize = 32;
 const NAME: usize = 128;
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes that a pipe takes as a whole.
+const PIPE_BUF: usize = 4096;
 
 /// A store in another process.
 #[derive(Debug)]
 pub struct Child {
     command: Vec<String>,
     slot_bytes: u64,
+    timeout: Duration,
     memory: OwnedFd,
     state: Mutex<State>,
     changed: Condvar,
@@ -52,16 +57,16 @@ struct State {
     is_busy: bool,
     next: u64,
     waiting: Vec<Request>,
-    answers: HashMap<u64, Result<bool, StoreError>>,
+    answers: HashMap<u64, Result<Vec<bool>, StoreError>>,
 }
 
 #[derive(Debug)]
 struct Request {
     number: u64,
     op: u8,
-    name: String,
-    offset: u64,
-    bytes: u64,
+    /// Number of records, and the records as the child reads them.
+    count: usize,
+    records: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -79,6 +84,38 @@ impl Drop for Process {
     }
 }
 
+impl Process {
+    /// Writes a message, and reads a byte for each record. It reads while it writes: a child that answers before it has
+    /// read all records would else wait for a reader, while the parent waits for the child.
+    fn exchange(&mut self, message: &[u8], records: usize, timeout: Duration) -> Result<Vec<bool>, StoreError> {
+        let (mut rest, mut answers, mut read) = (message, vec![0; records], 0);
+        let time = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        while !rest.is_empty() || read < records {
+            let wanted = if read < records { PollFlags::IN } else { PollFlags::empty() };
+            let mut ready = [PollFd::new(&self.output, wanted), PollFd::new(&self.input, PollFlags::OUT)];
+            let ends = &mut ready[..1 + usize::from(!rest.is_empty())];
+            if retry_on_intr(|| poll(ends, Some(&time))).map_err(io::Error::from)? == 0 {
+                return Err(io::Error::from(ErrorKind::TimedOut).into());
+            }
+            let [can_read, can_write] = ready.map(|end| !end.revents().is_empty());
+            if can_write {
+                // A pipe that is ready takes this number of bytes without a wait.
+                let written = self.input.write(&rest[..rest.len().min(PIPE_BUF)])?;
+                rest = &rest[written..];
+            } else if can_read && read < records {
+                match self.output.read(&mut answers[read..])? {
+                    0 => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
+                    count => read += count,
+                }
+            } else {
+                // It has closed its output.
+                return Err(io::Error::from(ErrorKind::BrokenPipe).into());
+            }
+        }
+        Ok(answers.into_iter().map(|answer| answer == 1).collect())
+    }
+}
+
 impl Child {
     /// Creates a store from a command and the maximum number of bytes of a record. The first call starts the command.
     ///
@@ -92,65 +129,65 @@ impl Child {
         rustix::fs::ftruncate(&memory, SLOTS as u64 * record_bytes)?;
         let state = State { free: (0..SLOTS).collect(), ..State::default() };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        Ok(Self { command: command.to_vec(), slot_bytes: record_bytes, memory, state, changed })
+        Ok(Self { command: command.to_vec(), slot_bytes: record_bytes, timeout: TIMEOUT, memory, state, changed })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Sets the time after which a child that neither reads nor answers is ended. Default 30 s.
+    #[must_use]
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Calls `with` with the offset of a slot.
-    fn with_slot<T>(&self, with: impl FnOnce(u64) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let mut state = self.state();
-        let slot = loop {
-            match state.free.pop() {
-                Some(slot) => break slot,
-                None => state = self.wait(state),
-            }
-        };
+    /// Calls `with` with the offset of a slot for a record of `bytes` bytes.
+    fn with_slot<T>(&self, bytes: u64, with: impl FnOnce(u64) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        if bytes > self.slot_bytes {
+            return Err(StoreError::TooLarge { bytes, max: self.slot_bytes });
+        }
+        let mut state = wait_while(&self.changed, lock(&self.state), |state| state.free.is_empty());
+        let slot = state.free.pop().expect("one is free");
         drop(state);
         let result = with(slot as u64 * self.slot_bytes);
-        self.state().free.push(slot);
+        lock(&self.state).free.push(slot);
         self.changed.notify_all();
         result
     }
 
-    /// Sends requests of one kind, and returns their answers. One of the waiting threads sends the requests of all.
-    fn send(&self, op: u8, records: &[(String, u64, u64)]) -> Result<Vec<bool>, StoreError> {
-        let mut state = self.state();
-        let mut numbers = Vec::with_capacity(records.len());
-        for (name, offset, bytes) in records {
-            let (number, name) = (state.next, name.clone());
-            state.next += 1;
-            numbers.push(number);
-            state.waiting.push(Request { number, op, name, offset: *offset, bytes: *bytes });
+    /// Sends a request, and returns its answers. One of the waiting threads sends those of all.
+    fn send(&self, op: u8, names: &[String], offset: u64, bytes: u64) -> Result<Vec<bool>, StoreError> {
+        let mut records = Vec::new();
+        for name in names {
+            let at = records.len();
+            records.extend(name.as_bytes());
+            records.resize(at + NAME, 0);
+            records.extend(offset.to_le_bytes());
+            records.extend(bytes.to_le_bytes());
         }
-        while !numbers.iter().all(|number| state.answers.contains_key(number)) {
-            if state.is_busy || state.waiting.is_empty() {
-                state = self.wait(state);
-                continue;
+        let mut state = lock(&self.state);
+        let number = state.next;
+        state.next += 1;
+        state.waiting.push(Request { number, op, count: names.len(), records });
+        loop {
+            let waits = |state: &mut State| state.is_busy && !state.answers.contains_key(&number);
+            state = wait_while(&self.changed, state, waits);
+            if let Some(answers) = state.answers.remove(&number) {
+                return answers;
             }
             let op = state.waiting[0].op;
-            let (batch, rest): (Vec<_>, Vec<_>) = state.waiting.drain(..).partition(|request| request.op == op);
-            state.waiting = rest;
-            state.is_busy = true;
+            let (batch, rest): (Vec<_>, _) = state.waiting.drain(..).partition(|request| request.op == op);
+            (state.waiting, state.is_busy) = (rest, true);
             let mut process = state.process.take();
             drop(state);
             let answers = self.talk(&mut process, op, &batch);
-            state = self.state();
+            state = lock(&self.state);
             (state.process, state.is_busy) = (process.filter(|_| answers.is_ok()), false);
-            for (index, request) in batch.iter().enumerate() {
-                let answer = answers.as_ref().map(|answers| answers[index]).map_err(Clone::clone);
-                state.answers.insert(request.number, answer);
+            let mut rest = answers.as_deref();
+            for Request { number, count, .. } in batch {
+                let own = rest.as_mut().map(|rest| rest.split_off(..count).expect("an answer for each record"));
+                let own = own.map(<[bool]>::to_vec).map_err(|error| error.clone());
+                state.answers.insert(number, own);
             }
             self.changed.notify_all();
         }
-        let answers: Vec<_> = numbers.iter().map(|number| state.answers.remove(number).expect("checked")).collect();
-        answers.into_iter().collect()
     }
 
     fn talk(&self, process: &mut Option<Process>, op: u8, batch: &[Request]) -> Result<Vec<bool>, StoreError> {
@@ -158,30 +195,11 @@ impl Child {
             Some(process) => process,
             None => process.insert(self.start()?),
         };
+        let count = batch.iter().map(|request| request.count).sum();
         let mut message = vec![op];
-        message.extend((batch.len() as u32).to_le_bytes());
-        for request in batch {
-            let at = message.len();
-            message.extend(request.name.as_bytes());
-            message.resize(at + NAME, 0);
-            message.extend(request.offset.to_le_bytes());
-            message.extend(request.bytes.to_le_bytes());
-        }
-        let mut answers = vec![0; batch.len()];
-        process.input.write_all(&message).and_then(|()| process.input.flush())?;
-        let mut at = 0;
-        while at < answers.len() {
-            let time = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
-            let mut ready = [PollFd::new(&process.output, PollFlags::IN)];
-            if poll(&mut ready, Some(&time)).map_err(io::Error::from)? == 0 {
-                return Err(io::Error::from(ErrorKind::TimedOut).into());
-            }
-            match process.output.read(&mut answers[at..])? {
-                0 => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
-                read => at += read,
-            }
-        }
-        Ok(answers.into_iter().map(|answer| answer == 1).collect())
+        message.extend((count as u32).to_le_bytes());
+        batch.iter().for_each(|request| message.extend(&request.records));
+        process.exchange(&message, count, self.timeout)
     }
 
     fn start(&self) -> Result<Process, StoreError> {
@@ -192,46 +210,43 @@ impl Child {
         let (input, output) = (child.stdin.take().expect("it is piped"), child.stdout.take().expect("it is piped"));
         Ok(Process { child, input, output })
     }
+}
 
-    fn check_size(&self, bytes: u64) -> Result<(), StoreError> {
-        if bytes > self.slot_bytes { Err(StoreError::TooLarge { bytes, max: self.slot_bytes }) } else { Ok(()) }
-    }
+fn texts(names: &[Name]) -> Vec<String> {
+    names.iter().map(Name::to_string).collect()
 }
 
 impl Store for Child {
     fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
-        self.send(b'h', &names.iter().map(|name| (name.to_string(), 0, 0)).collect::<Vec<_>>())
+        self.send(b'h', &texts(names), 0, 0)
     }
 
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        let bytes = part.record_bytes(head.len(), pages.first().map_or(0, |page| page.len()));
-        self.check_size(bytes)?;
-        self.with_slot(|slot| {
-            if self.send(b'g', &[(name.to_string(), slot, bytes)])? == [true] {
-                let is_read = read_record(&self.memory, slot, part, head, pages, &mut |_| ())?;
-                return Ok(if is_read { Got::Read } else { Got::Length });
+    fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
+        let bytes = into.record_bytes();
+        self.with_slot(bytes, |slot| {
+            if self.send(b'g', &texts(&[*name]), slot, bytes)? != [true] {
+                let has = self.have(&[*name])? == [true];
+                return Ok(if has { Got::Length } else { Got::Absent });
             }
-            let has = self.have(&[*name])? == [true];
-            Ok(if has { Got::Length } else { Got::Absent })
+            let is_read = read_record(&self.memory, slot, into)?;
+            Ok(if is_read { Got::Read } else { Got::Length })
         })
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
-        let part = Part { first: 0, of: pages.len() as u32 };
-        let bytes = part.record_bytes(head.len(), pages.first().map_or(0, |page| page.len()));
-        self.check_size(bytes)?;
-        self.with_slot(|slot| {
+        let bytes = record_bytes(head.len(), pages.len(), pages.first().map_or(0, |page| page.len()));
+        self.with_slot(bytes, |slot| {
             write_record(&self.memory, slot, head, pages)?;
-            let is_stored = self.send(b'p', &[(name.to_string(), slot, bytes)])? == [true];
+            let is_stored = self.send(b'p', &texts(&[*name]), slot, bytes)? == [true];
             if is_stored { Ok(()) } else { Err(StoreError::Full) }
         })
     }
 
     fn remove(&self, names: &[Name]) -> Result<(), StoreError> {
-        self.send(b'r', &names.iter().map(|name| (name.to_string(), 0, 0)).collect::<Vec<_>>()).map(drop)
+        self.send(b'r', &texts(names), 0, 0).map(drop)
     }
 
     fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError> {
-        self.send(b'f', &[(format!("v1/{fingerprint}/{space}/"), 0, 0)]).map(drop)
+        self.send(b'f', &[format!("v1/{fingerprint}/{space}/")], 0, 0).map(drop)
     }
 }

@@ -16,6 +16,7 @@ pub mod check;
 pub mod child;
 pub mod disk;
 pub mod identity;
+mod lock;
 pub mod miss;
 pub mod name;
 #[cfg(feature = "object-store")]

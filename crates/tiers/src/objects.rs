@@ -3,6 +3,7 @@
 //! Requests run on two threads of a runtime of the store's own, at most 64 at a time. The bucket's rules remove old
 //! objects.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,9 +16,9 @@ use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
 use crate::name::{Fingerprint, Name, Space};
-use crate::store::{Got, Part, Store, StoreError, stride};
+use crate::store::{Buffers, Got, Store, StoreError};
 use crate::testing::memory::concat;
-use crate::vectored::{Buffer, buffers, unused};
+use crate::vectored::{Piece, pieces, unused};
 
 /// Maximum number of requests at a time.
 const REQUESTS: usize = 64;
@@ -145,26 +146,26 @@ fn error(error: Error) -> StoreError {
     }
 }
 
-/// Copies a stream of bytes into buffers. Returns whether it has filled them and has ended.
-async fn fill(result: GetResult, buffers: &mut [Buffer<'_>], seen: &mut dyn FnMut(&[u8])) -> Result<bool, Error> {
+/// Copies a stream of bytes into pieces. Returns whether it has filled them and has ended.
+async fn fill(result: GetResult, pieces: &mut [Piece<'_>], seen: &mut dyn FnMut(&[u8])) -> Result<bool, Error> {
     let mut stream = result.into_stream();
     let (mut at, mut offset) = (0, 0);
     while let Some(bytes) = stream.try_next().await? {
         let mut rest = &bytes[..];
         while !rest.is_empty() {
-            let Some(buffer) = buffers.get_mut(at) else { return Ok(false) };
-            let count = rest.len().min(buffer.bytes.len() - offset);
-            buffer.bytes[offset..offset + count].copy_from_slice(&rest[..count]);
+            let Some(piece) = pieces.get_mut(at) else { return Ok(false) };
+            let count = rest.len().min(piece.bytes.len() - offset);
+            piece.bytes[offset..offset + count].copy_from_slice(&rest[..count]);
             (rest, offset) = (&rest[count..], offset + count);
-            if offset == buffer.bytes.len() {
-                if buffer.is_page {
-                    seen(buffer.bytes);
+            if offset == piece.bytes.len() {
+                if piece.is_page {
+                    seen(piece.bytes);
                 }
                 (at, offset) = (at + 1, 0);
             }
         }
     }
-    Ok(at == buffers.len())
+    Ok(at == pieces.len())
 }
 
 impl Store for Objects {
@@ -199,37 +200,22 @@ impl Store for Objects {
         true
     }
 
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        self.get_seen(name, part, head, pages, &mut |_| ())
-    }
-
-    fn get_seen(
-        &self,
-        name: &Name,
-        part: Part,
-        head: &mut [u8],
-        pages: &mut [&mut [u8]],
-        seen: &mut dyn FnMut(&[u8]),
-    ) -> Result<Got, StoreError> {
-        let page_bytes = pages.first().map_or(0, |page| page.len());
-        let (head_bytes, count) = (head.len() as u64, pages.len());
-        let expected = part.record_bytes(head.len(), page_bytes);
-        let start = part.start(head.len(), page_bytes);
-        let end = start + (stride(page_bytes) * count) as u64;
-        let mut unused = unused(pages);
-        let mut buffers = buffers(head, pages, &mut unused);
+    fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
+        let (expected, Range { start, end }) = (into.record_bytes(), into.range());
+        let (is_whole, head) = (into.pages.len() == into.of as usize, 0..into.head.len() as u64);
+        let mut unused = unused(into.pages);
+        let mut pieces = pieces(into.head, into.pages, &mut unused);
         let path = self.path(&name.to_string());
         let read = async {
-            let is_whole = count == part.of as usize;
-            let first = self.get_range(&path, (!is_whole).then_some(GetRange::Bounded(0..head_bytes))).await?;
+            let first = self.get_range(&path, (!is_whole).then_some(GetRange::Bounded(head))).await?;
             if first.meta.size != expected {
                 return Ok(Got::Length);
             }
             let is_read = if is_whole {
-                fill(first, &mut buffers, seen).await?
+                fill(first, &mut pieces, into.seen).await?
             } else {
                 let rest = self.get_range(&path, Some(GetRange::Bounded(start..end))).await?;
-                fill(first, &mut buffers[..1], seen).await? && fill(rest, &mut buffers[1..], seen).await?
+                fill(first, &mut pieces[..1], into.seen).await? && fill(rest, &mut pieces[1..], into.seen).await?
             };
             Ok(if is_read { Got::Read } else { Got::Length })
         };

@@ -166,7 +166,7 @@ pub fn check_page(head: &[u8], index: usize, page: &[u8], secret: Option<&Secret
     if stored == check(&[page], secret) { Ok(()) } else { Err(Miss::PageCheck) }
 }
 
-/// Checks of consecutive pages that arrive in pieces, as [`Store::get_seen`](crate::store::Store::get_seen) reads them.
+/// Checks of consecutive pages that arrive in pieces, as [`Store::get`](crate::store::Store::get) reads them.
 pub struct PageChecks<'a> {
     secret: Option<&'a Secret>,
     page_bytes: usize,

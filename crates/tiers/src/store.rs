@@ -1,35 +1,56 @@
 //! [`Store`]: a place that keeps records by name.
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::{fmt, io};
 
 use crate::name::{Fingerprint, Name, Space};
 use crate::record::BLOCK;
 
-/// The part of a record's pages that a caller reads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part {
+/// Returns the bytes from one page of a record to the next.
+pub fn stride(page_bytes: usize) -> usize {
+    page_bytes.next_multiple_of(BLOCK)
+}
+
+/// Where to read the head and some consecutive pages of a record.
+pub struct Buffers<'a, 'p> {
     /// Index of the first page to read.
     pub first: u32,
     /// Number of pages of the whole record.
     pub of: u32,
+    /// The head.
+    pub head: &'a mut [u8],
+    /// The pages, of equal length.
+    pub pages: &'a mut [&'p mut [u8]],
+    /// Called with all bytes of the pages in order, each piece within one page: see [`Store::get`].
+    pub seen: &'a mut dyn FnMut(&[u8]),
 }
 
-impl Part {
-    /// Returns the offset of the first page, for a record with this head and pages of `page_bytes` bytes.
-    pub fn start(self, head_bytes: usize, page_bytes: usize) -> u64 {
-        head_bytes as u64 + u64::from(self.first) * stride(page_bytes) as u64
+impl Buffers<'_, '_> {
+    /// Returns the number of bytes of a page.
+    pub fn page_bytes(&self) -> usize {
+        self.pages.first().map_or(0, |page| page.len())
     }
 
     /// Returns the number of bytes of the whole record.
-    pub fn record_bytes(self, head_bytes: usize, page_bytes: usize) -> u64 {
-        head_bytes as u64 + u64::from(self.of) * stride(page_bytes) as u64
+    pub fn record_bytes(&self) -> u64 {
+        record_bytes(self.head.len(), self.of as usize, self.page_bytes())
+    }
+
+    /// Returns the bytes of the pages in the record, with their padding.
+    pub fn range(&self) -> Range<u64> {
+        let [start, end] = [0, self.pages.len()].map(|at| self.first as usize + at);
+        record_bytes(self.head.len(), start, self.page_bytes())..record_bytes(self.head.len(), end, self.page_bytes())
+    }
+
+    /// Calls `seen` with each page, for stores that do not read pieces.
+    pub fn see_all(&mut self) {
+        self.pages.iter().for_each(|page| (self.seen)(page));
     }
 }
 
-/// Returns the bytes from one page of a record to the next.
-pub fn stride(page_bytes: usize) -> usize {
-    page_bytes.next_multiple_of(BLOCK)
+/// Returns the number of bytes of a record with this head and number of pages.
+pub fn record_bytes(head_bytes: usize, pages: usize, page_bytes: usize) -> u64 {
+    head_bytes as u64 + pages as u64 * stride(page_bytes) as u64
 }
 
 /// The result of a read without an error.
@@ -76,33 +97,13 @@ pub trait Store: Send + Sync + 'static {
         self.have(names)
     }
 
-    /// Reads the head and some pages of a record: `pages` are consecutive and begin with page [`Part::first`]. The
-    /// contents of the buffers are unspecified unless the result is [`Got::Read`].
+    /// Reads the head and some pages of a record. The contents of the buffers are unspecified unless the result is
+    /// [`Got::Read`]. Before it returns this, it calls [`Buffers::seen`] with all bytes of the pages in order. A store
+    /// that reads pieces calls it while they are in the processor's cache, where checks cost less.
     ///
     /// # Errors
     /// If the store fails.
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError>;
-
-    /// Reads as [`Store::get`] does. Before it returns [`Got::Read`], it calls `seen` with all bytes of `pages` in
-    /// order, each piece within one page. A store that reads pieces calls it while they are in the processor's cache,
-    /// where checks cost less.
-    ///
-    /// # Errors
-    /// As [`Store::get`].
-    fn get_seen(
-        &self,
-        name: &Name,
-        part: Part,
-        head: &mut [u8],
-        pages: &mut [&mut [u8]],
-        seen: &mut dyn FnMut(&[u8]),
-    ) -> Result<Got, StoreError> {
-        let got = self.get(name, part, head, pages)?;
-        if got == Got::Read {
-            pages.iter().for_each(|page| seen(page));
-        }
-        Ok(got)
-    }
+    fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError>;
 
     /// Puts a record, instead of an earlier one of the same name.
     ///
@@ -121,47 +122,6 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// If the store fails: any of the records may remain.
     fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError>;
-}
-
-impl<S: Store + ?Sized> Store for Arc<S> {
-    fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
-        (**self).have(names)
-    }
-
-    fn asks_one_by_one(&self) -> bool {
-        (**self).asks_one_by_one()
-    }
-
-    fn have_now(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
-        (**self).have_now(names)
-    }
-
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        (**self).get(name, part, head, pages)
-    }
-
-    fn get_seen(
-        &self,
-        name: &Name,
-        part: Part,
-        head: &mut [u8],
-        pages: &mut [&mut [u8]],
-        seen: &mut dyn FnMut(&[u8]),
-    ) -> Result<Got, StoreError> {
-        (**self).get_seen(name, part, head, pages, seen)
-    }
-
-    fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
-        (**self).put(name, head, pages)
-    }
-
-    fn remove(&self, names: &[Name]) -> Result<(), StoreError> {
-        (**self).remove(names)
-    }
-
-    fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError> {
-        (**self).remove_space(fingerprint, space)
-    }
 }
 
 /// The error of a store.

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 
 use crate::record::BLOCK;
-use crate::store::{Part, stride};
+use crate::store::{Buffers, stride};
 
 /// Maximum number of buffers of one call (`IOV_MAX`).
 const BUFFERS_MAX: usize = 1024;
@@ -38,7 +38,7 @@ pub(crate) fn write_record(file: &OwnedFd, mut offset: u64, head: &[u8], pages: 
 }
 
 /// Consecutive bytes of a record: a head, a piece of a page, or padding.
-pub(crate) struct Buffer<'a> {
+pub(crate) struct Piece<'a> {
     pub bytes: &'a mut [u8],
     pub is_page: bool,
 }
@@ -48,47 +48,39 @@ pub(crate) fn unused(pages: &[&mut [u8]]) -> Vec<u8> {
     vec![0; pages.iter().map(|page| stride(page.len()) - page.len()).sum()]
 }
 
-/// Returns the buffers of a head and pages in order.
-pub(crate) fn buffers<'a>(head: &'a mut [u8], pages: &'a mut [&mut [u8]], mut unused: &'a mut [u8]) -> Vec<Buffer<'a>> {
-    let mut buffers = vec![Buffer { bytes: head, is_page: false }];
+/// Returns the pieces of a head and pages in order.
+pub(crate) fn pieces<'a>(head: &'a mut [u8], pages: &'a mut [&mut [u8]], mut unused: &'a mut [u8]) -> Vec<Piece<'a>> {
+    let mut pieces = vec![Piece { bytes: head, is_page: false }];
     for page in pages {
         let (padding, rest) = unused.split_at_mut(stride(page.len()) - page.len());
-        buffers.extend(page.chunks_mut(PIECE).map(|bytes| Buffer { bytes, is_page: true }));
-        buffers.extend((!padding.is_empty()).then_some(Buffer { bytes: padding, is_page: false }));
+        pieces.extend(page.chunks_mut(PIECE).map(|bytes| Piece { bytes, is_page: true }));
+        pieces.extend((!padding.is_empty()).then_some(Piece { bytes: padding, is_page: false }));
         unused = rest;
     }
-    buffers
+    pieces
 }
 
 /// Reads the head and some pages of a record at an offset. Calls `seen` with pieces of the pages in order, soon after
 /// each was read. Returns false at the end of the file.
-pub(crate) fn read_record(
-    file: &OwnedFd,
-    mut offset: u64,
-    part: Part,
-    head: &mut [u8],
-    pages: &mut [&mut [u8]],
-    seen: &mut dyn FnMut(&[u8]),
-) -> io::Result<bool> {
-    let page_bytes = pages.first().map_or(0, |page| page.len());
-    let start = offset + part.start(head.len(), page_bytes);
-    let mut unused = unused(pages);
-    let mut buffers = buffers(head, pages, &mut unused);
-    // One call reads buffers of about the size of a piece. The head does not lie before a later page.
-    let (mut rest, mut is_head) = (&mut buffers[..], true);
+pub(crate) fn read_record(file: &OwnedFd, mut offset: u64, into: &mut Buffers) -> io::Result<bool> {
+    let (start, first) = (offset + into.range().start, into.first);
+    let mut unused = unused(into.pages);
+    let mut pieces = pieces(into.head, into.pages, &mut unused);
+    // One call reads about as many bytes as a piece has. The head does not lie before a later page.
+    let (mut rest, mut is_head) = (&mut pieces[..], true);
     while !rest.is_empty() {
         let (mut bytes, mut count) = (0, 0);
-        while count < rest.len().min(BUFFERS_MAX) && bytes < PIECE && (count == 0 || !is_head || part.first == 0) {
+        while count < rest.len().min(BUFFERS_MAX) && bytes < PIECE && (count == 0 || !is_head || first == 0) {
             bytes += rest[count].bytes.len();
             count += 1;
         }
         let (batch, others) = rest.split_at_mut(count);
-        let mut slices: Vec<_> = batch.iter_mut().map(|buffer| IoSliceMut::new(buffer.bytes)).collect();
+        let mut slices: Vec<_> = batch.iter_mut().map(|piece| IoSliceMut::new(piece.bytes)).collect();
         if !read_all(file, offset, &mut slices)? {
             return Ok(false);
         }
-        batch.iter().filter(|buffer| buffer.is_page).for_each(|buffer| seen(buffer.bytes));
-        offset = if is_head && part.first > 0 { start } else { offset + bytes as u64 };
+        batch.iter().filter(|piece| piece.is_page).for_each(|piece| (into.seen)(piece.bytes));
+        offset = if is_head && first > 0 { start } else { offset + bytes as u64 };
         (rest, is_head) = (others, false);
     }
     Ok(true)

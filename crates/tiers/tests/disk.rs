@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use kvarena_tiers::disk::{Disk, DiskOptions};
 use kvarena_tiers::name::{Fingerprint, Name, Space};
-use kvarena_tiers::store::{Got, Part, Store, StoreError};
+use kvarena_tiers::store::{Got, Store, StoreError};
 use kvarena_tiers::testing::contract;
 use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
@@ -55,8 +55,7 @@ fn put(disk: &Disk, number: u32, place: u32) -> Result<(), StoreError> {
 }
 
 fn get(disk: &Disk, number: u32) -> Result<Got, StoreError> {
-    let (mut head, mut page) = (vec![0; 4096], vec![0; 4096]);
-    let got = disk.get(&name(number), Part { first: 0, of: 1 }, &mut head, &mut [&mut page])?;
+    let (got, _, page) = common::get(disk, &name(number), 4096)?;
     assert!(got != Got::Read || page == [number as u8; 4096]);
     Ok(got)
 }
@@ -64,6 +63,11 @@ fn get(disk: &Disk, number: u32) -> Result<Got, StoreError> {
 fn has(disk: &Disk, numbers: impl Iterator<Item = u32>) -> Vec<bool> {
     // One name in each question: names after an absent one count as absent.
     numbers.flat_map(|number| disk.have(&[name(number)]).expect("no failure")).collect()
+}
+
+fn set_time(folder: &Path, number: u32, time: SystemTime) {
+    let file = File::options().write(true).open(path(folder, number)).expect("it is there");
+    file.set_modified(time).expect("it is ours");
 }
 
 fn path(folder: &Path, number: u32) -> std::path::PathBuf {
@@ -149,11 +153,10 @@ fn the_oldest_and_then_the_deepest_files_go_first() {
     // Deeper places first, as engines put no order among places.
     (0..64).for_each(|number| put(&disk, number, 63 - number).expect("there is room"));
     let an_hour_ago = |number: u32| {
-        let file = File::options().write(true).open(path(folder.path(), number)).expect("it is there");
         let old = SystemTime::now() - Duration::from_secs(3600);
         let seconds = old.duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
         let time = Duration::new(seconds, 999_999_999 - (63 - number));
-        file.set_modified(SystemTime::UNIX_EPOCH + time).expect("it is ours");
+        set_time(folder.path(), number, SystemTime::UNIX_EPOCH + time);
     };
     (0..64).for_each(an_hour_ago);
     assert_eq!(get(&disk, 0), Ok(Got::Read)); // the deepest place, used now
@@ -188,10 +191,7 @@ fn a_clock_that_goes_back_leaves_an_order() {
     drop(disk);
     // These files are from the future, as if the clock had been set back by a year.
     let future = SystemTime::now() + Duration::from_secs(365 * 86_400);
-    for number in 0..8 {
-        let file = File::options().write(true).open(path(folder.path(), number)).expect("it is there");
-        file.set_modified(future).expect("it is ours");
-    }
+    (0..8).for_each(|number| set_time(folder.path(), number, future));
     let disk = open(folder.path());
     wait(|| disk.is_scanned());
     let age = |number| fs::metadata(path(folder.path(), number)).expect("it is there").modified().expect("a time");

@@ -16,7 +16,7 @@ use kvarena::{Engine, EngineConfig};
 use kvarena_tiers::check::Secret;
 use kvarena_tiers::miss::Miss;
 use kvarena_tiers::name::{Fingerprint, Name, Space};
-use kvarena_tiers::store::{Got, Part, Store, StoreError};
+use kvarena_tiers::store::{Buffers, Got, Store, StoreError};
 use kvarena_tiers::testing::Memory;
 use kvarena_tiers::tier::{Find, StoreOptions, Tier, TierOptions};
 use ranks::{Ranks, RanksOptions};
@@ -161,8 +161,8 @@ impl Store for Refuses {
         self.inner.have(names)
     }
 
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        self.inner.get(name, part, head, pages)
+    fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
+        self.inner.get(name, into)
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {

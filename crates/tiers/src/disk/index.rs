@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use crate::lock::lock;
 use crate::name::Name;
 
 /// The names that a folder is known to contain, as hashes of 8 bytes. The hashes have a random key, so equal hashes of
@@ -23,37 +24,33 @@ struct Known {
 
 impl Index {
     pub fn insert(&self, name: &Name) {
-        let mut known = self.known();
+        let mut known = lock(&self.known);
         let scan = known.scan;
         known.names.insert(self.hasher.hash_one(name), scan);
     }
 
     pub fn remove(&self, name: &Name) {
-        self.known().names.remove(&self.hasher.hash_one(name));
+        lock(&self.known).names.remove(&self.hasher.hash_one(name));
     }
 
     pub fn clear(&self) {
-        self.known().names.clear();
+        lock(&self.known).names.clear();
     }
 
     /// Returns, for each name, whether it is known.
     pub fn has(&self, names: &[Name]) -> Vec<bool> {
-        let known = self.known();
+        let known = lock(&self.known);
         names.iter().map(|name| known.names.contains_key(&self.hasher.hash_one(name))).collect()
     }
 
     pub fn begin_scan(&self) {
-        self.known().scan += 1;
+        lock(&self.known).scan += 1;
     }
 
     /// Removes the names that have been neither seen nor added since the begin of the scan.
     pub fn end_scan(&self) {
-        let mut known = self.known();
+        let mut known = lock(&self.known);
         let scan = known.scan;
         known.names.retain(|_, &mut seen| seen == scan);
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -23,7 +23,7 @@ mod temp;
 use std::collections::HashSet;
 use std::fs::TryLockError;
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -35,9 +35,10 @@ use folder::{Folder, Opened};
 use index::Index;
 use temp::Temp;
 
+use crate::lock::lock;
 use crate::name::{Fingerprint, Name, Space};
 use crate::record::first_place;
-use crate::store::{Got, Part, Store, StoreError, stride};
+use crate::store::{Buffers, Got, Store, StoreError, stride};
 use crate::vectored::{read_record, write_record};
 
 /// Options of a [`Disk`].
@@ -115,11 +116,6 @@ impl Disk {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Returns the folder.
-    pub fn path(&self) -> &Path {
-        self.shared.folder.path()
-    }
-
     /// Returns whether the first scan of the folder has ended. Earlier, each name is looked up on the disk.
     pub fn is_scanned(&self) -> bool {
         self.shared.is_scanned.load(Ordering::Acquire)
@@ -144,7 +140,7 @@ impl Drop for Disk {
 
 impl Shared {
     fn wake(&self) {
-        *self.is_due.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.is_due) = true;
         self.due.notify_one();
     }
 
@@ -154,8 +150,7 @@ impl Shared {
         while !self.is_ending.load(Ordering::Acquire) {
             let _ = self.folder.empty_trash();
             let _ = self.round();
-            let due = self.is_due.lock().unwrap_or_else(PoisonError::into_inner);
-            let waited = self.due.wait_timeout_while(due, self.options.rescan, |due| !*due);
+            let waited = self.due.wait_timeout_while(lock(&self.is_due), self.options.rescan, |due| !*due);
             *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
         }
     }
@@ -206,7 +201,7 @@ impl Shared {
     }
 
     fn temp(&self) -> Arc<Temp> {
-        Arc::clone(&self.temp.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&lock(&self.temp))
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> io::Result<()> {
@@ -256,18 +251,7 @@ impl Store for Disk {
         names.iter().map(look).collect()
     }
 
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        self.get_seen(name, part, head, pages, &mut |_| ())
-    }
-
-    fn get_seen(
-        &self,
-        name: &Name,
-        part: Part,
-        head: &mut [u8],
-        pages: &mut [&mut [u8]],
-        seen: &mut dyn FnMut(&[u8]),
-    ) -> Result<Got, StoreError> {
+    fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
         let (file, bytes) = match self.shared.folder.open_record(name)? {
             Opened::Record(file, bytes) => (file, bytes),
             Opened::Absent => {
@@ -276,14 +260,12 @@ impl Store for Disk {
             }
             Opened::Foreign => return Ok(Got::Foreign),
         };
-        let page_bytes = pages.first().map_or(0, |page| page.len());
-        if bytes != part.record_bytes(head.len(), page_bytes) {
+        if bytes != into.record_bytes() || !read_record(&file, 0, into)? {
             return Ok(Got::Length);
         }
-        let is_read = read_record(&file, 0, part, head, pages, seen)?;
         // A folder that cannot be written keeps the times.
-        let _ = collect::touch(&file, self.shared.now(), first_place(head));
-        Ok(if is_read { Got::Read } else { Got::Length })
+        let _ = collect::touch(&file, self.shared.now(), first_place(into.head));
+        Ok(Got::Read)
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
@@ -296,7 +278,7 @@ impl Store for Disk {
         let mut put = shared.put(name, head, pages);
         if put.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             // The folder of temporary files has vanished.
-            *shared.temp.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(Temp::new(&shared.folder)?);
+            *lock(&shared.temp) = Arc::new(Temp::new(&shared.folder)?);
             put = shared.put(name, head, pages);
         }
         if put.as_ref().is_err_and(|error| error.kind() == ErrorKind::StorageFull) {

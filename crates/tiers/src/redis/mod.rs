@@ -2,16 +2,17 @@
 
 mod reader;
 
-use std::sync::{Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use reader::Reader;
 use redis::{Client, Connection, ConnectionAddr, ErrorKind, RedisError, RedisResult, ServerErrorKind, cmd, pipe};
 
+use crate::lock::lock;
 use crate::name::{Fingerprint, Name, Space};
-use crate::store::{Got, Part, Store, StoreError, stride};
+use crate::store::{Buffers, Got, Store, StoreError, stride};
 use crate::testing::memory::concat;
-use crate::vectored::{buffers, unused};
 
 /// Maximum number of bytes of a record. Larger values delay other clients.
 pub const VALUE_MAX: u64 = 64 << 20;
@@ -55,65 +56,50 @@ impl Redis {
 
     /// Makes a call with an idle or a new connection. A connection with an error is closed.
     fn call<T>(&self, call: impl FnOnce(&mut Connection) -> RedisResult<T>) -> Result<T, StoreError> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = lock(&self.idle).pop();
         let mut connection = match idle {
             Some(connection) => connection,
             None => self.connect().map_err(error)?,
         };
         let called = call(&mut connection).map_err(error)?;
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        lock(&self.idle).push(connection);
         Ok(called)
     }
 
     /// Reads a value with an idle or a new reader.
-    fn read(
-        &self,
-        (host, port): (&str, u16),
-        key: &str,
-        head: &mut [u8],
-        pages: &mut [&mut [u8]],
-        seen: &mut dyn FnMut(&[u8]),
-    ) -> Result<Got, StoreError> {
-        let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    fn read(&self, (host, port): (&str, u16), key: &str, into: &mut Buffers) -> Result<Got, StoreError> {
+        let idle = lock(&self.readers).pop();
         let mut reader = match idle {
             Some(reader) => reader,
             None => Reader::connect(host, port, self.client.get_connection_info().redis_settings())?,
         };
-        let mut unused = unused(pages);
-        let got = reader.get(key, buffers(head, pages, &mut unused), seen)?;
+        let got = reader.get(key, into)?;
         if matches!(got, Got::Read | Got::Absent) {
-            self.readers.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
+            lock(&self.readers).push(reader);
         }
         Ok(got)
     }
 
     /// Reads a part of a record, or over another connection than TCP.
-    fn get_by_client(
-        &self,
-        name: &Name,
-        part: Part,
-        head: &mut [u8],
-        pages: &mut [&mut [u8]],
-    ) -> Result<Got, StoreError> {
-        let page_bytes = pages.first().map_or(0, |page| page.len());
-        let start = part.start(head.len(), page_bytes);
-        let end = start + (stride(page_bytes) * pages.len()) as u64;
+    fn get_by_client(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
+        let (Range { start, end }, page_bytes) = (into.range(), into.page_bytes());
         let mut pipe = pipe();
         pipe.cmd("STRLEN").arg(key(name));
-        pipe.cmd("GETRANGE").arg(key(name)).arg(0).arg(head.len() - 1);
+        pipe.cmd("GETRANGE").arg(key(name)).arg(0).arg(into.head.len() - 1);
         pipe.cmd("GETRANGE").arg(key(name)).arg(start).arg(end - 1);
         let (len, first, rest): (u64, Vec<u8>, Vec<u8>) = self.call(|connection| pipe.query(connection))?;
         if len == 0 {
             return Ok(Got::Absent);
         }
-        let is_whole = first.len() == head.len() && rest.len() as u64 == end - start;
-        if len != part.record_bytes(head.len(), page_bytes) || !is_whole {
+        let is_whole = first.len() == into.head.len() && rest.len() as u64 == end - start;
+        if len != into.record_bytes() || !is_whole {
             return Ok(Got::Length);
         }
-        head.copy_from_slice(&first);
-        pages.iter_mut().zip(rest.chunks(stride(page_bytes))).for_each(|(page, bytes)| {
+        into.head.copy_from_slice(&first);
+        into.pages.iter_mut().zip(rest.chunks(stride(page_bytes))).for_each(|(page, bytes)| {
             page.copy_from_slice(&bytes[..page_bytes]);
         });
+        into.see_all();
         Ok(Got::Read)
     }
 
@@ -152,28 +138,13 @@ impl Store for Redis {
         self.call(|connection| pipe.query(connection))
     }
 
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        self.get_seen(name, part, head, pages, &mut |_| ())
-    }
-
-    fn get_seen(
-        &self,
-        name: &Name,
-        part: Part,
-        head: &mut [u8],
-        pages: &mut [&mut [u8]],
-        seen: &mut dyn FnMut(&[u8]),
-    ) -> Result<Got, StoreError> {
+    fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
         if let ConnectionAddr::Tcp(host, port) = self.client.get_connection_info().addr()
-            && pages.len() == part.of as usize
+            && into.pages.len() == into.of as usize
         {
-            return self.read((host, *port), &key(name), head, pages, seen);
+            return self.read((host, *port), &key(name), into);
         }
-        let got = self.get_by_client(name, part, head, pages)?;
-        if got == Got::Read {
-            pages.iter().for_each(|page| seen(page));
-        }
-        Ok(got)
+        self.get_by_client(name, into)
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {

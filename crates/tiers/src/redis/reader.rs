@@ -6,8 +6,8 @@ use std::net::{TcpStream, ToSocketAddrs};
 use redis::RedisConnectionInfo;
 
 use super::{CONNECT, TRANSFER};
-use crate::store::{Got, StoreError};
-use crate::vectored::Buffer;
+use crate::store::{Buffers, Got, StoreError};
+use crate::vectored::{pieces, unused};
 
 /// Buffered bytes of an answer: its first line. Longer reads bypass the buffer.
 const BUFFERED: usize = 512;
@@ -38,21 +38,20 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Reads a value into buffers, and calls `seen` with pieces of pages. The connection is of no use after another
-    /// result than [`Got::Read`] and [`Got::Absent`].
-    pub fn get(&mut self, key: &str, buffers: Vec<Buffer>, seen: &mut dyn FnMut(&[u8])) -> Result<Got, StoreError> {
+    /// Reads a whole record. The connection is of no use after another result than [`Got::Read`] and [`Got::Absent`].
+    pub fn get(&mut self, key: &str, into: &mut Buffers) -> Result<Got, StoreError> {
         let header = self.ask(&[b"GET", key.as_bytes()])?;
-        let expected: usize = buffers.iter().map(|buffer| buffer.bytes.len()).sum();
         match header.strip_prefix('$').and_then(|len| len.parse::<i64>().ok()) {
             Some(-1) => return Ok(Got::Absent),
-            Some(len) if usize::try_from(len) == Ok(expected) => {}
+            Some(len) if u64::try_from(len) == Ok(into.record_bytes()) => {}
             Some(_) => return Ok(Got::Length),
             None => return Err(StoreError::Failed { text: format!("a value, but the answer is {header}") }),
         }
-        for buffer in buffers {
-            self.0.read_exact(buffer.bytes)?;
-            if buffer.is_page {
-                seen(buffer.bytes);
+        let mut padding = unused(into.pages);
+        for piece in pieces(into.head, into.pages, &mut padding) {
+            self.0.read_exact(piece.bytes)?;
+            if piece.is_page {
+                (into.seen)(piece.bytes);
             }
         }
         self.0.read_exact(&mut [0; 2])?;

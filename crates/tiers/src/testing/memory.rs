@@ -1,10 +1,11 @@
 //! A store in memory.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use crate::lock::lock;
 use crate::name::{Fingerprint, Name, Space};
-use crate::store::{Got, Part, Store, StoreError, stride};
+use crate::store::{Buffers, Got, Store, StoreError, stride};
 
 /// A store in memory.
 #[derive(Debug, Default)]
@@ -13,23 +14,19 @@ pub struct Memory(Mutex<HashMap<Name, Vec<u8>>>);
 impl Memory {
     /// Returns the stored names, in order.
     pub fn names(&self) -> Vec<Name> {
-        let mut names: Vec<_> = self.records().keys().copied().collect();
+        let mut names: Vec<_> = lock(&self.0).keys().copied().collect();
         names.sort();
         names
     }
 
     /// Returns the bytes of a record.
     pub fn record(&self, name: &Name) -> Option<Vec<u8>> {
-        self.records().get(name).cloned()
+        lock(&self.0).get(name).cloned()
     }
 
     /// Stores any bytes under a name.
     pub fn set(&self, name: Name, bytes: Vec<u8>) {
-        self.records().insert(name, bytes);
-    }
-
-    fn records(&self) -> MutexGuard<'_, HashMap<Name, Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).insert(name, bytes);
     }
 }
 
@@ -44,29 +41,27 @@ pub(crate) fn concat(head: &[u8], pages: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Copies a record from memory into a reader's buffers.
-fn read_from(bytes: &[u8], part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Got {
-    let page_bytes = pages.first().map_or(0, |page| page.len());
-    let expected = part.record_bytes(head.len(), page_bytes);
-    let is_short = (bytes.len() as u64) < expected;
-    if is_short || !pages.is_empty() && bytes.len() as u64 != expected {
+fn read_from(bytes: &[u8], into: &mut Buffers) -> Got {
+    if bytes.len() as u64 != into.record_bytes() {
         return Got::Length;
     }
-    head.copy_from_slice(&bytes[..head.len()]);
-    let start = part.start(head.len(), page_bytes) as usize;
-    for (page, bytes) in pages.iter_mut().zip(bytes[start..].chunks(stride(page_bytes).max(1))) {
+    into.head.copy_from_slice(&bytes[..into.head.len()]);
+    let (page_bytes, start) = (into.page_bytes(), into.range().start as usize);
+    for (page, bytes) in into.pages.iter_mut().zip(bytes[start..].chunks(stride(page_bytes).max(1))) {
         page.copy_from_slice(&bytes[..page_bytes]);
     }
+    into.see_all();
     Got::Read
 }
 
 impl Store for Memory {
     fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
-        let records = self.records();
+        let records = lock(&self.0);
         Ok(names.iter().map(|name| records.contains_key(name)).collect())
     }
 
-    fn get(&self, name: &Name, part: Part, head: &mut [u8], pages: &mut [&mut [u8]]) -> Result<Got, StoreError> {
-        Ok(self.records().get(name).map_or(Got::Absent, |bytes| read_from(bytes, part, head, pages)))
+    fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
+        Ok(lock(&self.0).get(name).map_or(Got::Absent, |bytes| read_from(bytes, into)))
     }
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
@@ -75,14 +70,14 @@ impl Store for Memory {
     }
 
     fn remove(&self, names: &[Name]) -> Result<(), StoreError> {
-        let mut records = self.records();
+        let mut records = lock(&self.0);
         names.iter().for_each(|name| drop(records.remove(name)));
         Ok(())
     }
 
     fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError> {
         let gone = Name::new(fingerprint, space, [0; 32], 0);
-        self.records().retain(|name, _| (name.fingerprint, name.space) != (gone.fingerprint, gone.space));
+        lock(&self.0).retain(|name, _| (name.fingerprint, name.space) != (gone.fingerprint, gone.space));
         Ok(())
     }
 }

@@ -1,9 +1,9 @@
-//! For tests of stores and of hosts: a store in memory, stores that fail, and the contract of stores.
+//! For tests of stores and of hosts: a store in memory, a store that fails, and the contract of stores.
 
 mod contract;
-mod doubles;
+mod faulty;
 pub(crate) mod memory;
 
 pub use contract::contract;
-pub use doubles::{Full, Gone, Held, Liar, Slow, Torn};
+pub use faulty::{Faulty, Gate};
 pub use memory::Memory;

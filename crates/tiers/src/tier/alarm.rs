@@ -7,6 +7,8 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
+use crate::lock::lock;
+
 /// Wakes the host at given times.
 pub(super) struct Alarm(Arc<Times>);
 
@@ -27,7 +29,7 @@ impl Alarm {
 
     /// Wakes the host at this time.
     pub fn set(&self, time: Instant) {
-        if let Some(due) = &mut *self.0.due.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(due) = &mut *lock(&self.0.due) {
             due.push(Reverse(time));
         }
         self.0.changed.notify_one();
@@ -36,14 +38,14 @@ impl Alarm {
 
 impl Drop for Alarm {
     fn drop(&mut self) {
-        *self.0.due.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.0.due) = None;
         self.0.changed.notify_one();
     }
 }
 
 impl Times {
     fn run(&self, wake: &dyn Fn()) {
-        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = lock(&self.due);
         while let Some(times) = &mut *due {
             let now = Instant::now();
             let is_due = times.peek().is_some_and(|time| time.0 <= now);
@@ -54,7 +56,7 @@ impl Times {
             if is_due {
                 drop(due);
                 wake();
-                due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+                due = lock(&self.due);
             } else if let Some(time) = next {
                 due = self.changed.wait_timeout(due, time).unwrap_or_else(PoisonError::into_inner).0;
             } else {

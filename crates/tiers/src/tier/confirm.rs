@@ -4,7 +4,7 @@
 //! confirm --> names of records that were put --[have]--> restate_puts --> turn: puts --> report
 //! ```
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,57 @@ use kvarena::id::{Namespace, TokenId};
 
 use super::jobs::Ask;
 use super::ranks::RankMemory;
-use super::{Find, Tier};
+use super::{Find, LOOKS_MAX, Tier};
+
+/// The prompts that wait until stores have their records. A put costs O(prompts with its record), and not O(prompts).
+#[derive(Default)]
+pub(super) struct Confirms {
+    waiting: HashMap<u64, Confirm>,
+    /// The keys of the prompts' records, and the prompts.
+    of_key: BTreeSet<([u8; 32], u64)>,
+    /// Prompts that may have all records.
+    due: Vec<u64>,
+}
 
 /// A prompt that waits until stores have its records.
-pub(super) struct Confirm {
-    pub id: u64,
+struct Confirm {
+    id: u64,
     namespace: Namespace,
     prompt: Arc<[TokenId]>,
-    pub deadline: Instant,
-    /// Whether the stores have answered which records they have.
-    is_asked: bool,
+    deadline: Instant,
+    /// The keys of its records, when the stores have answered which of them they have.
+    keys: Option<Vec<[u8; 32]>>,
+    /// Number of records that must be put before the prompt is due.
+    lacking: u32,
+}
+
+impl Confirms {
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub fn cancel(&mut self, id: u64) {
+        let of_id: Vec<_> = self.waiting.iter().filter(|(_, confirm)| confirm.id == id).map(|(&at, _)| at).collect();
+        of_id.into_iter().for_each(|serial| self.remove(serial));
+    }
+
+    /// Counts a record that a store has from now on.
+    pub fn put(&mut self, key: [u8; 32]) {
+        for (_, serial) in self.of_key.range((key, 0)..=(key, u64::MAX)) {
+            let confirm = self.waiting.get_mut(serial).expect("the prompt waits");
+            confirm.lacking = confirm.lacking.saturating_sub(1);
+            if confirm.lacking == 0 {
+                self.due.push(*serial);
+            }
+        }
+    }
+
+    fn remove(&mut self, serial: u64) {
+        let confirm = self.waiting.remove(&serial);
+        for key in confirm.and_then(|confirm| confirm.keys).into_iter().flatten() {
+            self.of_key.remove(&(key, serial));
+        }
+    }
 }
 
 impl<B> Tier<B>
@@ -55,51 +96,70 @@ where
         self.next += 1;
         let records = u64::from(lacking) + put.len() as u64;
         let deadline = Instant::now() + self.options.put_deadline + 2 * self.put_time(records);
-        let is_asked = put.is_empty();
-        let confirm = Confirm { id, namespace, prompt: Arc::clone(&prompt), deadline, is_asked };
-        self.confirms.insert(serial, confirm);
+        let confirm = Confirm { id, namespace, prompt: Arc::clone(&prompt), deadline, keys: None, lacking: 0 };
+        self.confirms.waiting.insert(serial, confirm);
         self.alarm.set(deadline);
         // The next turn puts records that wait.
         self.alarm.set(Instant::now());
-        if !is_asked {
-            // No rule excludes a store: the question is not whether to read.
-            let most = (u64::MAX, 0);
-            let space = self.shared.space(lookup.names());
-            let ask = Ask { is_exact: true, ..Ask::new(serial, space, lookup, prompt, most, put) };
-            self.shared.ask(0, Box::new(ask));
-        }
+        // No rule excludes a store: the question is not whether to read. It also computes the keys.
+        let (most, space) = ((u64::MAX, 0), self.shared.space(lookup.names()));
+        let ask = Ask { is_exact: true, ..Ask::new(serial, space, lookup, prompt, most, put) };
+        self.shared.ask(0, Box::new(ask));
         Find::Waiting
     }
 
     /// Takes the answer to the question for a prompt's records.
     pub(super) fn restate(&mut self, engine: &mut Engine<B>, ask: &Ask) {
-        let Some(confirm) = self.confirms.get_mut(&ask.find) else { return };
-        confirm.is_asked = true;
-        self.has_put = true;
-        if !ask.has_answer {
-            return;
-        }
-        // Records that were put after the question are there.
-        let lost: HashSet<_> = ask.wanted.iter().filter(|at| !ask.located.contains_key(at)).collect();
-        let stored = |group, place| !lost.contains(&(group, place));
-        // An error leaves nothing to put, and ends the wait.
-        _ = engine.restate_puts(confirm.namespace, &confirm.prompt, stored);
+        let Confirms { waiting, of_key, due } = &mut self.confirms;
+        let Some(confirm) = waiting.get_mut(&ask.find) else { return };
+        // Records that were put after the question are there. Without an answer, no record counts as lost.
+        let is_lost = |at: &&(u32, u32)| ask.has_answer && !ask.located.contains_key(*at);
+        let lost: HashSet<_> = ask.wanted.iter().filter(is_lost).collect();
+        let mut stored = HashSet::new();
+        let lacking = engine.restate_puts(confirm.namespace, &confirm.prompt, |group, place| {
+            let has = !lost.contains(&(group, place));
+            stored.extend(has.then_some((group, place)));
+            has
+        });
+        // A place whose page was put may have a cell that was not.
+        let lacks = |place: &u32| self.shared.has_cells || !stored.contains(&(0, *place));
+        let pages = self.shared.record_pages;
+        let places = (pages - 1..ask.lookup.full_pages().min(ask.keys.len() as u32)).step_by(pages as usize);
+        let keys: Vec<_> = places.filter(lacks).map(|place| ask.keys[place as usize].to_digest()).collect();
+        of_key.extend(keys.iter().map(|key| (*key, ask.find)));
+        confirm.keys = Some(keys);
+        // An error leaves nothing to put.
+        confirm.lacking = lacking.unwrap_or(0);
+        due.extend((confirm.lacking == 0).then_some(ask.find));
     }
 
     /// Collects the prompts that do not wait any more.
     pub(super) fn end_confirms(&mut self, engine: &mut Engine<B>, ready: &mut Vec<u64>) {
         let (now, has_writer) = (Instant::now(), self.shared.writer(0).is_some());
-        let (waits, has_put) = (&mut self.waits, std::mem::take(&mut self.has_put));
-        self.confirms.retain(|_, confirm| {
-            let mut lacking = || engine.restate_puts(confirm.namespace, &confirm.prompt, |_, _| true);
-            let is_stored = has_put && confirm.is_asked && lacking() == Ok(0);
-            let is_over = is_stored || !has_writer || now >= confirm.deadline;
-            if is_over {
-                waits.unconfirmed += u64::from(!is_stored);
-                ready.push(confirm.id);
+        // If nothing is left to put, a prompt waits for records that the engine has lost.
+        let is_quiet = self.fruitless >= LOOKS_MAX;
+        let is_over = |confirm: &Confirm| !has_writer || now >= confirm.deadline;
+        let mut due = std::mem::take(&mut self.confirms.due);
+        let waiting = self.confirms.waiting.iter();
+        due.extend(waiting.filter(|(_, confirm)| is_quiet || is_over(confirm)).map(|(&serial, _)| serial));
+        for serial in due {
+            let Some(confirm) = self.confirms.waiting.get_mut(&serial) else { continue };
+            let mut is_stored = false;
+            if confirm.keys.is_some() {
+                self.waits.compared += 1;
+                let lacking = engine.restate_puts(confirm.namespace, &confirm.prompt, |_, _| true);
+                confirm.lacking = lacking.unwrap_or(0);
+                is_stored = confirm.lacking == 0;
             }
-            !is_over
-        });
+            if is_stored || is_over(confirm) {
+                self.waits.unconfirmed += u64::from(!is_stored);
+                ready.push(confirm.id);
+                self.confirms.remove(serial);
+            }
+        }
+        if is_quiet {
+            self.fruitless = 0;
+        }
     }
 
     /// Returns the time that puts of records take, at the write rate and at most 1 GB/s.

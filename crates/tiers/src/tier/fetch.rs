@@ -131,7 +131,8 @@ where
         let has_groups = self.shared.has_cells;
         let all: Vec<_> = records.iter().flat_map(|record| &record.3).copied().collect();
         let mut leases = engine.backend_mut().lease_all_mut(&all).into_iter();
-        let (mut names, mut pages, mut gets) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut names, mut pages) = (Vec::new(), Vec::new());
+        let mut gets: Vec<_> = self.shared.lanes.iter().map(|_| Vec::new()).collect();
         for (index, (group, place, first, swap_pages)) in records.into_iter().enumerate() {
             let places = if group == 0 { self.shared.record_pages } else { 1 };
             let begin = place + 1 - places;
@@ -151,13 +152,13 @@ where
             let leases = leases.by_ref().take(swap_pages.len()).collect();
             // Only records of group 0 can be read in part: cells begin at their place.
             let first = if group == 0 { first - begin } else { 0 };
-            gets.push((store, Get { fetch: serial, index, key, first, pages: leases }));
+            gets[store].push(Job::Get(Get { fetch: serial, index, key, first, pages: leases }));
         }
         self.loading.extend(names.iter().map(|name| (*name, serial)));
         let fetching =
             Fetching { id, names, results: vec![None; count], open: count, pages, has_groups, is_late: false };
         self.fetches.insert(serial, fetching);
-        gets.into_iter().for_each(|(store, get)| self.shared.lanes[store].push(Job::Get(get)));
+        self.shared.lanes.iter().zip(gets).for_each(|(lane, gets)| lane.push_all(gets));
     }
 
     /// Ends a fetch whose leases are dropped, and the waits for it.

@@ -1,12 +1,13 @@
 //! A store with its queue of jobs, its breakers and its write rate.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::breaker::{Breaker, Rate};
 use super::jobs::{Job, Put};
-use super::options::{Counters, StoreOptions, add};
+use super::options::{Counters, StoreOptions, TierOptions, add};
+use crate::lock::lock;
 use crate::store::{Store, StoreError};
 
 /// A call of a store.
@@ -25,6 +26,8 @@ pub(super) struct Lane<R, W> {
     pub counters: Counters,
     /// Time for which requests wait for an answer.
     patience: Duration,
+    /// Time for which puts wait for a store that makes no progress.
+    put_patience: Duration,
     state: Mutex<State<R, W>>,
     changed: Condvar,
 }
@@ -46,64 +49,89 @@ struct State<R, W> {
 }
 
 impl<R, W> Lane<R, W> {
-    pub fn new(options: StoreOptions, patience: Duration, write_rate: Option<u64>) -> Self {
+    pub fn new(options: StoreOptions, of_tier: &TierOptions) -> Self {
         let state = State {
             reads: VecDeque::new(),
             puts: VecDeque::new(),
             is_closed: false,
             running: 0,
             progress: Instant::now(),
-            rate: Rate::new(write_rate),
+            rate: Rate::new(of_tier.write_rate),
             breaker: Breaker::default(),
             ask_breaker: Breaker::default(),
             put_breaker: Breaker::default(),
         };
         let (counters, state, changed) = (Counters::default(), Mutex::new(state), Condvar::new());
-        Self { options, counters, patience, state, changed }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<R, W>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let (patience, put_patience) = (of_tier.deadline, of_tier.put_deadline);
+        Self { options, counters, patience, put_patience, state, changed }
     }
 
     pub fn close(&self) {
-        self.state().is_closed = true;
+        lock(&self.state).is_closed = true;
         self.changed.notify_all();
     }
 
     pub fn queue(&self) -> usize {
-        let state = self.state();
+        let state = lock(&self.state);
         state.reads.len() + state.puts.len()
     }
 
     pub fn push(&self, job: Job<R, W>) {
-        let mut state = self.state();
-        match job {
-            Job::Put(put) => state.puts.push_back(put),
-            job => state.reads.push_back(job),
+        self.push_all([job]);
+    }
+
+    /// Wakes threads once for all jobs: a wake costs more than a job.
+    pub fn push_all(&self, jobs: impl IntoIterator<Item = Job<R, W>>) {
+        let (mut state, mut count) = (lock(&self.state), 0);
+        for job in jobs {
+            count += 1;
+            match job {
+                Job::Put(put) => state.puts.push_back(put),
+                job => state.reads.push_back(job),
+            }
         }
-        self.changed.notify_one();
+        drop(state); // else a woken thread would wait for it
+        match count {
+            0 => {}
+            1 => self.changed.notify_one(),
+            _ => self.changed.notify_all(),
+        }
     }
 
     /// Removes the limit of the write rate.
     pub fn hurry(&self) {
-        self.state().rate = Rate::new(None);
+        lock(&self.state).rate = Rate::new(None);
         self.changed.notify_all();
     }
 
     /// Returns the end of a stop of puts.
     pub fn stopped(&self, now: Instant) -> Option<Instant> {
-        let state = self.state();
+        let state = lock(&self.state);
         state.breaker.stopped(now).or_else(|| state.put_breaker.stopped(now))
     }
 
     /// Returns whether a request would wait for this store in vain: questions are stopped, or all threads are in calls
     /// that take longer than requests wait.
     pub fn is_out(&self, now: Instant) -> bool {
-        let state = self.state();
+        let state = lock(&self.state);
         let is_stopped = state.breaker.stopped(now).or(state.ask_breaker.stopped(now)).is_some();
-        let hangs = || now.saturating_duration_since(state.progress) > self.patience;
-        is_stopped || state.running >= self.options.threads && hangs()
+        is_stopped || self.hangs(&state, now, self.patience)
+    }
+
+    /// Returns whether all threads are in calls, of which none has begun or ended for longer than `time`.
+    fn hangs(&self, state: &State<R, W>, now: Instant, time: Duration) -> bool {
+        state.running >= self.options.threads && now.saturating_duration_since(state.progress) > time
+    }
+
+    /// Returns whether records can be put.
+    pub fn takes_puts(&self, now: Instant) -> bool {
+        self.options.writes && self.stopped(now).is_none() && !self.hangs(&lock(&self.state), now, self.put_patience)
+    }
+
+    /// Returns the puts that wait, if the store hangs: its calls keep their pages, but not those of other stores.
+    pub fn give_up_puts(&self, now: Instant) -> VecDeque<Put<R>> {
+        let mut state = lock(&self.state);
+        if self.hangs(&state, now, self.put_patience) { std::mem::take(&mut state.puts) } else { VecDeque::new() }
     }
 
     /// Returns whether a request for these tokens and bytes would gain by an answer of this store.
@@ -113,7 +141,7 @@ impl<R, W> Lane<R, W> {
 
     /// Waits for the next job. `bytes` returns those of a put.
     pub fn next(&self, bytes: impl Fn(&Put<R>) -> u64) -> Option<Job<R, W>> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         while !state.is_closed {
             if let Some(job) = state.reads.pop_front() {
                 return Some(job);
@@ -133,7 +161,7 @@ impl<R, W> Lane<R, W> {
     /// Makes a call, unless the breaker stops it, and counts its failure.
     pub fn call<T>(&self, kind: Call, call: impl FnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let begin = Instant::now();
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let is_allowed = state.breaker.allows(begin)
             && match kind {
                 Call::Ask => state.ask_breaker.allows(begin),
@@ -146,7 +174,7 @@ impl<R, W> Lane<R, W> {
         (state.running, state.progress) = (state.running + 1, begin);
         drop(state);
         let called = call(&*self.options.store);
-        let (mut state, now) = (self.state(), Instant::now());
+        let (mut state, now) = (lock(&self.state), Instant::now());
         (state.running, state.progress) = (state.running - 1, now);
         match &called {
             Ok(_) => {

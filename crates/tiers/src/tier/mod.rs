@@ -34,7 +34,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvarena::backend::SwapMemory;
@@ -44,7 +44,7 @@ use kvarena::moves::Put;
 use kvarena::{Engine, EngineError};
 
 use alarm::Alarm;
-use confirm::Confirm;
+use confirm::Confirms;
 use fetch::{Fetching, Request};
 pub use jobs::Forgotten;
 use jobs::{Ask, Done, Job, Key};
@@ -55,6 +55,7 @@ pub use ranks::RankMemory;
 use repeat::Repeat;
 use work::Shared;
 
+use crate::lock::lock;
 use crate::miss::{Miss, Misses};
 use crate::name::{Name, Space};
 
@@ -89,6 +90,8 @@ pub struct WaitStats {
     pub confirmed: u64,
     /// Of these, prompts that the stores do not have whole: a store failed, was full, or took too long.
     pub unconfirmed: u64,
+    /// Number of comparisons of such prompts with the cache: about one for each, after its last put.
+    pub compared: u64,
 }
 
 /// The stores of an engine.
@@ -98,7 +101,7 @@ pub struct Tier<B: SwapMemory> {
     received: Receiver<Done>,
     alarm: Alarm,
     requests: HashMap<u64, Request>,
-    confirms: HashMap<u64, Confirm>,
+    confirms: Confirms,
     fetches: HashMap<u64, Fetching>,
     /// Names of the records of open fetches.
     loading: HashMap<Name, u64>,
@@ -107,8 +110,8 @@ pub struct Tier<B: SwapMemory> {
     /// Spaces that were forgotten and not searched since. Nothing is put there.
     forgotten: HashSet<Space>,
     open_puts: usize,
-    /// Whether a put has ended, or an answer has arrived, since [`Tier::end_confirms`].
-    has_put: bool,
+    /// Number of looks for puts in a row that found none, open or new.
+    fruitless: u32,
     /// The end of a stop of all stores, at which the alarm wakes the host.
     retry: Option<Instant>,
     /// The newest step of the last turn, and the number of later looks for puts that found none.
@@ -137,11 +140,7 @@ where
         }
         let (results, received) = channel();
         let shared = Arc::new(Shared {
-            lanes: options
-                .stores
-                .iter()
-                .map(|store| Lane::new(store.clone(), options.deadline, options.write_rate))
-                .collect(),
+            lanes: options.stores.iter().map(|store| Lane::new(store.clone(), &options)).collect(),
             fingerprints: options.fingerprints.clone(),
             part: B::part,
             part_mut: B::part_mut,
@@ -163,13 +162,13 @@ where
             received,
             alarm,
             requests: HashMap::new(),
-            confirms: HashMap::new(),
+            confirms: Confirms::default(),
             fetches: HashMap::new(),
             loading: HashMap::new(),
             negative: HashMap::new(),
             forgotten: HashSet::new(),
             open_puts: 0,
-            has_put: false,
+            fruitless: 0,
             retry: None,
             step: engine.newest_step(),
             looks: 0,
@@ -218,16 +217,19 @@ where
     /// Ends the waits of a request that the host has cancelled. Its fetch and its puts continue.
     pub fn cancel(&mut self, id: u64) {
         self.requests.retain(|_, request| request.id != id);
-        self.confirms.retain(|_, confirm| confirm.id != id);
+        self.confirms.cancel(id);
     }
 
-    /// Removes all records of a namespace from all stores. Open puts of the namespace leave no record, and pages that
-    /// the engine has cached are not put before the namespace is searched again. Returns the stores' answers; the
-    /// caller need not wait for them. Other servers may put records that they have cached.
+    /// Removes all records of a namespace from all stores. Returns the stores' answers; the caller need not wait for
+    /// them. Puts that are open leave no record: their stores remove it, if they have put it already.
+    ///
+    /// Until the next [`Tier::find`] in the namespace, nothing is put there. Pages that the engine passes meanwhile
+    /// count as stored. Later they are put only if they are computed again, or if [`Tier::confirm`] finds after that
+    /// find that the stores lack them. Other servers may put records that they have cached.
     pub fn forget(&mut self, names: &NamespaceNames) -> Receiver<Forgotten> {
         let space = self.shared.space(names);
         self.forgotten.insert(space);
-        *self.shared.forgets.lock().unwrap_or_else(PoisonError::into_inner).entry(space).or_default() += 1;
+        *lock(&self.shared.forgets).entry(space).or_default() += 1;
         let (answer, answers) = channel();
         for lane in &self.shared.lanes {
             lane.push(Job::Forget { space, answer: answer.clone() });
@@ -370,9 +372,9 @@ where
             }
             Done::Put { id, name, is_stored } => {
                 self.open_puts -= 1;
-                self.has_put = true;
                 engine.put_done(id, is_stored);
                 if is_stored {
+                    self.confirms.put(name.key);
                     self.negative.remove(&name);
                 } else {
                     self.looks = 0;
@@ -383,6 +385,9 @@ where
 
     /// Passes records to the stores. Returns their number.
     fn begin_puts(&mut self, engine: &mut Engine<B>) -> Result<usize, EngineError<B::Error>> {
+        if self.open_puts > 0 {
+            self.shared.give_up_puts();
+        }
         let Some(store) = self.shared.writer(0) else {
             let now = Instant::now();
             let end = self.shared.lanes.iter().filter_map(|lane| lane.stopped(now)).min();
@@ -394,12 +399,18 @@ where
         };
         let room = self.options.puts_max.saturating_sub(self.open_puts);
         if room == 0 {
+            let (now, pause) = (Instant::now(), self.options.put_deadline);
+            if self.retry.is_none_or(|at| at <= now) {
+                self.retry = Some(now + pause);
+                self.alarm.set(now + pause);
+            }
             return Ok(0);
         }
         self.look(engine.newest_step());
         let mut puts = Vec::new();
         engine.puts(room, |put| puts.push((put.id, key_of(&put, self.shared.space(put.names)), put.pages.to_vec())))?;
-        let count = puts.len();
+        self.fruitless = if puts.is_empty() && self.open_puts == 0 { self.fruitless + 1 } else { 0 };
+        let (count, mut begun) = (puts.len(), Vec::new());
         if count == 0 {
             return Ok(0);
         }
@@ -411,14 +422,15 @@ where
                 drop(pages);
                 // The engine shall not pass the record again.
                 engine.put_done(id, true);
-                self.has_put = true;
+                self.confirms.put(key.key.to_digest());
                 continue;
             }
             let is_forced = self.negative.contains_key(&self.shared.name(&key));
             let forgets = self.shared.forgets(key.space);
-            self.shared.lanes[store].push(Job::Put(jobs::Put { id, key, pages, is_forced, is_stored: false, forgets }));
+            begun.push(Job::Put(jobs::Put { id, key, pages, is_forced, is_stored: false, forgets }));
             self.open_puts += 1;
         }
+        self.shared.lanes[store].push_all(begun);
         self.looks = 0;
         Ok(count)
     }

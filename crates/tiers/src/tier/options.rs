@@ -91,15 +91,17 @@ pub struct TierOptions {
     /// Time after which a request does not wait any more, besides twice the estimated time. Default 100 ms.
     pub deadline: Duration,
     /// Time for which a find is repeated every 5 ms while no store has the whole prompt, since the stores last had more
-    /// of it: another server computes it at the same time. The request does not wait for pages that the deadline of one
-    /// question or fetch leaves out. Default 0.
+    /// of it: another server computes it at the same time. The request may also wait to the deadline of its last
+    /// question or fetch. If a question or fetch hangs, the request ends at the later of both times with the pages that
+    /// earlier fetches brought: no other question is sent meanwhile. Default 0: a find is not repeated.
     pub patience: Duration,
     /// Time after which [`Tier::confirm`](crate::tier::Tier::confirm) does not wait for puts any more, besides twice
-    /// their estimated time. Default 5 s.
+    /// their estimated time. After the same time without progress of any thread, a store hangs: the puts that wait for
+    /// it go to the next store, or back to the engine's queue. Default 5 s.
     pub put_deadline: Duration,
     /// Time for which a record that failed counts as absent. Default 10 s.
     pub negative: Duration,
-    /// Maximum number of open puts. Default 64.
+    /// Maximum number of open puts: more than the stores have threads, or one that hangs holds all. Default 64.
     pub puts_max: usize,
     /// Called by another thread when [`Tier::turn`](crate::tier::Tier::turn) has work, so that an idle host does not
     /// poll.

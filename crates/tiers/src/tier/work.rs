@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use kvarena::hash::{NamespaceNames, PageHash};
@@ -14,10 +14,11 @@ use super::options::add;
 use super::pieces::Pieces;
 use super::rounds::Rounds;
 use crate::check::Secret;
+use crate::lock::lock;
 use crate::miss::{Miss, Misses};
 use crate::name::{Fingerprint, Name, Space};
 use crate::record::{PageChecks, Record};
-use crate::store::{Got, Part, Store, StoreError};
+use crate::store::{Buffers, Got, Store, StoreError};
 
 /// The state that the threads and the host share.
 pub(super) struct Shared<R, W> {
@@ -116,7 +117,7 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
         };
         let located = ask.lookup.target(|group, place| ask.located.contains_key(&(group, place)));
         let missing = match ask.is_exact {
-            true => ask.located.len() < ask.wanted.len(),
+            true => ask.located.len() < ask.wanted.len() || ask.keys.is_empty(),
             false => located < ask.lookup.target(|_, _| true),
         };
         match self.lanes[index..].iter().find(|lane| missing && is_asked(lane)) {
@@ -178,7 +179,7 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
         let pieces = &self.groups[get.key.group as usize];
         let of = if get.key.group == 0 { self.record_pages } else { get.pages.len() as u32 };
         let record = self.record(&get.key, of as usize, rank);
-        let (name, part) = (record.name(), Part { first: get.first, of });
+        let name = record.name();
         let mut head = vec![0; record.head_bytes()];
         let scratch = if pieces.is_whole() { 0 } else { pieces.page_bytes * get.pages.len() };
         let mut scratch = vec![0; scratch];
@@ -188,7 +189,8 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
         };
         let mut checks = PageChecks::new(pieces.page_bytes, self.secret.as_ref());
         let seen = &mut |piece: &[u8]| checks.update(piece);
-        let got = lane.call(Call::Other, |store| store.get_seen(&name, part, &mut head, &mut pages, seen));
+        let into = &mut Buffers { first: get.first, of, head: &mut head, pages: &mut pages, seen };
+        let got = lane.call(Call::Other, |store| store.get(&name, into));
         let checked = match got {
             Err(_) => Err(Miss::Failed),
             Ok(Got::Absent) => Err(Miss::Absent),
@@ -220,6 +222,11 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
     fn put(&self, index: usize, mut put: Put<R>) {
         let lane = &self.lanes[index];
         put.is_stored |= self.put_one(lane, &put).is_ok();
+        self.pass(index, put);
+    }
+
+    /// Passes a put of a store to the next one, or ends it.
+    fn pass(&self, index: usize, put: Put<R>) {
         match self.writer(index + 1) {
             Some(next) => self.lanes[next].push(Job::Put(put)),
             None => {
@@ -231,17 +238,23 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
         }
     }
 
-    /// Returns the first store from `index` on that is written and not stopped.
+    /// Passes the puts that wait for a store that hangs to the next one.
+    pub fn give_up_puts(&self) {
+        let now = Instant::now();
+        for (index, lane) in self.lanes.iter().enumerate() {
+            lane.give_up_puts(now).into_iter().for_each(|put| self.pass(index, put));
+        }
+    }
+
+    /// Returns the first store from `index` on that is written, not stopped, and does not hang.
     pub fn writer(&self, index: usize) -> Option<usize> {
         let now = Instant::now();
-        let is_writer = |at: &usize| self.lanes[*at].options.writes && self.lanes[*at].stopped(now).is_none();
-        (index..self.lanes.len()).find(is_writer)
+        (index..self.lanes.len()).find(|&at| self.lanes[at].takes_puts(now))
     }
 
     /// Returns how often a space was forgotten.
     pub fn forgets(&self, space: Space) -> u64 {
-        let forgets = self.forgets.lock().unwrap_or_else(PoisonError::into_inner);
-        forgets.get(&space).copied().unwrap_or(0)
+        lock(&self.forgets).get(&space).copied().unwrap_or(0)
     }
 
     /// Puts all parts of a record into a store, that of rank 0 last. Of ranks with the same fingerprint, one puts.

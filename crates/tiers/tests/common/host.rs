@@ -1,6 +1,7 @@
 //! A host over CPU backends whose K and V are a function of token, position and layer.
 #![allow(dead_code, reason = "every test program uses a part")]
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use kvarena::id::{LayerId, Namespace, PageId, SeqKey, TokenId};
 use kvarena::layout::{Groups, PlaneName, Reach};
 use kvarena::*;
 use kvarena_tiers::check::Secret;
+use kvarena_tiers::disk::{Disk, DiskOptions};
 use kvarena_tiers::name::Fingerprint;
 use kvarena_tiers::store::Store;
 use kvarena_tiers::tier::{Find, RankMemory, StoreOptions, Tier, TierOptions};
@@ -77,10 +79,30 @@ pub fn options(stores: Vec<StoreOptions>) -> TierOptions {
     TierOptions { deadline: WAIT, ..TierOptions::new(vec![Fingerprint([7; 32])], stores) }
 }
 
+/// A disk in a folder, whatever is free.
+pub fn disk(folder: &Path) -> Arc<Disk> {
+    let options = DiskOptions { free_percent: 0, ..DiskOptions::new(folder, 1 << 30) };
+    Arc::new(Disk::open(options).expect("the folder is ours"))
+}
+
+/// Options of a store with this number of threads.
+pub fn of(store: &Arc<impl Store>, threads: usize) -> StoreOptions {
+    StoreOptions { threads, ..StoreOptions::new("store", store.clone()) }
+}
+
 impl Host {
     pub fn new(config: &EngineConfig, store: Arc<impl Store>, secret: Option<Secret>) -> Self {
-        let stores = vec![StoreOptions { threads: 2, ..StoreOptions::new("store", store) }];
-        Self::with(config, TierOptions { secret, ..options(stores) })
+        Self::with(config, TierOptions { secret, ..options(vec![of(&store, 2)]) })
+    }
+
+    /// A host of the model with one group.
+    pub fn plain(store: &Arc<impl Store>) -> Self {
+        Self::plain_with(options(vec![of(store, 2)]))
+    }
+
+    /// The same with these options.
+    pub fn plain_with(options: TierOptions) -> Self {
+        Self::with(&model(Groups::ONE, 1), options)
     }
 
     pub fn with(config: &EngineConfig, options: TierOptions) -> Self {
@@ -95,6 +117,10 @@ impl<B: Pools> Host<B> {
         let engine = Engine::new(*config, backend).expect("a valid config");
         let tier = Tier::new(TierOptions { wake, ..options }, &engine).expect("hashes of 32 bytes");
         Self { engine, tier, scratch: StepScratch::new(), woken }
+    }
+
+    pub fn turn(&mut self) {
+        self.tier.turn(&mut self.engine, |_, _| ()).expect("no fault");
     }
 
     pub fn name(&mut self, namespace: Namespace, salt: &str) {
@@ -125,7 +151,7 @@ impl<B: Pools> Host<B> {
     pub fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
         while !done(self) {
             self.woken.recv_timeout(WAIT).expect("the tier wakes the host");
-            self.tier.turn(&mut self.engine, |_, _| ()).expect("no fault");
+            self.turn();
         }
     }
 

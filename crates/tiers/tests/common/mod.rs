@@ -3,8 +3,9 @@
 
 use kvarena::id::TokenId;
 use kvarena_tiers::check::Secret;
-use kvarena_tiers::name::{Fingerprint, Space};
+use kvarena_tiers::name::{Fingerprint, Name, Space};
 use kvarena_tiers::record::{BLOCK, Record};
+use kvarena_tiers::store::{Buffers, Got, Store, StoreError};
 use sha2::{Digest, Sha256};
 
 pub const PAGE_SIZE: u32 = 16;
@@ -62,6 +63,14 @@ pub fn samples() -> [Sample; 2] {
     let secret = Some(Secret::new(Sha256::digest("secret").into()));
     let cell = Sample { group: 2, secret, pages: (0..3).map(|i| page(i, 4096)).collect(), ..one.clone() };
     [one, cell]
+}
+
+/// Reads a record of one page. Returns its head and its page as well.
+pub fn get(store: &dyn Store, name: &Name, page_bytes: usize) -> Result<(Got, Vec<u8>, Vec<u8>), StoreError> {
+    let (mut head, mut page) = (vec![0; BLOCK], vec![0; page_bytes]);
+    let into = &mut Buffers { first: 0, of: 1, head: &mut head, pages: &mut [&mut page], seen: &mut |_| () };
+    let got = store.get(name, into)?;
+    Ok((got, head, page))
 }
 
 /// Returns a generator of pseudo-random numbers (xorshift64*).

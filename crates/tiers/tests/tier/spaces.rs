@@ -1,20 +1,18 @@
 //! Records lie in the space of their namespace, so that a namespace can be forgotten.
 
-#[path = "common/host.rs"]
-mod host;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use host::{Host, model, models, text};
 use kvarena::hash::NamespaceNames;
 use kvarena::id::Namespace;
 use kvarena::layout::Groups;
 use kvarena_tiers::check::Secret;
-use kvarena_tiers::disk::{Cache, Disk, DiskOptions};
+use kvarena_tiers::disk::Cache;
 use kvarena_tiers::name::{Name, Space};
 use kvarena_tiers::store::Store;
-use kvarena_tiers::testing::{Held, Memory};
+
+use super::host::{Host, disk, model, models, text};
+use super::{faulty, memory};
 
 /// Salts of the namespaces 0, 1 and 2.
 const SALTS: [Option<&str>; 3] = [None, Some("one"), Some("two")];
@@ -55,7 +53,7 @@ fn short(space: Space) -> [u8; 8] {
 fn a_forgotten_namespace_leaves_no_record_and_the_others_stay() {
     for config in models() {
         for secret in [None, Some(Secret::new([3; 32]))] {
-            let store = Arc::new(Memory::default());
+            let store = memory();
             let mut host = tenants(&config, &store, secret.clone());
             // A shared text, one text of each namespace, and a branch of the shared text, which splits its node.
             for number in [0, 1, 2, 1, 0, 2] {
@@ -85,17 +83,17 @@ fn a_forgotten_namespace_leaves_no_record_and_the_others_stay() {
 
 #[test]
 fn open_and_queued_puts_of_a_forgotten_namespace_leave_no_record() {
-    let store = Arc::new(Held::new(Memory::default()));
-    store.hold([false, false, true]);
+    let store = Arc::new(faulty());
+    store.gate.hold([false, false, true]);
     let mut host = tenants(&model(Groups::ONE, 1), &store, None);
     (0..2).for_each(|number| _ = host.serve(namespace(number), &text(0..33)));
     // Two puts wait in the store, and the others in the queue.
-    host.tier.turn(&mut host.engine, |_, _| ()).expect("no fault");
-    store.wait_for(2);
+    host.turn();
+    store.gate.wait_for(2);
     // The engine has pages that the tier has not seen.
     host.serve(namespace(1), &text(200..233));
     let answers = host.tier.forget(&names(1));
-    store.hold([false; 3]);
+    store.gate.hold([false; 3]);
     assert_eq!(answers.recv().expect("an answer").1, Ok(()));
     assert!(host.flush());
     assert_eq!(count(&store.inner.names()), [([0; 8], 8)].into());
@@ -103,16 +101,18 @@ fn open_and_queued_puts_of_a_forgotten_namespace_leave_no_record() {
     assert_eq!(serve(&mut host, 1, 0..33), 32);
     serve(&mut host, 1, 300..333);
     assert!(host.flush());
-    assert_eq!(count(&store.inner.names()), [([0; 8], 8), (short(Space::of(&names(1), None)), 8)].into());
+    let counts = |own: usize| [([0; 8], 8), (short(Space::of(&names(1), None)), own)].into();
+    assert_eq!(count(&store.inner.names()), counts(8));
+    // The pages that were passed meanwhile come only with a confirmation.
+    host.tier.confirm(7, &mut host.engine, namespace(1), &text(200..233));
+    assert_eq!(host.reports(1), [(7, 0)]);
+    assert_eq!(count(&store.inner.names()), counts(16));
 }
 
 #[test]
 fn a_folder_forgets_a_namespace() {
     let folder = tempfile::tempdir().expect("a folder");
-    let open = || {
-        let options = DiskOptions { free_percent: 0, ..DiskOptions::new(folder.path(), 1 << 30) };
-        Arc::new(Disk::open(options).expect("the folder is ours"))
-    };
+    let open = || disk(folder.path());
     let cache = Cache::open(folder.path()).expect("it is ours");
     let listed = || {
         let mut names = Vec::new();

@@ -1,11 +1,7 @@
 //! Engines whose pages have another meaning never read each other's records.
 
-#[path = "common/host.rs"]
-mod host;
-
 use std::sync::Arc;
 
-use host::{Host, model, options, text};
 use kvarena::hash::{Hashing, NamespaceNames};
 use kvarena::id::Namespace;
 use kvarena::layout::Groups;
@@ -13,11 +9,12 @@ use kvarena::{EngineConfig, KvDtype, PoolConfig};
 use kvarena_tiers::identity::Identity;
 use kvarena_tiers::miss::Miss;
 use kvarena_tiers::name::{Fingerprint, Name};
-use kvarena_tiers::store::Store;
 use kvarena_tiers::testing::Memory;
-use kvarena_tiers::tier::{StoreOptions, TierOptions};
+use kvarena_tiers::tier::TierOptions;
 
-const ALL: Namespace = Namespace::new(0);
+use super::host::{Host, model, of, options, text};
+use super::{ALL, memory};
+
 const OTHER: Namespace = Namespace::new(1);
 
 type Change = fn(&mut Identity<'_>);
@@ -43,13 +40,12 @@ fn fingerprint(config: &EngineConfig, change: Change) -> Fingerprint {
 }
 
 fn host(config: &EngineConfig, fingerprint: Fingerprint, store: &Arc<Memory>) -> Host {
-    let stores = vec![StoreOptions { threads: 2, ..StoreOptions::new("store", Arc::clone(store) as Arc<dyn Store>) }];
-    Host::with(config, TierOptions { fingerprints: vec![fingerprint], ..options(stores) })
+    Host::with(config, TierOptions { fingerprints: vec![fingerprint], ..options(vec![of(store, 2)]) })
 }
 
 /// Returns a store with the prompt's records under the base identity.
 fn filled(config: &EngineConfig) -> Arc<Memory> {
-    let store = Arc::new(Memory::default());
+    let store = memory();
     let mut first = host(config, fingerprint(config, |_| ()), &store);
     first.serve(ALL, &text(0..33));
     assert!(first.flush());

@@ -1,31 +1,26 @@
 //! Finds that are repeated while another engine computes the prompt.
 
-#[path = "common/host.rs"]
-mod host;
-
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
-use host::{Host, PAGE_SIZE, models, options, text};
 use kvarena::EngineConfig;
-use kvarena::id::Namespace;
 use kvarena::layout::Groups;
-use kvarena_tiers::store::Store;
-use kvarena_tiers::testing::Memory;
-use kvarena_tiers::tier::{Find, StoreOptions, TierOptions};
+use kvarena_tiers::testing::{Faulty, Memory};
+use kvarena_tiers::tier::{Find, TierOptions};
 
-const ALL: Namespace = Namespace::new(0);
+use super::host::{Host, PAGE_SIZE, models, of, options, text};
+use super::{ALL, full, memory};
 
 /// Returns a host that repeats its finds.
 fn patient(config: &EngineConfig, store: &Arc<Memory>, patience: Duration) -> Host {
-    let stores = vec![StoreOptions::new("store", Arc::clone(store) as Arc<dyn Store>)];
-    Host::with(config, TierOptions { patience, ..options(stores) })
+    Host::with(config, TierOptions { patience, ..options(vec![of(store, 8)]) })
 }
 
 #[test]
 fn a_find_waits_for_a_prompt_that_another_engine_computes() {
     for config in models() {
-        let (store, prompt) = (Arc::new(Memory::default()), text(0..50));
+        let (store, prompt) = (memory(), text(0..50));
         let mut decode = patient(&config, &store, Duration::from_secs(600));
         assert_eq!(decode.tier.find(1, &decode.engine, ALL, &prompt), Find::Waiting);
         let mut prefill = Host::new(&config, Arc::clone(&store), None);
@@ -52,7 +47,7 @@ fn a_find_waits_for_a_prompt_that_another_engine_computes() {
 #[test]
 fn a_find_ends_when_nothing_new_comes() {
     for config in models() {
-        let store = Arc::new(Memory::default());
+        let store = memory();
         let mut prefill = Host::new(&config, Arc::clone(&store), None);
         prefill.serve(ALL, &text(0..33));
         assert!(prefill.flush());
@@ -64,5 +59,22 @@ fn a_find_ends_when_nothing_new_comes() {
         // What the store has whole is not asked for twice.
         let mut decode = patient(&config, &store, Duration::from_secs(600));
         assert_eq!(decode.find(ALL, &text(0..33)), 8);
+    }
+}
+
+#[test]
+fn a_question_or_a_fetch_that_hangs_ends_at_the_later_of_patience_and_deadline() {
+    for (is_fetch, deadline, patience) in [(false, 1, 40), (false, 40, 1), (true, 1, 40), (true, 40, 1)] {
+        let held = Arc::new(Faulty::new(full()));
+        held.gate.hold([!is_fetch, is_fetch, false]);
+        let [deadline, patience] = [deadline, patience].map(Duration::from_millis);
+        let mut decode = Host::plain_with(TierOptions { deadline, patience, ..options(vec![of(&held, 2)]) });
+        let begin = Instant::now();
+        assert_eq!(decode.find(ALL, &text(0..50)), 0);
+        assert!(begin.elapsed() >= deadline.max(patience));
+        assert_eq!((decode.tier.waits().late, decode.tier.open().0), (1, 0));
+        assert!(held.calls.load(Relaxed) <= 8, "one question, and the reads that run");
+        held.gate.hold([false; 3]);
+        decode.until(|decode| decode.tier.open() == (0, 0, 0));
     }
 }

@@ -1,35 +1,63 @@
 //! Engines over stores: what one computes, another one hits, whatever the store does.
 
-#[path = "common/host.rs"]
+mod confirm;
+#[path = "../common/host.rs"]
 mod host;
+mod identity;
+mod repeat;
+mod spaces;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use host::{Host, PAGE_SIZE, model, models, options, text};
+use host::{Host, PAGE_SIZE, disk, models, of, options, text};
 use kvarena::id::Namespace;
-use kvarena::layout::Groups;
 use kvarena_tiers::check::Secret;
-use kvarena_tiers::disk::{Disk, DiskOptions};
 use kvarena_tiers::miss::Miss;
 use kvarena_tiers::store::Store;
-use kvarena_tiers::testing::{Full, Gone, Held, Liar, Memory, Slow, Torn};
+use kvarena_tiers::testing::{Faulty, Memory};
 use kvarena_tiers::tier::{Find, LoadRule, StoreOptions, TierOptions};
 
 const ALL: Namespace = Namespace::new(0);
 
 /// A host that computes a prompt of 33 tokens and puts its records.
 fn filled(store: &Arc<impl Store>) -> Host {
-    let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(store), None);
+    let mut host = Host::plain(store);
     assert_eq!(host.serve(ALL, &text(0..33)), 0);
     host.flush();
     host
 }
 
+fn memory() -> Arc<Memory> {
+    Arc::default()
+}
+
+fn faulty() -> Faulty<Memory> {
+    Faulty::new(memory())
+}
+
+/// The same store, with calls that take this time.
+fn slow<S: Store>(store: &Arc<S>, milliseconds: u64) -> Arc<Faulty<S>> {
+    Arc::new(Faulty { delay: Duration::from_millis(milliseconds), ..Faulty::new(Arc::clone(store)) })
+}
+
+/// A host over a store with this number of threads and this deadline.
+fn hurried(store: &Arc<impl Store>, threads: usize, milliseconds: u64) -> Host {
+    let deadline = Duration::from_millis(milliseconds);
+    Host::plain_with(TierOptions { deadline, ..options(vec![of(store, threads)]) })
+}
+
+/// A store with the records of the prompt.
+fn full() -> Arc<Memory> {
+    let store = memory();
+    drop(filled(&store));
+    store
+}
+
 /// Finds and serves the prompt with a new engine. Returns the cached tokens.
 fn hit(store: &Arc<impl Store>) -> (u32, Host) {
-    let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(store), None);
+    let mut host = Host::plain(store);
     let pages = host.find(ALL, &text(0..33));
     let cached = host.serve(ALL, &text(0..33));
     assert_eq!(cached, pages * PAGE_SIZE);
@@ -40,7 +68,7 @@ fn hit(store: &Arc<impl Store>) -> (u32, Host) {
 fn what_one_engine_computes_another_one_hits() {
     for config in models() {
         for secret in [None, Some(Secret::new([3; 32]))] {
-            let (store, prompts) = (Arc::new(Memory::default()), [text(0..33), text(100..141), text(0..50)]);
+            let (store, prompts) = (memory(), [text(0..33), text(100..141), text(0..50)]);
             let mut first = Host::new(&config, Arc::clone(&store), secret.clone());
             for prompt in &prompts {
                 first.find(ALL, prompt);
@@ -67,10 +95,7 @@ fn what_one_engine_computes_another_one_hits() {
 #[test]
 fn a_disk_serves_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
-    let open = || {
-        let options = DiskOptions { free_percent: 0, ..DiskOptions::new(folder.path(), 1 << 30) };
-        Arc::new(Disk::open(options).expect("the folder is ours"))
-    };
+    let open = || disk(folder.path());
     drop(filled(&open()));
     assert_eq!(hit(&open()).0, 32);
     // Damage in each record in turn: the hit ends before it, and the damaged file is removed.
@@ -79,11 +104,9 @@ fn a_disk_serves_a_restart() {
     cache.list(|file| files.push(folder.path().join(file.name.to_string()))).expect("no failure");
     for file in files {
         let mut bytes = std::fs::read(&file).expect("it is there");
-        *bytes.last_mut().expect("pages") ^= 0; // padding is free
         bytes[200] ^= 1;
         std::fs::write(&file, &bytes).expect("it is ours");
-        let stores = vec![StoreOptions { removes_damage: true, ..StoreOptions::new("disk", open()) }];
-        let mut host = Host::with(&model(Groups::ONE, 1), options(stores));
+        let mut host = Host::plain_with(options(vec![StoreOptions { removes_damage: true, ..of(&open(), 2) }]));
         assert!(host.find(ALL, &text(0..33)) < 8);
         assert_eq!((host.misses()[0], host.tier.stats()[0].removed), ((Miss::HeadCheck, 1), 1));
         assert!(!file.exists());
@@ -95,12 +118,12 @@ fn a_disk_serves_a_restart() {
 #[test]
 fn torn_and_false_records_are_misses() {
     for keep in [0, 100, 4096, 4200, 4607] {
-        let store = Arc::new(Torn { inner: Memory::default(), keep });
+        let store = Arc::new(Faulty { keep, ..faulty() });
         drop(filled(&store));
         let (cached, host) = hit(&store);
         assert_eq!((cached, host.misses().len()), (0, 1), "{keep}");
     }
-    let store = Arc::new(Liar { inner: Memory::default() });
+    let store = Arc::new(Faulty { lies: true, ..faulty() });
     let mut host = filled(&store);
     assert!(store.inner.names().is_empty(), "the store claims to have all records");
     let (cached, other) = hit(&store);
@@ -116,8 +139,7 @@ fn torn_and_false_records_are_misses() {
 
 #[test]
 fn a_damaged_record_is_put_again() {
-    let store = Arc::new(Memory::default());
-    drop(filled(&store));
+    let store = full();
     let names = store.names();
     for name in &names {
         let mut bytes = store.record(name).expect("it is stored");
@@ -132,13 +154,14 @@ fn a_damaged_record_is_put_again() {
 
 #[test]
 fn a_full_store_gets_no_puts_and_the_rest_waits() {
-    let store = Arc::new(Full { inner: Memory::default(), room: AtomicU64::new(3) });
-    let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(&store), None);
+    let store = Arc::new(faulty());
+    store.room.store(3, Relaxed);
+    let mut host = Host::plain(&store);
     host.serve(ALL, &text(0..33));
-    host.tier.turn(&mut host.engine, |_, _| ()).expect("no fault");
+    host.turn();
     host.until(|host| host.tier.open().2 == 0 && host.tier.stats()[0].is_stopped);
     assert_eq!((store.inner.names().len(), host.tier.stats()[0].put), (3, 3));
-    store.room.store(100, Ordering::Relaxed);
+    store.room.store(100, Relaxed);
     // The tier wakes the host when the store is tried again.
     host.until(|host| host.tier.stats()[0].put == 8);
     assert_eq!(hit(&store).0, 32);
@@ -146,20 +169,20 @@ fn a_full_store_gets_no_puts_and_the_rest_waits() {
 
 #[test]
 fn a_store_that_dies_costs_few_calls_and_comes_back() {
-    let store = Arc::new(Gone { inner: Memory::default(), ..Gone::default() });
+    let store = Arc::new(faulty());
     drop(filled(&store));
-    store.is_gone.store(true, Ordering::Relaxed);
-    let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(&store), None);
-    let before = store.calls.load(Ordering::Relaxed);
+    store.is_gone.store(true, Relaxed);
+    let mut host = Host::plain(&store);
+    let before = store.calls.load(Relaxed);
     for at in 0..100 {
         host.find(ALL, &text(0..33));
         host.serve(ALL, &text(1000 + 50 * at..1033 + 50 * at));
     }
-    let calls = store.calls.load(Ordering::Relaxed) - before;
+    let calls = store.calls.load(Relaxed) - before;
     // Five failures, those of calls that were under way, and trials once in a second or less often.
     assert!((5..50).contains(&calls), "{calls}");
     assert_eq!(host.tier.find(1, &host.engine, ALL, &text(0..33)), Find::Ready);
-    store.is_gone.store(false, Ordering::Relaxed);
+    store.is_gone.store(false, Relaxed);
     while host.find(ALL, &text(0..33)) == 0 {
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -169,13 +192,12 @@ fn a_store_that_dies_costs_few_calls_and_comes_back() {
 
 #[test]
 fn a_store_that_dies_in_a_fetch_is_a_miss() {
-    let store = Arc::new(Gone { inner: Memory::default(), ..Gone::default() });
+    let store = Arc::new(faulty());
     drop(filled(&store));
-    let slow = Arc::new(Slow { inner: Arc::clone(&store), delay: Duration::from_millis(20) });
-    let mut host = Host::new(&model(Groups::ONE, 1), slow, None);
+    let mut host = Host::plain(&slow(&store, 20));
     assert_eq!(host.tier.find(1, &host.engine, ALL, &text(0..33)), Find::Waiting);
     host.until(|host| host.tier.open().1 == 1);
-    store.is_gone.store(true, Ordering::Relaxed);
+    store.is_gone.store(true, Relaxed);
     host.until(|host| host.tier.open() == (0, 0, 0));
     assert!(host.misses().iter().all(|(miss, _)| *miss == Miss::Failed));
     host.serve(ALL, &text(0..33));
@@ -183,28 +205,21 @@ fn a_store_that_dies_in_a_fetch_is_a_miss() {
 
 #[test]
 fn a_deadline_frees_the_request_and_not_the_pages() {
-    let store = Arc::new(Memory::default());
-    drop(filled(&store));
-    let host = |store: Arc<dyn Store>, deadline: u64| {
-        let stores = vec![StoreOptions { threads: 2, ..StoreOptions::new("slow", store) }];
-        let deadline = Duration::from_millis(deadline);
-        Host::with(&model(Groups::ONE, 1), TierOptions { deadline, ..options(stores) })
-    };
+    let store = full();
     // The deadline passes while the store is asked.
-    let slow = Slow { inner: Arc::clone(&store), delay: Duration::from_secs(1) };
-    let mut late = host(Arc::new(slow), 1);
+    let mut late = hurried(&slow(&store, 1000), 2, 1);
     assert_eq!(late.find(ALL, &text(0..33)), 0);
     assert_eq!((late.misses(), late.tier.waits().late), (vec![(Miss::Late, 1)], 1));
     assert_eq!(late.serve(ALL, &text(0..33)), 0);
     // The deadline passes while the records are read: the fetch ends later, and the next prompt hits.
-    let held = Arc::new(Held::new(store));
-    held.hold([false, true, false]);
-    let mut late = host(Arc::clone(&held) as Arc<dyn Store>, 1000);
+    let held = Arc::new(Faulty::new(store));
+    held.gate.hold([false, true, false]);
+    let mut late = hurried(&held, 2, 1000);
     assert_eq!(late.find(ALL, &text(0..33)), 0);
     let (requests, fetches, _) = late.tier.open();
     assert_eq!((requests, fetches, late.tier.waits().late), (0, 1, 1));
     assert_eq!(late.serve(ALL, &text(0..7)), 0);
-    held.hold([false; 3]);
+    held.gate.hold([false; 3]);
     late.until(|host| host.tier.open().1 == 0);
     assert_eq!(late.serve(ALL, &text(0..33)), 32);
 }
@@ -212,18 +227,14 @@ fn a_deadline_frees_the_request_and_not_the_pages() {
 #[test]
 fn few_requests_wait_for_a_store_that_hangs() {
     for calls in [[true, false, false], [false, true, false], [false, false, true]] {
-        let store = Arc::new(Memory::default());
-        drop(filled(&store));
-        let held = Arc::new(Held::new(store));
-        held.hold(calls);
-        let stores =
-            vec![StoreOptions { threads: 2, ..StoreOptions::new("held", Arc::clone(&held) as Arc<dyn Store>) }];
-        let deadline = Duration::from_millis(20);
-        let mut host = Host::with(&model(Groups::ONE, 1), TierOptions { deadline, ..options(stores) });
+        let store = full();
+        let held = Arc::new(Faulty::new(store));
+        held.gate.hold(calls);
+        let mut host = hurried(&held, 2, 20);
         if calls[2] {
             host.serve(ALL, &text(500..533));
-            host.tier.turn(&mut host.engine, |_, _| ()).expect("no fault");
-            held.wait_for(2); // both threads
+            host.turn();
+            held.gate.wait_for(2); // both threads
         }
         for at in 0..100 {
             // Some requests have the same prefix, and others none in the store.
@@ -234,10 +245,10 @@ fn few_requests_wait_for_a_store_that_hangs() {
         assert!((1..25).contains(&late), "{late} requests waited while {calls:?} hung");
         assert_eq!(host.serve(ALL, &text(0..21)), 0);
         // The store comes back.
-        held.hold([false; 3]);
+        held.gate.hold([false; 3]);
         while host.find(ALL, &text(0..33)) == 0 && host.engine.match_prefix(ALL, &text(0..33)).pages() < 8 {
             std::thread::sleep(Duration::from_millis(1));
-            host.tier.turn(&mut host.engine, |_, _| ()).expect("no fault");
+            host.turn();
         }
         assert!(host.flush());
     }
@@ -245,12 +256,8 @@ fn few_requests_wait_for_a_store_that_hangs() {
 
 #[test]
 fn a_store_whose_answers_are_late_is_not_asked_for_a_while() {
-    let store = Arc::new(Memory::default());
-    drop(filled(&store));
-    let slow = Arc::new(Slow { inner: Arc::clone(&store), delay: Duration::from_millis(50) });
-    let stores = vec![StoreOptions { threads: 2, ..StoreOptions::new("slow", slow as Arc<dyn Store>) }];
-    let deadline = Duration::from_millis(10);
-    let mut host = Host::with(&model(Groups::ONE, 1), TierOptions { deadline, ..options(stores) });
+    let store = full();
+    let mut host = hurried(&slow(&store, 50), 2, 10);
     for at in 0..100 {
         assert_eq!(host.find(ALL, &text(50 * at..50 * at + 33)), 0);
         std::thread::sleep(Duration::from_millis(5));
@@ -265,12 +272,9 @@ fn a_store_whose_answers_are_late_is_not_asked_for_a_while() {
 
 #[test]
 fn requests_of_one_prefix_share_a_fetch() {
-    let store = Arc::new(Memory::default());
-    drop(filled(&store));
-    let slow = Arc::new(Slow { inner: store, delay: Duration::from_millis(5) });
+    let store = full();
     // One thread answers in the order of the questions.
-    let stores = vec![StoreOptions { threads: 1, ..StoreOptions::new("slow", slow) }];
-    let mut host = Host::with(&model(Groups::ONE, 1), options(stores));
+    let mut host = hurried(&slow(&store, 5), 1, 60_000);
     let prompts = [text(0..33), text(0..33), text(0..29), [text(0..20), text(900..920)].concat()];
     for (id, prompt) in (0..).zip(&prompts) {
         assert_eq!(host.tier.find(id, &host.engine, ALL, prompt), Find::Waiting);
@@ -286,9 +290,9 @@ fn requests_of_one_prefix_share_a_fetch() {
 
 #[test]
 fn namespaces_do_not_share_records() {
-    let store = Arc::new(Memory::default());
+    let store = memory();
     let new = || {
-        let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(&store), None);
+        let mut host = Host::plain(&store);
         host.name(Namespace::new(1), "one");
         host.name(Namespace::new(2), "two");
         host
@@ -309,8 +313,7 @@ fn namespaces_do_not_share_records() {
 
 #[test]
 fn a_store_slower_than_computing_is_not_asked() {
-    let store = Arc::new(Memory::default());
-    drop(filled(&store));
+    let store = full();
     let rule = |tokens_per_second| LoadRule::Costs {
         latency: Duration::from_millis(1),
         bytes_per_second: 1e9,
@@ -318,8 +321,7 @@ fn a_store_slower_than_computing_is_not_asked() {
     };
     for (tokens_per_second, pages) in [(1e3, 8), (1e6, 0)] {
         let rule = rule(tokens_per_second);
-        let stores = vec![StoreOptions { rule, ..StoreOptions::new("store", Arc::clone(&store) as Arc<dyn Store>) }];
-        let mut host = Host::with(&model(Groups::ONE, 1), options(stores));
+        let mut host = Host::plain_with(options(vec![StoreOptions { rule, ..of(&store, 2) }]));
         assert_eq!(host.find(ALL, &text(0..33)), pages);
         assert_eq!(host.tier.stats()[0].asked > 0, pages > 0);
     }
@@ -327,25 +329,38 @@ fn a_store_slower_than_computing_is_not_asked() {
 
 #[test]
 fn the_second_store_has_what_the_first_one_lacks() {
-    let stores = [Arc::new(Memory::default()), Arc::new(Memory::default())];
-    let tier = |first_is_gone: bool| {
-        let gone = Gone { inner: Arc::clone(&stores[0]), is_gone: AtomicBool::new(first_is_gone), ..Gone::default() };
-        let options_of = |name, store| StoreOptions { threads: 2, ..StoreOptions::new(name, store) };
-        options(vec![
-            options_of("first", Arc::new(gone)),
-            options_of("second", Arc::clone(&stores[1]) as Arc<dyn Store>),
-        ])
-    };
-    let mut host = Host::with(&model(Groups::ONE, 1), tier(false));
+    let (first, second) = (Arc::new(faulty()), memory());
+    let new = || Host::plain_with(options(vec![of(&first, 2), of(&second, 2)]));
+    let mut host = new();
     host.serve(ALL, &text(0..33));
     assert!(host.flush());
-    assert_eq!(stores.each_ref().map(|store| store.names().len()), [8, 8]);
-    stores[0].remove(&stores[0].names()[..4]).expect("no failure");
+    assert_eq!([&first.inner, &second].map(|store| store.names().len()), [8, 8]);
+    first.remove(&first.inner.names()[..4]).expect("no failure");
     for first_is_gone in [false, true] {
-        let mut host = Host::with(&model(Groups::ONE, 1), tier(first_is_gone));
+        first.is_gone.store(first_is_gone, Relaxed);
+        let mut host = new();
         assert_eq!(host.find(ALL, &text(0..33)), 8);
         assert_eq!(host.serve(ALL, &text(0..33)), 32);
         let read = host.tier.stats().iter().map(|stats| stats.read).collect::<Vec<_>>();
         assert_eq!(read, if first_is_gone { [0, 8] } else { [4, 4] });
+    }
+}
+
+#[test]
+fn a_store_that_hangs_does_not_hold_the_puts_of_another_one() {
+    for hung in [0, 1] {
+        let stores = [Arc::new(faulty()), Arc::new(faulty())];
+        stores[hung].gate.hold([false, false, true]);
+        let put_deadline = Duration::from_millis(20);
+        let options = options(stores.iter().map(|store| of(store, 1)).collect());
+        let mut host = Host::plain_with(TierOptions { put_deadline, puts_max: 3, ..options });
+        host.serve(ALL, &text(0..33));
+        host.turn();
+        // All but the put that hangs.
+        host.until(|host| host.tier.stats()[1 - hung].put >= 7);
+        assert_eq!(stores[hung].inner.names(), []);
+        stores[hung].gate.hold([false; 3]);
+        assert!(host.flush());
+        assert_eq!(stores[1 - hung].inner.names().len(), 8);
     }
 }

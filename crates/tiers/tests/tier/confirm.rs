@@ -1,20 +1,15 @@
 //! Prompts that wait until a store has their records, so that another engine reads them.
 
-#[path = "common/host.rs"]
-mod host;
-
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use host::{Host, PAGE_SIZE, model, models, options, text};
 use kvarena::id::Namespace;
-use kvarena::layout::Groups;
 use kvarena_tiers::store::Store;
-use kvarena_tiers::testing::{Full, Gone, Memory, Slow};
-use kvarena_tiers::tier::{Find, StoreOptions, TierOptions};
+use kvarena_tiers::tier::{Find, TierOptions};
 
-const ALL: Namespace = Namespace::new(0);
+use super::host::{Host, PAGE_SIZE, models, of, options, text};
+use super::{ALL, faulty, memory, slow};
 
 /// Confirms a prompt, and waits for the report.
 fn confirm(host: &mut Host, namespace: Namespace, len: u32) -> Find {
@@ -28,7 +23,7 @@ fn confirm(host: &mut Host, namespace: Namespace, len: u32) -> Find {
 #[test]
 fn a_confirmed_prompt_is_in_the_store() {
     for config in models() {
-        let store = Arc::new(Memory::default());
+        let store = memory();
         let mut first = Host::new(&config, Arc::clone(&store), None);
         for len in [33, 50, 33, 64] {
             first.serve(ALL, &text(0..len));
@@ -46,7 +41,7 @@ fn a_confirmed_prompt_is_in_the_store() {
 #[test]
 fn lost_records_are_put_again() {
     for config in models() {
-        let store = Arc::new(Memory::default());
+        let store = memory();
         let mut first = Host::new(&config, Arc::clone(&store), None);
         first.serve(ALL, &text(0..33));
         confirm(&mut first, ALL, 33);
@@ -64,7 +59,7 @@ fn lost_records_are_put_again() {
 
 #[test]
 fn prompts_without_records_do_not_wait() {
-    let mut host = Host::new(&model(Groups::ONE, 1), Arc::new(Memory::default()), None);
+    let mut host = Host::plain(&memory());
     assert_eq!(confirm(&mut host, ALL, 33), Find::Ready, "nothing is computed");
     host.serve(ALL, &text(0..4));
     assert_eq!(confirm(&mut host, ALL, 4), Find::Ready, "no other prompt can match the last token");
@@ -74,20 +69,22 @@ fn prompts_without_records_do_not_wait() {
 
 #[test]
 fn a_store_that_fails_delays_no_prompt() {
-    let store = Arc::new(Gone { inner: Memory::default(), is_gone: AtomicBool::new(true), ..Gone::default() });
-    let mut host = Host::new(&model(Groups::ONE, 1), Arc::clone(&store), None);
+    let store = Arc::new(faulty());
+    store.is_gone.store(true, Relaxed);
+    let mut host = Host::plain(&store);
     host.serve(ALL, &text(0..33));
     // The breaker stops the store after five failures, which ends the wait.
     assert_eq!(confirm(&mut host, ALL, 33), Find::Waiting);
     assert_eq!(confirm(&mut host, ALL, 33), Find::Ready);
     assert_eq!((host.tier.waits().confirmed, host.tier.waits().unconfirmed), (2, 2));
     // The store comes back, and gets the records.
-    store.is_gone.store(false, Ordering::Relaxed);
+    store.is_gone.store(false, Relaxed);
     host.until(|host| host.tier.stats()[0].put == 8);
     assert_eq!(confirm(&mut host, ALL, 33), Find::Waiting);
     assert_eq!((host.tier.waits().confirmed, host.tier.waits().unconfirmed), (3, 2));
-    let mut host =
-        Host::new(&model(Groups::ONE, 1), Arc::new(Full { inner: Memory::default(), room: AtomicU64::new(3) }), None);
+    let store = Arc::new(faulty());
+    store.room.store(3, Relaxed);
+    let mut host = Host::plain(&store);
     host.serve(ALL, &text(0..33));
     assert_eq!(confirm(&mut host, ALL, 33), Find::Waiting);
     assert_eq!((host.tier.stats()[0].put, host.tier.waits().unconfirmed), (3, 1));
@@ -95,10 +92,8 @@ fn a_store_that_fails_delays_no_prompt() {
 
 #[test]
 fn a_store_that_hangs_delays_a_prompt_until_its_deadline() {
-    let slow = Slow { inner: Memory::default(), delay: Duration::from_millis(200) };
-    let stores = vec![StoreOptions { threads: 1, ..StoreOptions::new("slow", Arc::new(slow)) }];
     let put_deadline = Duration::from_millis(1);
-    let mut host = Host::with(&model(Groups::ONE, 1), TierOptions { put_deadline, ..options(stores) });
+    let mut host = Host::plain_with(TierOptions { put_deadline, ..options(vec![of(&slow(&memory(), 200), 1)]) });
     host.serve(ALL, &text(0..33));
     assert_eq!(confirm(&mut host, ALL, 33), Find::Waiting);
     assert_eq!((host.tier.waits().unconfirmed, host.tier.stats()[0].put < 8), (1, true));
@@ -108,10 +103,31 @@ fn a_store_that_hangs_delays_a_prompt_until_its_deadline() {
 
 #[test]
 fn a_cancelled_prompt_is_not_reported() {
-    let mut host = Host::new(&model(Groups::ONE, 1), Arc::new(Memory::default()), None);
+    let mut host = Host::plain(&memory());
     host.serve(ALL, &text(0..33));
     assert_eq!(host.tier.confirm(7, &mut host.engine, ALL, &text(0..33)), Find::Waiting);
     host.tier.cancel(7);
     assert_eq!(host.tier.confirm(8, &mut host.engine, ALL, &text(0..33)), Find::Waiting);
     assert_eq!(host.reports(1), [(8, 0)]);
+}
+
+#[test]
+fn prompts_are_compared_after_their_own_puts_alone() {
+    let store = Arc::new(faulty());
+    store.gate.hold([false, false, true]);
+    let mut host = Host::plain(&store);
+    let prompts: Vec<_> = (0..12).map(|at| text(100 * at..100 * at + 21)).collect();
+    for (id, prompt) in (0..).zip(&prompts) {
+        host.serve(ALL, prompt);
+        assert_eq!(host.tier.confirm(id, &mut host.engine, ALL, prompt), Find::Waiting);
+    }
+    host.until(|host| host.tier.open().2 > 0);
+    store.gate.hold([false; 3]);
+    let mut reports: Vec<_> = host.reports(12).into_iter().map(|(id, _)| id).collect();
+    reports.sort_unstable();
+    assert_eq!(reports, (0..12).collect::<Vec<_>>());
+    // 60 puts: each prompt once after its last one, and a few that wait when nothing is open.
+    let waits = host.tier.waits();
+    assert_eq!((waits.confirmed, waits.unconfirmed), (12, 0));
+    assert!((12..=24).contains(&waits.compared), "{} comparisons", waits.compared);
 }

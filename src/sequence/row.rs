@@ -267,7 +267,9 @@ impl RowMut<'_> {
         stores.pages.write_place(sequence.last_entry, pages, words);
     }
 
-    /// Handles the rare case of [`RowMut::append_place`], as [`RowMut::begin_leaf`] does.
+    /// Handles the rare case of [`RowMut::append_place`], as [`RowMut::begin_leaf`] does. Not inlined, which saves 15 %
+    /// of a plan's instructions with 2 tracks at page_size 1.
+    #[inline(never)]
     fn begin_leaves(&mut self, pages: &[PageId], words: &mut [TableWrite]) {
         self.append_pages(1, pages);
         let mut out = words.iter_mut();

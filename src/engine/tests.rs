@@ -319,9 +319,9 @@ fn stateful() -> (Engine<Null>, SeqKey) {
     let (groups, capacity) = (groups.expect("two groups"), Capacity::Pages(32));
     let pool = PoolConfig { layers: 2, groups, page_size: 4, capacity, ..Default::default() };
     let mut engine = Engine::with_hash_bits(pool, Null, 31).expect("a valid config");
-    let prompt: Vec<TokenId> = (0..7).map(TokenId::new).collect();
+    let prompt: Vec<TokenId> = (0..6).map(TokenId::new).collect();
     let seq = engine.admit(Namespace::default(), &prompt, 0).expect("there is room");
-    for token in 7..9 {
+    for token in 6..8 {
         compute(&mut engine, seq);
         engine.append(seq, &[TokenId::new(token)]).expect("there is room");
     }
@@ -352,6 +352,29 @@ fn s10_the_current_state_is_behind_the_planned_tokens() {
         assert!(!row.sequence.dirty_from.is_steady(), "each change of a state ends it");
         row.sequence.dirty_from.set_steady(true);
         assert_eq!(engine.verify().expect_err("the audit finds it").invariant, steady);
+    }
+}
+
+/// An item that keeps the state at a mark reads its place, and writes another.
+#[test]
+fn s10_items_read_and_write_the_states_behind_their_tokens() {
+    let spoils: [fn(&mut RowMut<'_>, u8); 2] = [
+        |row, read| row.states_mut().current = Current::At(read),
+        |row, read| row.states_mut().places[usize::from(read)].len = 7,
+    ];
+    for spoil in spoils {
+        let (mut engine, seq) = stateful();
+        let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
+        let Current::At(read) = row.states_mut().current else { panic!("S10: the row has a state") };
+        engine.mark(seq, 8).expect("it is the end of the planned tokens");
+        engine.append(seq, &[TokenId::new(8)]).expect("there is room");
+        plan(&mut engine, seq);
+        assert_eq!(engine.verify(), Ok(()));
+        let mut row = engine.world.sequences.row_mut(seq).expect("it is live");
+        assert_ne!(row.states().current, Current::At(read));
+        spoil(&mut row, read);
+        let invariant = "S10: items read and write the states behind their tokens";
+        assert_eq!(engine.verify().expect_err("the audit finds it").invariant, invariant);
     }
 }
 

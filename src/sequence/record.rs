@@ -42,7 +42,7 @@ impl Cuts {
 
 /// First page of a row that the next plan must send, and whether the row is *steady* (`states.rs`), so that this plan
 /// need not look at its state. One number, so that the plan of a decoding row compares both with the row's pages at
-/// once: a state then costs it no instruction, instead of 350.
+/// once, which saves 350 instructions of a row with a state (benchmark `plan_state`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirtyFrom(u32);
 

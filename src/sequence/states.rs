@@ -44,8 +44,8 @@ pub(crate) enum StateOwner {
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct StatePlace {
     pub owner: StateOwner,
-    /// Number of tokens behind which the state is. Outdated for a current state of the row's own, which is behind the
-    /// planned tokens.
+    /// Number of tokens behind which the state is. Outdated for a lost state, and for a current state of the row's own,
+    /// which is behind the planned tokens.
     pub len: u32,
     /// The mark at which the last item ended that wrote the place, in pages, until the item commits. 0: none.
     pub mark: u32,

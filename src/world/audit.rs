@@ -180,12 +180,18 @@ impl World {
                 Current::At(at) => Some(at),
                 _ => None,
             };
-            for StepItem { state, .. } in open {
+            // The newest item wrote the current place; each earlier one wrote the place that the next one read.
+            for StepItem { state, start, .. } in open {
                 let written = state.writes.checked_sub(1).or(current);
+                let read = state.reads.checked_sub(1).filter(|_| state.reads != state.writes);
+                let is_behind = read.is_none_or(|at| states.places[usize::from(at)].len >= start);
+                if current.is_some_and(|at| written != Some(at)) || !is_behind {
+                    return Err("S10: items read and write the states behind their tokens");
+                }
                 if written.is_some_and(|at| states.places[usize::from(at)].owner != StateOwner::Row) {
                     return Err("G7: an open item writes a state of its row");
                 }
-                current = if state.reads == state.writes { written } else { state.reads.checked_sub(1) };
+                current = if state.reads == state.writes { written } else { read };
             }
             let limits = self.sequences.limits();
             let (group, lock) = (limits.state().expect("there are states").group, s.lock.as_ref().expect("it runs"));

@@ -415,6 +415,10 @@ pub struct CacheOptions {
     #[arg(long, conflicts_with = "cache_secret_file")]
     pub cache_trust: bool,
 
+    /// Threads of each store, 1 to 16. They compute checks and move bytes: more read faster where cores are free.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub cache_threads: u8,
+
     /// Whether to write K and V to the stores.
     #[arg(long, default_value = "on")]
     pub cache_write: Switch,

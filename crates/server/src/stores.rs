@@ -116,7 +116,8 @@ impl CacheOptions {
         let mut stores = Vec::new();
         let mut add = |name: &str, store: Arc<dyn Store>, removes_damage: bool| {
             let writes = self.cache_write == Switch::On;
-            stores.push(StoreOptions { writes, removes_damage, ..StoreOptions::new(name, store) });
+            let threads = self.cache_threads.into();
+            stores.push(StoreOptions { threads, writes, removes_damage, ..StoreOptions::new(name, store) });
         };
         if let Some(path) = &self.cache_dir {
             let limit = (self.cache_limit * (1_u64 << 30) as f64) as u64;

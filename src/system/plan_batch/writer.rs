@@ -169,9 +169,10 @@ impl<T: SlotNumber> PlanWriter<'_, T> {
     }
 
     /// Writes the decode rows at the start of `items`, and returns their number. A decode row computes one token and
-    /// has no unsent pages and no state to decide, so it needs at most one new page in each track. Most rows decode; this loop writes them in
-    /// a third of the instructions of [`PlanWriter::extend`]. `TRACKS` is the number of tracks if it is 1 or 2, else 0:
-    /// the forms for 1 and for 2 tracks save 13 % and 11 % of a plan's instructions at page_size 16.
+    /// has no unsent pages and no state to decide, so it needs at most one new page in each track. Most rows decode;
+    /// this loop writes them in a third of the instructions of [`PlanWriter::extend`]. `TRACKS` is the number of tracks
+    /// if it is 1 or 2, else 0: the forms for 1 and for 2 tracks save 13 % and 11 % of a plan's instructions at
+    /// page_size 16.
     fn decode<const TRACKS: usize>(
         &mut self,
         sequences: &mut SequenceTable,

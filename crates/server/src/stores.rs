@@ -25,8 +25,9 @@ use crate::setup;
 
 /// Recipe of page hashes for stores.
 const HASHING: Hashing = Hashing::SglangSha256;
-/// Swap pages through which records of device pages pass.
-const STAGE_PAGES: u32 = 64;
+/// Least and largest number of swap pages through which records of device pages pass. Few of them make the store wait
+/// for copies, and the copies for the store.
+const STAGE_PAGES: [u32; 2] = [64, 256];
 /// Endings of a model's files.
 const EXTENSIONS: &[&str] = &["json", "safetensors"];
 /// Memory of a record of a child, at most.
@@ -69,7 +70,8 @@ impl CacheOptions {
             return Err(Error::request("remote stores need --cache-secret-file, or --cache-trust"));
         }
         config.hashing = Some(HASHING);
-        config.pool.stage_pages = STAGE_PAGES;
+        let [least, most] = STAGE_PAGES;
+        config.pool.stage_pages = (config.pool.swap_pages / 16).clamp(least, most);
         Ok(())
     }
 

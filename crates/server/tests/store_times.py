@@ -5,9 +5,9 @@
 
 FOLDER is for the store; on a tmpfs its disk takes no part. The first table has the time to the first token of a prompt
 of TOKENS tokens, in ms: computed, cached on the device, and read from the store after a restart (medians of ROUNDS
-prompts). The second has it for two servers on one device that share the store: one computes the prompt with `--role
-prefill`, the other one generates. The third has the mean step of STREAMS streams without a cache behind the pool, with swap memory, and with
-swap memory and the store, which gets all new K and V meanwhile. Needs only Python's standard library.
+prompts). The second has it for two servers on one device that share the store: one computes the prompt with
+`--role prefill`, the other one generates. The third has the mean step of STREAMS streams without a cache behind the
+pool, with swap memory, and with swap memory and the store, which gets all new K and V meanwhile. Needs only Python's standard library.
 """
 
 import json
@@ -63,11 +63,12 @@ def first_tokens(program, options, store, tokens):
 
 
 def apart(program, options, store, tokens):
-    """Prints the time from the last step of a prompt on one server to the first token on another one: the time of the
-    whole less that of computing the prompt, if the second is asked when the first has answered, and if both are asked
-    at once."""
+    """Prints the times of both answers, if the second server is asked when the first has answered, and if both are
+    asked at once. The time from the last step of the prompt to the first token is the time of the whole, less that of
+    computing the prompt on one server."""
     halves = [*options, "--pages", str(3 * tokens // 16), *store]
-    with Server(program, *halves, "--role", "prefill") as first, Server(program, *halves, "--cache-wait", "10") as second:
+    prefill, decode = (Server(program, *halves, *own) for own in (["--role", "prefill"], ["--cache-wait", "10"]))
+    with prefill as first, decode as second:
         for server in (first, second):
             complete(server, prompts_of(4, 1, tokens), 1)
         warm, *prompts = prompts_of(5, 1 + ROUNDS, tokens)
@@ -76,15 +77,20 @@ def apart(program, options, store, tokens):
         print("prefill, answered ", ms(prefill for prefill, _ in times))
         print("decode, asked then", ms(decode for _, decode in times))
         warm, *prompts = prompts_of(6, 1 + ROUNDS, tokens)
-        with ThreadPoolExecutor(2) as threads:
-            both = [[*threads.map(lambda server: complete(server, [prompt], 1), (first, second))] for prompt in (warm, *prompts)]
-        print("prefill, at once  ", ms(prefill for prefill, _ in both[1:]))
-        print("decode, at once   ", ms(decode for _, decode in both[1:]))
+        apart_at_once(first, second, warm)
+        times = [apart_at_once(first, second, prompt) for prompt in prompts]
+        print("prefill, at once  ", ms(prefill for prefill, _ in times))
+        print("decode, at once   ", ms(decode for _, decode in times))
     print(second.report, end="")
 
 
 def apart_once(first, second, prompt):
     return complete(first, [prompt], 1), complete(second, [prompt], 1)
+
+
+def apart_at_once(first, second, prompt):
+    with ThreadPoolExecutor(2) as threads:
+        return [*threads.map(lambda server: complete(server, [prompt], 1), (first, second))]
 
 
 def steps(program, options, forms):

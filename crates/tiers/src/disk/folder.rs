@@ -142,6 +142,15 @@ impl Folder {
         let stat = rustix::fs::fstatvfs(&self.root)?;
         Ok((stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize))
     }
+
+    /// Returns whether the file system keeps its files in memory (statfs(2): `TMPFS_MAGIC`, `RAMFS_MAGIC`). False on
+    /// other systems than Linux.
+    pub fn is_in_memory(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        return rustix::fs::fstatfs(&self.root).is_ok_and(|stat| [0x0102_1994, 0x8584_58f6].contains(&stat.f_type));
+        #[cfg(not(target_os = "linux"))]
+        false
+    }
 }
 
 /// Returns whether this process's user owns a file.

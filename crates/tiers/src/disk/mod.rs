@@ -121,6 +121,12 @@ impl Disk {
         self.shared.is_scanned.load(Ordering::Acquire)
     }
 
+    /// Returns whether the folder's file system keeps its files in memory, as a tmpfs does. False on other systems than
+    /// Linux.
+    pub fn is_in_memory(&self) -> bool {
+        self.shared.folder.is_in_memory()
+    }
+
     /// Returns the bytes of records: those of the last scan and of this process's later puts.
     pub fn used(&self) -> u64 {
         self.shared.used.load(Ordering::Relaxed)

@@ -61,8 +61,16 @@ impl StoreCounters {
             let (read, put) = (stats.read_bytes as f64 / 1e6, stats.put_bytes as f64 / 1e6);
             lines.push(format!(
                 "store {}: {} of {} records found, {} read ({read:.1} MB), {} put ({put:.1} MB), {} already there, \
-                 {} removed, {} calls failed",
-                stats.name, stats.found, stats.asked, stats.read, stats.put, stats.known, stats.removed, stats.failed
+                 {} removed, {} passed over, {} calls failed",
+                stats.name,
+                stats.found,
+                stats.asked,
+                stats.read,
+                stats.put,
+                stats.known,
+                stats.removed,
+                stats.passed_over,
+                stats.failed
             ));
         }
         let WaitStats { waited, late, time, pages, confirmed, unconfirmed, compared: _ } = self.waits;

@@ -21,7 +21,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
@@ -86,15 +86,14 @@ impl Drop for Process {
 
 impl Process {
     /// Writes a message, and reads a byte for each record. It reads while it writes: a child that answers before it has
-    /// read all records would else wait for a reader, while the parent waits for the child.
+    /// read all records would otherwise wait for a reader, while the parent waits for the child.
     fn exchange(&mut self, message: &[u8], records: usize, timeout: Duration) -> Result<Vec<bool>, StoreError> {
         let (mut rest, mut answers, mut read) = (message, vec![0; records], 0);
-        let time = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         while !rest.is_empty() || read < records {
             let wanted = if read < records { PollFlags::IN } else { PollFlags::empty() };
             let mut ready = [PollFd::new(&self.output, wanted), PollFd::new(&self.input, PollFlags::OUT)];
             let ends = &mut ready[..1 + usize::from(!rest.is_empty())];
-            if retry_on_intr(|| poll(ends, Some(&time))).map_err(io::Error::from)? == 0 {
+            if wait_for(ends, timeout)? == 0 {
                 return Err(io::Error::from(ErrorKind::TimedOut).into());
             }
             let [can_read, can_write] = ready.map(|end| !end.revents().is_empty());
@@ -114,6 +113,17 @@ impl Process {
         }
         Ok(answers.into_iter().map(|answer| answer == 1).collect())
     }
+}
+
+/// Waits until an end of a pipe is ready. Returns the number of these, 0 after the timeout.
+fn wait_for(ends: &mut [PollFd], timeout: Duration) -> io::Result<usize> {
+    let begin = Instant::now();
+    let ready = retry_on_intr(|| {
+        let rest = timeout.saturating_sub(begin.elapsed());
+        let tv_sec = rest.as_secs().try_into().unwrap_or(i64::MAX);
+        poll(ends, Some(&Timespec { tv_sec, tv_nsec: rest.subsec_nanos().into() }))
+    });
+    Ok(ready?)
 }
 
 impl Child {

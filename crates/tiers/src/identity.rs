@@ -63,6 +63,10 @@ impl Identity<'_> {
     }
 
     /// Returns the fingerprint of each of `ranks` ranks, for the identity of the first. All ranks have as many heads.
+    ///
+    /// Ranks of latent rows have equal fingerprints, and share their records: a store gets the pages of the first of
+    /// them alone. So the [extra bytes](kvarena::PoolConfig::extra_bytes) of their pages must be equal, or be values
+    /// that each of these ranks can use.
     pub fn of_ranks(&self, ranks: u32) -> Vec<Fingerprint> {
         let (heads, first) = (self.heads.end - self.heads.start, self.heads.start);
         let of = |rank: u32| first + rank * heads..first + (rank + 1) * heads;

@@ -98,8 +98,9 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Reads the head and some pages of a record. The contents of the buffers are unspecified unless the result is
-    /// [`Got::Read`]. Before it returns this, it calls [`Buffers::seen`] with all bytes of the pages in order. A store
-    /// that reads pieces calls it while they are in the processor's cache, where checks cost less.
+    /// [`Got::Read`]. Before it returns this, it calls [`Buffers::seen`] with all bytes of the pages in order, and with
+    /// none of them twice: a store that repeats a read within the call passes only the bytes that follow. A store that
+    /// reads pieces calls it while they are in the processor's cache, where checks cost less.
     ///
     /// # Errors
     /// If the store fails.

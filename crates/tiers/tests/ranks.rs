@@ -6,7 +6,6 @@ mod host;
 mod ranks;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use host::{Host, PAGE_SIZE, model, models, options, text};
 use kvarena::hash::NamespaceNames;
@@ -15,9 +14,9 @@ use kvarena::layout::Groups;
 use kvarena::{Engine, EngineConfig};
 use kvarena_tiers::check::Secret;
 use kvarena_tiers::miss::Miss;
-use kvarena_tiers::name::{Fingerprint, Name, Space};
-use kvarena_tiers::store::{Buffers, Got, Store, StoreError};
-use kvarena_tiers::testing::Memory;
+use kvarena_tiers::name::{Fingerprint, Name};
+use kvarena_tiers::store::Store;
+use kvarena_tiers::testing::{Faulty, Memory};
 use kvarena_tiers::tier::{Find, StoreOptions, Tier, TierOptions};
 use ranks::{Ranks, RanksOptions};
 
@@ -47,7 +46,7 @@ fn filled(config: &EngineConfig) -> (Arc<Memory>, Host<Ranks>) {
 
 /// Returns the names of a rank's records.
 fn of_rank(store: &Memory, rank: usize) -> Vec<Name> {
-    store.names().into_iter().filter(|name| name.fingerprint == PRINTS[rank].0[..8]).collect()
+    store.names().into_iter().filter([is_of::<0>, is_of::<1>][rank]).collect()
 }
 
 /// Returns the tokens of a prompt's whole records before its last token.
@@ -149,50 +148,27 @@ fn a_hit_ends_before_the_first_record_without_all_parts() {
     }
 }
 
-/// Refuses the records of a rank while the switch is on.
-struct Refuses {
-    inner: Memory,
-    rank: usize,
-    is_on: AtomicBool,
-}
-
-impl Store for Refuses {
-    fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
-        self.inner.have(names)
-    }
-
-    fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
-        self.inner.get(name, into)
-    }
-
-    fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
-        let is_refused = name.fingerprint == PRINTS[self.rank].0[..8] && self.is_on.load(Ordering::Relaxed);
-        if is_refused { Err(StoreError::Full) } else { self.inner.put(name, head, pages) }
-    }
-
-    fn remove(&self, names: &[Name]) -> Result<(), StoreError> {
-        self.inner.remove(names)
-    }
-
-    fn remove_space(&self, fingerprint: &Fingerprint, space: Space) -> Result<(), StoreError> {
-        self.inner.remove_space(fingerprint, space)
-    }
+/// Returns whether a name is that of a rank's part.
+fn is_of<const RANK: usize>(name: &Name) -> bool {
+    name.fingerprint == PRINTS[RANK].0[..8]
 }
 
 #[test]
 fn a_put_of_which_one_part_fails_is_a_failed_put() {
     for config in models().into_iter().step_by(2) {
         for rank in 0..2 {
-            let store = Arc::new(Refuses { inner: Memory::default(), rank, is_on: AtomicBool::new(true) });
+            let store = Arc::new(Faulty::new(Arc::new(Memory::default())));
+            *store.refuses.lock().expect("no panic") = [is_of::<0>, is_of::<1>][rank];
             let mut first = host(&config, &store);
             first.serve(ALL, &text(0..33));
             assert!(!first.flush());
             // No find meets a record of rank 0 without the others' parts.
             assert!(of_rank(&store.inner, 0).is_empty());
+            assert_eq!(of_rank(&store.inner, 1).is_empty(), rank == 1);
             let mut second = host(&config, &store);
             assert_eq!((second.find(ALL, &text(0..33)), second.misses()), (0, vec![]));
             drop(second);
-            store.is_on.store(false, Ordering::Relaxed);
+            *store.refuses.lock().expect("no panic") = |_| false;
             // The tier wakes the host when the store is tried again.
             let all = filled(&config).0.names();
             first.until(|_| store.inner.names() == all);
@@ -239,6 +215,22 @@ fn a_confirmed_prompt_has_all_parts() {
     }
 }
 
+#[test]
+fn a_record_that_one_rank_denies_is_put_again_without_the_answer_of_another() {
+    let config = model(Groups::ONE, 1);
+    let store = Arc::new(Faulty::new(Arc::new(Memory::default())));
+    let mut first = host(&config, &store);
+    first.serve(ALL, &text(0..33));
+    assert!(first.flush());
+    let all = store.inner.names();
+    store.remove(&of_rank(&store.inner, 0)[..3]).expect("no failure");
+    *store.hides.lock().expect("no panic") = is_of::<1>;
+    assert_eq!(first.tier.confirm(7, &mut first.engine, ALL, &text(0..33)), Find::Waiting);
+    assert_eq!(first.reports(1), [(7, 0)]);
+    // Rank 1 may lack other records.
+    assert_eq!((store.inner.names(), first.tier.waits().unconfirmed), (all, 1));
+}
+
 /// Ranks with equal pages, such as those of latent rows, have equal fingerprints.
 #[test]
 fn one_of_equal_ranks_puts_and_all_read() {
@@ -254,6 +246,10 @@ fn one_of_equal_ranks_puts_and_all_read() {
     assert!(first.flush());
     let stats = &first.tier.stats()[0];
     assert_eq!((store.names().len(), stats.put, stats.known), (8, 8, 0));
+    // The store is asked once for each name.
+    let asked = stats.asked;
+    assert_eq!(first.tier.confirm(7, &mut first.engine, ALL, &text(0..33)), Find::Waiting);
+    assert_eq!((first.reports(1), first.tier.stats()[0].asked - asked), (vec![(7, 0)], 8));
     let mut second = new();
     assert_eq!(second.find(ALL, &text(0..33)), 8);
     assert_eq!(second.serve(ALL, &text(0..33)), 32);

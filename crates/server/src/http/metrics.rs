@@ -129,11 +129,20 @@ impl Metrics {
 fn write_stores(out: &mut String, counters: &StoreCounters, page_size: u32) -> fmt::Result {
     let StoreCounters { stores, misses, waits } = counters;
     let prefix = "kvarena_server_store";
-    let help = "Records that the store was asked for, had, returned, took, already had, or removed as damaged.";
+    let help = "Records that the store was asked for, had, returned, took, already had, removed as damaged, or did not \
+                get because it hung or was stopped.";
     head(out, &format!("{prefix}_records_total"), "counter", help)?;
     for store in stores {
-        let counts = [store.asked, store.found, store.read, store.put, store.known, store.removed];
-        for (what, count) in ["asked", "found", "read", "put", "known", "removed"].into_iter().zip(counts) {
+        let counts = [
+            ("asked", store.asked),
+            ("found", store.found),
+            ("read", store.read),
+            ("put", store.put),
+            ("known", store.known),
+            ("removed", store.removed),
+            ("passed_over", store.passed_over),
+        ];
+        for (what, count) in counts {
             writeln!(out, "{prefix}_records_total{{store=\"{}\",what=\"{what}\"}} {count}", store.name)?;
         }
     }

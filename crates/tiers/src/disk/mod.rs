@@ -38,7 +38,7 @@ use temp::Temp;
 use crate::lock::lock;
 use crate::name::{Fingerprint, Name, Space};
 use crate::record::first_place;
-use crate::store::{Buffers, Got, Store, StoreError, stride};
+use crate::store::{Buffers, Got, Store, StoreError, record_bytes};
 use crate::vectored::{read_record, write_record};
 
 /// Options of a [`Disk`].
@@ -292,8 +292,8 @@ impl Store for Disk {
         }
         put?;
         shared.index.insert(name);
-        let bytes = head.len() + pages.iter().map(|page| stride(page.len())).sum::<usize>();
-        if shared.used.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64 > shared.options.limit {
+        let bytes = record_bytes(head.len(), pages.len(), pages.first().map_or(0, |page| page.len()));
+        if shared.used.fetch_add(bytes, Ordering::Relaxed) + bytes > shared.options.limit {
             shared.wake();
         }
         Ok(())

@@ -9,7 +9,7 @@ use crate::lock::{lock, wait_while};
 use crate::name::{Fingerprint, Name, Space};
 use crate::store::{Buffers, Got, Store, StoreError};
 
-/// Wraps a store, and breaks the promises that the fields say. Removals are those of the store.
+/// Wraps a store, and fails as its fields describe. Removals are those of the store.
 #[derive(Debug)]
 pub struct Faulty<S> {
     /// The store.
@@ -25,8 +25,12 @@ pub struct Faulty<S> {
     /// Number of bytes of the head and of the pages together that a read returns. The others are zeros, as on a disk
     /// after a power loss.
     pub keep: usize,
-    /// Whether the store claims to have every record, and returns the buffers as they are for absent ones.
+    /// Whether the store reports every record as stored, and returns the buffers as they are for absent ones.
     pub lies: bool,
+    /// The names whose puts are refused as by a full store.
+    pub refuses: Mutex<fn(&Name) -> bool>,
+    /// The names for which `have_now` fails.
+    pub hides: Mutex<fn(&Name) -> bool>,
     /// The calls that are held.
     pub gate: Gate,
 }
@@ -70,7 +74,9 @@ impl<S> Faulty<S> {
     pub fn new(inner: Arc<S>) -> Self {
         let [calls, room] = [0, u64::MAX].map(AtomicU64::new);
         let (is_gone, gate) = (AtomicBool::default(), Gate::default());
-        Self { inner, delay: Duration::ZERO, is_gone, calls, room, keep: usize::MAX, lies: false, gate }
+        let [refuses, hides] = [(); 2].map(|()| Mutex::new((|_: &Name| false) as fn(&Name) -> bool));
+        let keep = usize::MAX;
+        Self { inner, delay: Duration::ZERO, is_gone, calls, room, keep, lies: false, refuses, hides, gate }
     }
 
     /// Begins a call of `have`, `get` or `put`.
@@ -89,6 +95,19 @@ impl<S: Store> Store for Faulty<S> {
     fn have(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
         self.begin(0)?;
         if self.lies { Ok(vec![true; names.len()]) } else { self.inner.have(names) }
+    }
+
+    fn asks_one_by_one(&self) -> bool {
+        self.inner.asks_one_by_one()
+    }
+
+    fn have_now(&self, names: &[Name]) -> Result<Vec<bool>, StoreError> {
+        self.begin(0)?;
+        let hides = *lock(&self.hides);
+        if names.iter().any(hides) {
+            return Err(StoreError::Gone { text: "hidden".to_owned() });
+        }
+        if self.lies { Ok(vec![true; names.len()]) } else { self.inner.have_now(names) }
     }
 
     fn get(&self, name: &Name, into: &mut Buffers) -> Result<Got, StoreError> {
@@ -113,6 +132,9 @@ impl<S: Store> Store for Faulty<S> {
 
     fn put(&self, name: &Name, head: &[u8], pages: &[&[u8]]) -> Result<(), StoreError> {
         self.begin(2)?;
+        if lock(&self.refuses)(name) {
+            return Err(StoreError::Full);
+        }
         let taken = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1));
         taken.map_err(|_| StoreError::Full)?;
         self.inner.put(name, head, pages)

@@ -5,9 +5,17 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::lock::lock;
+
+/// Stands for a time that is too far in the future: 100 years.
+const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Returns the end of a time that begins now, at most [`FAR`] in the future.
+pub(super) fn after(now: Instant, time: Duration) -> Instant {
+    now + time.min(FAR)
+}
 
 /// Wakes the host at given times.
 pub(super) struct Alarm(Arc<Times>);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use kvarena::Engine;
 use kvarena::id::{Namespace, TokenId};
 
+use super::alarm::after;
 use super::jobs::Ask;
 use super::ranks::RankMemory;
 use super::{Find, LOOKS_MAX, Tier};
@@ -35,7 +36,16 @@ struct Confirm {
     keys: Option<Vec<[u8; 32]>>,
     /// Number of records that must be put before the prompt is due.
     lacking: u32,
+    /// When the stores have answered, and when the prompt is compared with the cache again: the cache may lose a record
+    /// that is queued. Each pause is twice as long as the one before.
+    answered: Instant,
+    again: Instant,
+    /// Whether a record remains of which no store has answered whether it has it.
+    is_unanswered: bool,
 }
+
+/// The first pause between two comparisons of a prompt with the cache.
+const PAUSE: Duration = Duration::from_millis(50);
 
 impl Confirms {
     pub fn is_empty(&self) -> bool {
@@ -95,12 +105,24 @@ where
         let (serial, prompt) = (self.next, Arc::<[TokenId]>::from(prompt));
         self.next += 1;
         let records = u64::from(lacking) + put.len() as u64;
-        let deadline = Instant::now() + self.options.put_deadline + 2 * self.put_time(records);
-        let confirm = Confirm { id, namespace, prompt: Arc::clone(&prompt), deadline, keys: None, lacking: 0 };
+        let now = Instant::now();
+        let time = 2 * self.options.put_time(records as f64 * self.shared.largest_put as f64);
+        let deadline = after(now, self.options.put_deadline.saturating_add(time));
+        let confirm = Confirm {
+            id,
+            namespace,
+            prompt: Arc::clone(&prompt),
+            deadline,
+            keys: None,
+            lacking: 0,
+            answered: now,
+            again: deadline,
+            is_unanswered: false,
+        };
         self.confirms.waiting.insert(serial, confirm);
         self.alarm.set(deadline);
         // The next turn puts records that wait.
-        self.alarm.set(Instant::now());
+        self.alarm.set(now);
         // No rule excludes a store: the question is not whether to read. It also computes the keys.
         let (most, space) = ((u64::MAX, 0), self.shared.space(lookup.names()));
         let ask = Ask { is_exact: true, ..Ask::new(serial, space, lookup, prompt, most, put) };
@@ -113,8 +135,9 @@ where
         let Confirms { waiting, of_key, due } = &mut self.confirms;
         let Some(confirm) = waiting.get_mut(&ask.find) else { return };
         // Records that were put after the question are there. Without an answer, no record counts as lost.
-        let is_lost = |at: &&(u32, u32)| ask.has_answer && !ask.located.contains_key(*at);
-        let lost: HashSet<_> = ask.wanted.iter().filter(is_lost).collect();
+        let lost: HashSet<_> = ask.denied.iter().filter(|at| !ask.located.contains_key(*at)).collect();
+        let is_unanswered = |at: &(u32, u32)| !ask.located.contains_key(at) && !ask.denied.contains(at);
+        confirm.is_unanswered = ask.wanted.iter().any(is_unanswered);
         let mut stored = HashSet::new();
         let lacking = engine.restate_puts(confirm.namespace, &confirm.prompt, |group, place| {
             let has = !lost.contains(&(group, place));
@@ -131,6 +154,9 @@ where
         // An error leaves nothing to put.
         confirm.lacking = lacking.unwrap_or(0);
         due.extend((confirm.lacking == 0).then_some(ask.find));
+        confirm.answered = Instant::now();
+        confirm.again = confirm.answered + PAUSE;
+        self.alarm.set(confirm.again);
     }
 
     /// Collects the prompts that do not wait any more.
@@ -141,7 +167,8 @@ where
         let is_over = |confirm: &Confirm| !has_writer || now >= confirm.deadline;
         let mut due = std::mem::take(&mut self.confirms.due);
         let waiting = self.confirms.waiting.iter();
-        due.extend(waiting.filter(|(_, confirm)| is_quiet || is_over(confirm)).map(|(&serial, _)| serial));
+        let is_due = |confirm: &Confirm| is_quiet || is_over(confirm) || now >= confirm.again;
+        due.extend(waiting.filter(|(_, confirm)| is_due(confirm)).map(|(&serial, _)| serial));
         for serial in due {
             let Some(confirm) = self.confirms.waiting.get_mut(&serial) else { continue };
             let mut is_stored = false;
@@ -150,9 +177,13 @@ where
                 let lacking = engine.restate_puts(confirm.namespace, &confirm.prompt, |_, _| true);
                 confirm.lacking = lacking.unwrap_or(0);
                 is_stored = confirm.lacking == 0;
+                if !is_stored && now >= confirm.again {
+                    confirm.again = now + (now - confirm.answered);
+                    self.alarm.set(confirm.again);
+                }
             }
             if is_stored || is_over(confirm) {
-                self.waits.unconfirmed += u64::from(!is_stored);
+                self.waits.unconfirmed += u64::from(!is_stored || confirm.is_unanswered);
                 ready.push(confirm.id);
                 self.confirms.remove(serial);
             }
@@ -160,13 +191,5 @@ where
         if is_quiet {
             self.fruitless = 0;
         }
-    }
-
-    /// Returns the time that puts of records take, at the write rate and at most 1 GB/s.
-    fn put_time(&self, records: u64) -> Duration {
-        let groups = 0..self.shared.groups.len() as u32;
-        let largest = groups.map(|group| self.record_bytes(group)).max().unwrap_or(0);
-        let rate = self.options.write_rate.unwrap_or(u64::MAX).clamp(1, 1_000_000_000);
-        Duration::from_secs_f64(records as f64 * largest as f64 / rate as f64)
     }
 }

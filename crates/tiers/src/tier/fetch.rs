@@ -72,7 +72,7 @@ where
         let lookup = engine.lookup(request.namespace, &request.prompt).ok()??;
         let is_stored = |group, place| {
             ask.located.contains_key(&(group, place)) && {
-                let name = self.shared.name_of(ask.space, group, ask.keys[place as usize]);
+                let name = self.shared.name_of(0, ask.space, group, ask.keys[place as usize]);
                 !self.negative.contains_key(&name)
             }
         };
@@ -86,7 +86,7 @@ where
         let request = &self.requests[&serial];
         let (namespace, prompt) = (request.namespace, Arc::clone(&request.prompt));
         let ask = request.ask.as_ref().expect("the question has an answer");
-        let name = |group: u32, place: u32| self.shared.name_of(ask.space, group, ask.keys[place as usize]);
+        let name = |group: u32, place: u32| self.shared.name_of(0, ask.space, group, ask.keys[place as usize]);
         if target <= lookup.hit() {
             return None;
         }

@@ -1,6 +1,6 @@
 //! The jobs of the stores' threads, and their ends. Jobs own leases, so a store that hangs keeps pages, but no request.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -43,8 +43,8 @@ pub(super) struct Ask {
     pub located: HashMap<(u32, u32), usize>,
     /// Whether stores look at the records, and not at what they remember.
     pub is_exact: bool,
-    /// Whether a store has answered.
-    pub has_answer: bool,
+    /// The records that a store lacks on a rank.
+    pub denied: HashSet<(u32, u32)>,
     /// The time that stores took to answer.
     pub took: Duration,
 }
@@ -68,7 +68,7 @@ impl Ask {
             wanted,
             located: HashMap::new(),
             is_exact: false,
-            has_answer: false,
+            denied: HashSet::new(),
             took: Duration::ZERO,
         }
     }

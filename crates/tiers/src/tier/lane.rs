@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::alarm::after;
 use super::breaker::{Breaker, Rate};
 use super::jobs::{Job, Put};
 use super::options::{Counters, StoreOptions, TierOptions, add};
@@ -49,7 +50,7 @@ struct State<R, W> {
 }
 
 impl<R, W> Lane<R, W> {
-    pub fn new(options: StoreOptions, of_tier: &TierOptions) -> Self {
+    pub fn new(options: StoreOptions, of_tier: &TierOptions, put_patience: Duration) -> Self {
         let state = State {
             reads: VecDeque::new(),
             puts: VecDeque::new(),
@@ -62,8 +63,7 @@ impl<R, W> Lane<R, W> {
             put_breaker: Breaker::default(),
         };
         let (counters, state, changed) = (Counters::default(), Mutex::new(state), Condvar::new());
-        let (patience, put_patience) = (of_tier.deadline, of_tier.put_deadline);
-        Self { options, counters, patience, put_patience, state, changed }
+        Self { options, counters, patience: of_tier.deadline, put_patience, state, changed }
     }
 
     pub fn close(&self) {
@@ -90,7 +90,7 @@ impl<R, W> Lane<R, W> {
                 job => state.reads.push_back(job),
             }
         }
-        drop(state); // else a woken thread would wait for it
+        drop(state); // a woken thread would wait for it
         match count {
             0 => {}
             1 => self.changed.notify_one(),
@@ -118,20 +118,40 @@ impl<R, W> Lane<R, W> {
         is_stopped || self.hangs(&state, now, self.patience)
     }
 
-    /// Returns whether all threads are in calls, of which none has begun or ended for longer than `time`.
+    /// Returns whether all threads are in calls, of which none has begun or ended for `time`.
     fn hangs(&self, state: &State<R, W>, now: Instant, time: Duration) -> bool {
-        state.running >= self.options.threads && now.saturating_duration_since(state.progress) > time
+        state.running >= self.options.threads && now.saturating_duration_since(state.progress) >= time
+    }
+
+    /// Returns when the store hangs, if all threads are in calls and no call begins or ends before.
+    pub fn hangs_at(&self) -> Option<Instant> {
+        let state = lock(&self.state);
+        (state.running >= self.options.threads).then(|| after(state.progress, self.put_patience))
+    }
+
+    /// Returns whether the store serves confirmations: it is not stopped and does not hang.
+    pub fn confirms(&self, now: Instant) -> bool {
+        self.stopped(now).is_none() && !self.hangs(&lock(&self.state), now, self.put_patience)
     }
 
     /// Returns whether records can be put.
     pub fn takes_puts(&self, now: Instant) -> bool {
-        self.options.writes && self.stopped(now).is_none() && !self.hangs(&lock(&self.state), now, self.put_patience)
+        self.options.writes && self.confirms(now)
     }
 
-    /// Returns the puts that wait, if the store hangs: its calls keep their pages, but not those of other stores.
-    pub fn give_up_puts(&self, now: Instant) -> VecDeque<Put<R>> {
+    /// Returns the puts and the questions of confirmations that wait, if the store hangs: its calls keep their pages,
+    /// but not those of other stores.
+    pub fn give_up(&self, now: Instant) -> VecDeque<Job<R, W>> {
         let mut state = lock(&self.state);
-        if self.hangs(&state, now, self.put_patience) { std::mem::take(&mut state.puts) } else { VecDeque::new() }
+        if !self.hangs(&state, now, self.put_patience) {
+            return VecDeque::new();
+        }
+        let is_given_up = |job: &Job<R, W>| matches!(job, Job::Ask(ask) if ask.is_exact);
+        let (mut jobs, reads): (VecDeque<_>, _) = std::mem::take(&mut state.reads).into_iter().partition(is_given_up);
+        state.reads = reads;
+        add(&self.counters.passed_over, state.puts.len() as u64);
+        jobs.extend(state.puts.drain(..).map(Job::Put));
+        jobs
     }
 
     /// Returns whether a request for these tokens and bytes would gain by an answer of this store.

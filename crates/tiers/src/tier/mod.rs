@@ -43,7 +43,7 @@ use kvarena::id::{Namespace, StepId, TokenId};
 use kvarena::moves::Put;
 use kvarena::{Engine, EngineError};
 
-use alarm::Alarm;
+use alarm::{Alarm, after};
 use confirm::Confirms;
 use fetch::{Fetching, Request};
 pub use jobs::Forgotten;
@@ -114,6 +114,8 @@ pub struct Tier<B: SwapMemory> {
     fruitless: u32,
     /// The end of a stop of all stores, at which the alarm wakes the host.
     retry: Option<Instant>,
+    /// When the alarm wakes the host to look for stores that hang.
+    watch: Option<Instant>,
     /// The newest step of the last turn, and the number of later looks for puts that found none.
     step: StepId,
     looks: u32,
@@ -139,15 +141,26 @@ where
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "stores need a fingerprint for each rank"));
         }
         let (results, received) = channel();
+        let groups: Vec<_> =
+            (0..shape.layout.groups().count()).map(|group| Pieces::new(&shape.layout, group)).collect();
+        let pages = |group: usize| if group == 0 { shape.record_pages as usize } else { groups[group].pages() };
+        let largest = (0..groups.len()).map(|group| groups[group].page_bytes * pages(group)).max().unwrap_or(0);
+        let of = &options.fingerprints;
+        let distinct: Vec<_> = (0..of.len()).filter(|&rank| !of[..rank].contains(&of[rank])).collect();
+        let largest_put = (largest * distinct.len()) as u64;
+        let put_patience = options.put_deadline.saturating_add(2 * options.put_time(largest_put as f64));
+        let lane = |store: &StoreOptions| Lane::new(store.clone(), &options, put_patience);
         let shared = Arc::new(Shared {
-            lanes: options.stores.iter().map(|store| Lane::new(store.clone(), &options)).collect(),
+            lanes: options.stores.iter().map(lane).collect(),
             fingerprints: options.fingerprints.clone(),
+            distinct,
             part: B::part,
             part_mut: B::part_mut,
             secret: options.secret.clone(),
             page_size: shape.layout.page_size(),
             record_pages: shape.record_pages,
-            groups: (0..shape.layout.groups().count()).map(|group| Pieces::new(&shape.layout, group)).collect(),
+            groups,
+            largest_put,
             has_cells: shape.layout.groups().limited().next().is_some() || shape.layout.state_pages() > 0,
             misses: Misses::default(),
             forgets: Mutex::default(),
@@ -170,6 +183,7 @@ where
             open_puts: 0,
             fruitless: 0,
             retry: None,
+            watch: None,
             step: engine.newest_step(),
             looks: 0,
             next: 0,
@@ -204,7 +218,7 @@ where
         self.next += 1;
         let space = self.shared.space(lookup.names());
         let ask = Box::new(Ask::new(serial, space, lookup, Arc::clone(&prompt), most, wanted));
-        let deadline = now + self.options.deadline.max(self.options.patience);
+        let deadline = after(now, self.options.deadline.max(self.options.patience));
         let repeat = Repeat::new(now, self.options.patience);
         let (ask_of, fetch, pages) = (None, None, 0);
         let request = Request { id, namespace, prompt, begin: now, deadline, ask: ask_of, fetch, pages, most, repeat };
@@ -250,7 +264,6 @@ where
     ) -> Result<(), EngineError<B::Error>> {
         let mut ready = Vec::new();
         while let Ok(done) = self.received.try_recv() {
-            self.shared.sent.fetch_sub(1, Ordering::Relaxed);
             self.take(engine, done, &mut ready);
         }
         self.repeat(engine, &mut ready);
@@ -288,7 +301,7 @@ where
     /// # Errors
     /// As [`Tier::turn`].
     pub fn flush(&mut self, engine: &mut Engine<B>, limit: Duration) -> Result<bool, EngineError<B::Error>> {
-        let end = Instant::now() + limit;
+        let end = after(Instant::now(), limit);
         self.shared.lanes.iter().for_each(Lane::hurry);
         let mut looks = 0;
         while Instant::now() < end {
@@ -298,7 +311,6 @@ where
                 return Ok(self.shared.writer(0).is_some());
             }
             if let Ok(done) = self.received.recv_timeout(PAUSE) {
-                self.shared.sent.fetch_sub(1, Ordering::Relaxed);
                 let mut ready = Vec::new();
                 self.take(engine, done, &mut ready);
                 ready.iter().for_each(|(serial, _)| drop(self.requests.remove(serial)));
@@ -344,11 +356,12 @@ where
     fn record_bytes(&self, group: u32) -> u64 {
         let pages =
             if group == 0 { self.shared.record_pages as usize } else { self.shared.groups[group as usize].pages() };
-        self.shared.bytes(group, pages)
+        self.shared.bytes(group, pages, self.shared.fingerprints.len())
     }
 
-    /// Takes the end of a job.
+    /// Takes the end of a job that was received.
     fn take(&mut self, engine: &mut Engine<B>, done: Done, ready: &mut Vec<(u64, u32)>) {
+        self.shared.sent.fetch_sub(1, Ordering::Relaxed);
         match done {
             Done::Asked(ask) => {
                 let serial = ask.find;
@@ -361,7 +374,7 @@ where
             }
             Done::Got { fetch, index, name, got } => {
                 if got.is_err() {
-                    self.negative.insert(name, Instant::now() + self.options.negative);
+                    self.negative.insert(name, after(Instant::now(), self.options.negative));
                 }
                 let Some(fetching) = self.fetches.get_mut(&fetch) else { return };
                 fetching.results[index] = Some(got.is_ok());
@@ -385,8 +398,9 @@ where
 
     /// Passes records to the stores. Returns their number.
     fn begin_puts(&mut self, engine: &mut Engine<B>) -> Result<usize, EngineError<B::Error>> {
-        if self.open_puts > 0 {
-            self.shared.give_up_puts();
+        if self.open_puts > 0 || !self.confirms.is_empty() {
+            self.shared.give_up();
+            self.watch();
         }
         let Some(store) = self.shared.writer(0) else {
             let now = Instant::now();
@@ -399,11 +413,6 @@ where
         };
         let room = self.options.puts_max.saturating_sub(self.open_puts);
         if room == 0 {
-            let (now, pause) = (Instant::now(), self.options.put_deadline);
-            if self.retry.is_none_or(|at| at <= now) {
-                self.retry = Some(now + pause);
-                self.alarm.set(now + pause);
-            }
             return Ok(0);
         }
         self.look(engine.newest_step());
@@ -430,9 +439,21 @@ where
             begun.push(Job::Put(jobs::Put { id, key, pages, is_forced, is_stored: false, forgets }));
             self.open_puts += 1;
         }
+        self.shared.count_passed_over(0..store, begun.len());
         self.shared.lanes[store].push_all(begun);
         self.looks = 0;
         Ok(count)
+    }
+
+    /// Sets the alarm for the time at which a store hangs, if it makes no progress until then.
+    fn watch(&mut self) {
+        let now = Instant::now();
+        if self.watch.is_none_or(|at| at <= now) {
+            let times = self.shared.lanes.iter().filter_map(Lane::hangs_at).filter(|at| *at > now);
+            let at = times.min().unwrap_or_else(|| after(now, self.options.put_deadline));
+            self.watch = Some(at);
+            self.alarm.set(at);
+        }
     }
 
     /// Sets the alarm for another look: a put appears after its copy, and a refused one after a look without puts. A

@@ -16,7 +16,8 @@ pub enum LoadRule {
     Always,
     /// The store is asked if reading is faster than computing.
     Costs {
-        /// Time of a read without its bytes.
+        /// Time of a read without its bytes. It counts once for a request, although a thread reads the parts of a
+        /// record on several ranks one after another: set it for all of them.
         latency: Duration,
         /// Bytes that the store reads in a second.
         bytes_per_second: f64,
@@ -96,19 +97,29 @@ pub struct TierOptions {
     /// earlier fetches brought: no other question is sent meanwhile. Default 0: a find is not repeated.
     pub patience: Duration,
     /// Time after which [`Tier::confirm`](crate::tier::Tier::confirm) does not wait for puts any more, besides twice
-    /// their estimated time. After the same time without progress of any thread, a store hangs: the puts that wait for
-    /// it go to the next store, or back to the engine's queue. Default 5 s.
+    /// their estimated time. A store hangs if none of its threads makes progress for `put_deadline` and twice the
+    /// estimated time of a put: the puts that wait for it go to the next store. If no store has a record, the record
+    /// goes back to the engine's queue. Otherwise a store that hangs does not get it later, even if the store is only
+    /// slow: [`StoreStats::passed_over`] counts these puts. Default 5 s.
     pub put_deadline: Duration,
     /// Time for which a record that failed counts as absent. Default 10 s.
     pub negative: Duration,
-    /// Maximum number of open puts: more than the stores have threads, or one that hangs holds all. Default 64.
+    /// Maximum number of open puts. Set it above the number of a store's threads. Otherwise a store that hangs holds
+    /// all open puts. Default 64.
     pub puts_max: usize,
-    /// Called by another thread when [`Tier::turn`](crate::tier::Tier::turn) has work, so that an idle host does not
-    /// poll.
+    /// Called when [`Tier::turn`](crate::tier::Tier::turn) has work, so that an idle host does not poll. Threads of the
+    /// tier call it, but also the host's own thread within a call of the tier: it must not block, lock what the caller
+    /// of the tier holds, or call the tier.
     pub wake: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl TierOptions {
+    /// Returns the time that puts of these bytes take, at the write rate and at most 1 GB/s.
+    pub(super) fn put_time(&self, bytes: f64) -> Duration {
+        let rate = self.write_rate.unwrap_or(u64::MAX).clamp(1, 1_000_000_000);
+        Duration::from_secs_f64(bytes / rate as f64)
+    }
+
     /// Creates options with defaults.
     pub fn new(fingerprints: Vec<Fingerprint>, stores: Vec<StoreOptions>) -> Self {
         let [deadline, put_deadline, negative] = [100, 5_000, 10_000].map(Duration::from_millis);
@@ -164,6 +175,8 @@ counters! {
     known,
     /// Damaged records that were removed.
     removed,
+    /// Puts that the store did not get because it hung or was stopped.
+    passed_over,
     /// Failed calls.
     failed,
 }

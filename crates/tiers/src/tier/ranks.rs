@@ -13,13 +13,14 @@ pub trait RankMemory: SwapMemory {
     /// Returns the number of ranks.
     fn ranks(&self) -> usize;
 
-    /// Leases swap pages to a reader, as [`SwapMemory::lease`] does. A backend whose ranks have threads waits for them
-    /// once.
+    /// Leases swap pages to a reader, as [`SwapMemory::lease`] does. Returns one lease for each page, in the order of
+    /// `pages`. A backend whose ranks have threads waits for them once.
     fn lease_all(&mut self, pages: &[SwapPageId]) -> Vec<Self::Read> {
         pages.iter().map(|&page| self.lease(page)).collect()
     }
 
-    /// Leases swap pages to a writer, as [`SwapMemory::lease_mut`] does.
+    /// Leases swap pages to a writer, as [`SwapMemory::lease_mut`] does. Returns one lease for each page, in the order
+    /// of `pages`.
     fn lease_all_mut(&mut self, pages: &[SwapPageId]) -> Vec<Self::Write> {
         pages.iter().map(|&page| self.lease_mut(page)).collect()
     }

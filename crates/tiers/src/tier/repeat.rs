@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use kvarena::Engine;
 
 use super::Tier;
+use super::alarm::after;
 use super::jobs::Ask;
 use super::ranks::RankMemory;
 
@@ -25,7 +26,7 @@ pub(super) struct Repeat {
 
 impl Repeat {
     pub fn new(now: Instant, patience: Duration) -> Self {
-        Self { again: None, end: now + patience, most: 0 }
+        Self { again: None, end: after(now, patience), most: 0 }
     }
 }
 
@@ -43,7 +44,7 @@ where
         let (page_size, record_pages) = (self.shared.page_size, self.shared.record_pages);
         let request = self.requests.get_mut(&serial).expect("the caller has found it");
         if target > request.repeat.most {
-            (request.repeat.most, request.repeat.end) = (target, now + patience);
+            (request.repeat.most, request.repeat.end) = (target, after(now, patience));
         }
         let whole = (request.prompt.len() as u32 - 1) / page_size / record_pages * record_pages;
         target < whole && now < request.repeat.end

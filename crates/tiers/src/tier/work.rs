@@ -1,6 +1,7 @@
 //! The threads of the stores.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
@@ -25,14 +26,19 @@ pub(super) struct Shared<R, W> {
     pub lanes: Vec<Lane<R, W>>,
     /// The fingerprint of each rank.
     pub fingerprints: Vec<Fingerprint>,
-    /// Return a rank's bytes of a lease.
+    /// The first rank of each fingerprint. Ranks with equal fingerprints share their records.
+    pub distinct: Vec<usize>,
+    /// Returns a rank's bytes of a lease.
     pub part: fn(&R, usize) -> &[u8],
+    /// Returns a rank's bytes of a lease, to write.
     pub part_mut: fn(&mut W, usize) -> &mut [u8],
     pub secret: Option<Secret>,
     pub page_size: u32,
     pub record_pages: u32,
     /// The used bytes of the pages of each group.
     pub groups: Vec<Pieces>,
+    /// Maximum number of bytes of the pages that a put writes.
+    pub largest_put: u64,
     /// Whether groups have cells: a fetch then arrives whole or not at all.
     pub has_cells: bool,
     pub misses: Misses,
@@ -48,7 +54,7 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
     /// Serves the jobs of a store until it is closed.
     pub fn serve(&self, index: usize) {
         let lane = &self.lanes[index];
-        while let Some(job) = lane.next(|put| self.bytes(put.key.group, put.pages.len())) {
+        while let Some(job) = lane.next(|put| self.bytes(put.key.group, put.pages.len(), self.distinct.len())) {
             match job {
                 Job::Ask(ask) => self.have(index, ask),
                 Job::Get(get) => {
@@ -59,8 +65,9 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
                 }
                 Job::Put(put) => self.put(index, put),
                 Job::Forget { space, answer } => {
+                    let of = |&rank: &usize| &self.fingerprints[rank];
                     let remove = |of| lane.call(Call::Other, |store| store.remove_space(of, space));
-                    let removed = self.fingerprints.iter().map(remove).fold(Ok(()), Result::and);
+                    let removed = self.distinct.iter().map(of).map(remove).fold(Ok(()), Result::and);
                     // The caller need not wait for the answer.
                     let _ = answer.send((lane.options.name.clone(), removed));
                 }
@@ -68,18 +75,19 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
         }
     }
 
-    /// Returns the bytes of pages of a group on all ranks.
-    pub fn bytes(&self, group: u32, pages: usize) -> u64 {
-        (self.groups[group as usize].page_bytes * pages * self.fingerprints.len()) as u64
-    }
-
-    pub fn name(&self, key: &Key) -> Name {
-        self.name_of(key.space, key.group, key.key)
+    /// Returns the bytes of pages of a group on this number of ranks.
+    pub fn bytes(&self, group: u32, pages: usize, ranks: usize) -> u64 {
+        (self.groups[group as usize].page_bytes * pages * ranks) as u64
     }
 
     /// Returns the name of the part of rank 0, which stands for the record.
-    pub fn name_of(&self, space: Space, group: u32, key: PageHash) -> Name {
-        Name::new(&self.fingerprints[0], space, key.to_digest(), group as u16)
+    pub fn name(&self, key: &Key) -> Name {
+        self.name_of(0, key.space, key.group, key.key)
+    }
+
+    /// Returns the name of a rank's part of a record.
+    pub fn name_of(&self, rank: usize, space: Space, group: u32, key: PageHash) -> Name {
+        Name::new(&self.fingerprints[rank], space, key.to_digest(), group as u16)
     }
 
     pub fn space(&self, names: &NamespaceNames) -> Space {
@@ -112,7 +120,7 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
     pub fn ask(&self, index: usize, ask: Box<Ask>) {
         let now = Instant::now();
         let is_asked = |lane: &Lane<R, W>| match ask.is_exact {
-            true => lane.stopped(now).is_none(),
+            true => lane.confirms(now),
             false => lane.has_use(ask.most, now),
         };
         let located = ask.lookup.target(|group, place| ask.located.contains_key(&(group, place)));
@@ -134,14 +142,13 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
         let lane = &self.lanes[index];
         let can_skip = lane.options.store.asks_one_by_one() && !ask.is_exact;
         let mut rounds = Rounds::new(missing, can_skip);
-        // A find learns by its reads whether the other ranks' parts are there.
-        let ranks = if ask.is_exact { self.fingerprints.len() } else { 1 };
+        // The reads after a find show whether the other ranks' parts are there.
+        let ranks = if ask.is_exact { &self.distinct[..] } else { &[0] };
         loop {
             let mut round = rounds.next(&ask.lookup, &ask.located);
-            if round.is_empty() || !(0..ranks).all(|rank| self.have_of(lane, rank, &mut ask, &mut round)) {
+            if round.is_empty() || !ranks.iter().all(|&rank| self.have_of(lane, rank, &mut ask, &mut round)) {
                 break;
             }
-            ask.has_answer = true;
             ask.located.extend(round.into_iter().map(|at| (at, index)));
         }
         self.ask(index + 1, ask);
@@ -149,9 +156,7 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
 
     /// Removes the records from `round` that the store lacks on a rank. Returns whether the store has answered.
     fn have_of(&self, lane: &Lane<R, W>, rank: usize, ask: &mut Ask, round: &mut Vec<(u32, u32)>) -> bool {
-        let name = |&(group, place): &(u32, u32)| {
-            Name::new(&self.fingerprints[rank], ask.space, ask.keys[place as usize].to_digest(), group as u16)
-        };
+        let name = |&(group, place): &(u32, u32)| self.name_of(rank, ask.space, group, ask.keys[place as usize]);
         let names: Vec<_> = round.iter().map(name).collect();
         if names.is_empty() {
             return true;
@@ -159,13 +164,18 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
         add(&lane.counters.asked, names.len() as u64);
         let is_exact = ask.is_exact;
         let have = |store: &dyn Store| if is_exact { store.have_now(&names) } else { store.have(&names) };
-        // A confirmation has more time than a request, and says nothing about the store's speed.
+        // A confirmation has more time than a request: its time does not count for the store's speed.
         let (kind, begin) = (if is_exact { Call::Other } else { Call::Ask }, Instant::now());
         let have = lane.call(kind, have);
         ask.took += begin.elapsed();
         let Ok(have) = have else { return false };
         let mut has = have.into_iter();
-        round.retain(|_| has.next() == Some(true));
+        let denied = &mut ask.denied;
+        round.retain(|at| {
+            let has = has.next() == Some(true);
+            denied.extend((is_exact && !has).then_some(*at));
+            has
+        });
         add(&lane.counters.found, round.len() as u64);
         true
     }
@@ -227,7 +237,9 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
 
     /// Passes a put of a store to the next one, or ends it.
     fn pass(&self, index: usize, put: Put<R>) {
-        match self.writer(index + 1) {
+        let next = self.writer(index + 1);
+        self.count_passed_over(index + 1..next.unwrap_or(self.lanes.len()), 1);
+        match next {
             Some(next) => self.lanes[next].push(Job::Put(put)),
             None => {
                 let Put { id, is_stored, .. } = put;
@@ -238,12 +250,24 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
         }
     }
 
-    /// Passes the puts that wait for a store that hangs to the next one.
-    pub fn give_up_puts(&self) {
+    /// Passes the puts and the questions of confirmations that wait for a store that hangs to the next one.
+    pub fn give_up(&self) {
         let now = Instant::now();
         for (index, lane) in self.lanes.iter().enumerate() {
-            lane.give_up_puts(now).into_iter().for_each(|put| self.pass(index, put));
+            for job in lane.give_up(now) {
+                match job {
+                    Job::Ask(ask) => self.ask(index + 1, ask),
+                    Job::Put(put) => self.pass(index, put),
+                    job => lane.push(job),
+                }
+            }
         }
+    }
+
+    /// Counts puts that do not go to these stores.
+    pub fn count_passed_over(&self, stores: Range<usize>, puts: usize) {
+        let lanes = self.lanes[stores].iter().filter(|lane| lane.options.writes);
+        lanes.for_each(|lane| add(&lane.counters.passed_over, puts as u64));
     }
 
     /// Returns the first store from `index` on that is written, not stopped, and does not hang.
@@ -259,9 +283,7 @@ impl<R: Send + 'static, W: Send + 'static> Shared<R, W> {
 
     /// Puts all parts of a record into a store, that of rank 0 last. Of ranks with the same fingerprint, one puts.
     fn put_one(&self, lane: &Lane<R, W>, put: &Put<R>) -> Result<(), StoreError> {
-        let of = &self.fingerprints;
-        let mut ranks = (0..of.len()).rev().filter(|&rank| !of[..rank].contains(&of[rank]));
-        ranks.try_for_each(|rank| self.put_part(lane, rank, put))
+        self.distinct.iter().rev().try_for_each(|&rank| self.put_part(lane, rank, put))
     }
 
     fn put_part(&self, lane: &Lane<R, W>, rank: usize, put: &Put<R>) -> Result<(), StoreError> {

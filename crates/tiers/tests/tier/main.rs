@@ -348,17 +348,18 @@ fn the_second_store_has_what_the_first_one_lacks() {
 
 #[test]
 fn a_store_that_hangs_does_not_hold_the_puts_of_another_one() {
-    for hung in [0, 1] {
+    for (hung, puts_max) in [(0, 3), (1, 3), (0, 64), (1, 64)] {
         let stores = [Arc::new(faulty()), Arc::new(faulty())];
         stores[hung].gate.hold([false, false, true]);
         let put_deadline = Duration::from_millis(20);
         let options = options(stores.iter().map(|store| of(store, 1)).collect());
-        let mut host = Host::plain_with(TierOptions { put_deadline, puts_max: 3, ..options });
+        let mut host = Host::plain_with(TierOptions { put_deadline, puts_max, ..options });
         host.serve(ALL, &text(0..33));
         host.turn();
         // All but the put that hangs.
         host.until(|host| host.tier.stats()[1 - hung].put >= 7);
         assert_eq!(stores[hung].inner.names(), []);
+        assert!(hung == 1 || host.tier.stats()[0].passed_over >= 7);
         stores[hung].gate.hold([false; 3]);
         assert!(host.flush());
         assert_eq!(stores[1 - hung].inner.names().len(), 8);

@@ -234,7 +234,8 @@ impl RowMut<'_> {
     }
 
     /// Combines [`RowMut::append_pages`] and [`RowMut::take_dirty`] for one page. The row has one track, and
-    /// [is sent](RowMut::is_sent). It saves 20 % of a plan's instructions at page_size 1, beside [`RowMut::append_place`].
+    /// [is sent](RowMut::is_sent). It saves 20 % of a plan's instructions at page_size 1, beside
+    /// [`RowMut::append_place`].
     #[inline]
     pub fn append_sent(&mut self, page: PageId, mut write: impl FnMut(TableWrite)) {
         debug_assert!(self.is_sent(), "the caller looked");

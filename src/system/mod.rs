@@ -22,8 +22,8 @@
 //! | [`commit`]: advance `cached_len`, make whole pages matchable | writes | writes | writes | writes | writes |
 //! | [`publish`]: insert whole pages into the tree, release duplicates | writes | writes | writes | | writes |
 //! | [`tails`]: make cells of a row's pages, give held places back | | writes | | | writes |
-//! | [`states`]: make cells of a row's states at marks, leave places | writes | writes | writes | reads | writes |
-//! | [`mark`]: keep tails where prompts can match | writes | writes | writes | | writes |
+//! | [`states`]: make cells of a row's states at marks, leave places | writes | writes | writes | writes | writes |
+//! | [`mark`]: keep tails where prompts can match | writes | writes | writes | writes | writes |
 //! | [`complete`]: return pages and locks from the fence | writes | writes | | writes | writes |
 //! | [`abort`]: undo plans | writes | | writes | writes | writes |
 //! | [`finish`], `preempt`: release everything | writes | writes | writes | | writes |

@@ -116,17 +116,21 @@ impl CacheOptions {
 
     fn open(&self, is_trusted: bool) -> Result<Vec<StoreOptions>> {
         let mut stores = Vec::new();
-        let mut add = |name: &str, store: Arc<dyn Store>, removes_damage: bool| {
+        let mut add = |name: &str, store: Arc<dyn Store>, removes_damage: bool, is_fast: bool| {
             let writes = self.cache_write == Switch::On;
             let threads = self.cache_threads.into();
-            stores.push(StoreOptions { threads, writes, removes_damage, ..StoreOptions::new(name, store) });
+            let options = StoreOptions::new(name, store);
+            // Limits what puts take from decode steps. A prefill server has none.
+            let write_rate = options.write_rate.filter(|_| !is_fast && self.role == Role::Both);
+            stores.push(StoreOptions { threads, writes, write_rate, removes_damage, ..options });
         };
         if let Some(path) = &self.cache_dir {
             let limit = (self.cache_limit * (1_u64 << 30) as f64) as u64;
             let options = DiskOptions { is_shared: is_trusted, ..DiskOptions::new(path, limit) };
             let disk =
                 Disk::open(options).map_err(|e| Error::request(format!("--cache-dir {}: {e}", path.display())))?;
-            add("disk", Arc::new(disk), true);
+            let is_fast = disk.is_in_memory();
+            add("disk", Arc::new(disk), true, is_fast);
         }
         if let Some(url) = &self.cache_url {
             let invalid = |error| Error::request(format!("--cache-url: {error}"));
@@ -135,15 +139,15 @@ impl CacheOptions {
                 if let Ok(Some(warning)) = redis.policy_warning() {
                     eprintln!("kvarena-server: {warning}");
                 }
-                add("redis", Arc::new(redis), false);
+                add("redis", Arc::new(redis), false, false);
             } else {
-                add("objects", Arc::new(Objects::new(url, std::env::vars()).map_err(invalid)?), false);
+                add("objects", Arc::new(Objects::new(url, std::env::vars()).map_err(invalid)?), false, false);
             }
         }
         if let Some(command) = &self.cache_exec {
             let command: Vec<_> = command.split_whitespace().map(str::to_owned).collect();
             let child = Child::new(&command, CHILD_RECORD);
-            add("child", Arc::new(child.map_err(|e| Error::request(format!("--cache-exec: {e}")))?), false);
+            add("child", Arc::new(child.map_err(|e| Error::request(format!("--cache-exec: {e}")))?), false, false);
         }
         Ok(stores)
     }

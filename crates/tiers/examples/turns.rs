@@ -49,11 +49,11 @@ fn host(store: &Arc<Memory>) -> Fallible<(Engine<Cpu>, Tier<Cpu>, Receiver<()>)>
     let config = EngineConfig { hashing: Some(Hashing::SglangSha256), max_tokens, ..pool.into() };
     let engine = Engine::new(config, CpuOptions::with_threads(1))?;
     let (sender, woken) = channel();
+    let stores = StoreOptions { write_rate: None, ..StoreOptions::new("memory", store.clone()) };
     let options = TierOptions {
         deadline: Duration::from_secs(600),
-        write_rate: None,
         wake: Arc::new(move || sender.send(()).unwrap_or(())),
-        ..TierOptions::new(vec![Fingerprint([7; 32])], vec![StoreOptions::new("memory", store.clone())])
+        ..TierOptions::new(vec![Fingerprint([7; 32])], vec![stores])
     };
     let tier = Tier::new(options, &engine)?;
     Ok((engine, tier, woken))

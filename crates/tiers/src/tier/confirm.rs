@@ -106,8 +106,9 @@ where
         self.next += 1;
         let records = u64::from(lacking) + put.len() as u64;
         let now = Instant::now();
-        let time = 2 * self.options.put_time(records as f64 * self.shared.largest_put as f64);
-        let deadline = after(now, self.options.put_deadline.saturating_add(time));
+        let bytes = records as f64 * self.shared.largest_put as f64;
+        let time = self.options.stores.iter().map(|store| store.put_time(bytes)).max().unwrap_or_default();
+        let deadline = after(now, self.options.put_deadline.saturating_add(2 * time));
         let confirm = Confirm {
             id,
             namespace,

@@ -50,14 +50,15 @@ struct State<R, W> {
 }
 
 impl<R, W> Lane<R, W> {
-    pub fn new(options: StoreOptions, of_tier: &TierOptions, put_patience: Duration) -> Self {
+    pub fn new(options: StoreOptions, of_tier: &TierOptions, largest_put: u64) -> Self {
+        let put_patience = of_tier.put_deadline.saturating_add(2 * options.put_time(largest_put as f64));
         let state = State {
             reads: VecDeque::new(),
             puts: VecDeque::new(),
             is_closed: false,
             running: 0,
             progress: Instant::now(),
-            rate: Rate::new(of_tier.write_rate),
+            rate: Rate::new(options.write_rate),
             breaker: Breaker::default(),
             ask_breaker: Breaker::default(),
             put_breaker: Breaker::default(),

@@ -148,8 +148,7 @@ where
         let of = &options.fingerprints;
         let distinct: Vec<_> = (0..of.len()).filter(|&rank| !of[..rank].contains(&of[rank])).collect();
         let largest_put = (largest * distinct.len()) as u64;
-        let put_patience = options.put_deadline.saturating_add(2 * options.put_time(largest_put as f64));
-        let lane = |store: &StoreOptions| Lane::new(store.clone(), &options, put_patience);
+        let lane = |store: &StoreOptions| Lane::new(store.clone(), &options, largest_put);
         let shared = Arc::new(Shared {
             lanes: options.stores.iter().map(lane).collect(),
             fingerprints: options.fingerprints.clone(),

@@ -58,6 +58,8 @@ pub struct StoreOptions {
     pub threads: usize,
     /// Whether records are put into the store. Default true.
     pub writes: bool,
+    /// Maximum number of bytes that are put in a second. Default 1 GB; `None` for no limit, as for a store in memory.
+    pub write_rate: Option<u64>,
     /// Whether damaged records are removed: for a disk that no other user writes. Default false.
     pub removes_damage: bool,
     /// Whether to read from the store. Default [`LoadRule::Always`].
@@ -67,8 +69,14 @@ pub struct StoreOptions {
 impl StoreOptions {
     /// Creates options with defaults.
     pub fn new(name: &str, store: Arc<dyn Store>) -> Self {
-        let rule = LoadRule::Always;
-        Self { name: name.to_owned(), store, threads: 8, writes: true, removes_damage: false, rule }
+        let (name, write_rate, rule) = (name.to_owned(), Some(1_000_000_000), LoadRule::Always);
+        Self { name, store, threads: 8, writes: true, write_rate, removes_damage: false, rule }
+    }
+
+    /// Returns the time that puts of these bytes take, at the write rate and at most 1 GB/s.
+    pub(super) fn put_time(&self, bytes: f64) -> Duration {
+        let rate = self.write_rate.unwrap_or(u64::MAX).clamp(1, 1_000_000_000);
+        Duration::from_secs_f64(bytes / rate as f64)
     }
 }
 
@@ -87,8 +95,6 @@ pub struct TierOptions {
     pub secret: Option<Secret>,
     /// The stores, in the order in which they are asked: fast ones first.
     pub stores: Vec<StoreOptions>,
-    /// Maximum number of bytes that are put into each store in a second. Default 1 GB; `None` for no limit.
-    pub write_rate: Option<u64>,
     /// Time after which a request does not wait any more, besides twice the estimated time. Default 100 ms.
     pub deadline: Duration,
     /// Time for which a find is repeated every 5 ms while no store has the whole prompt, since the stores last had more
@@ -114,18 +120,11 @@ pub struct TierOptions {
 }
 
 impl TierOptions {
-    /// Returns the time that puts of these bytes take, at the write rate and at most 1 GB/s.
-    pub(super) fn put_time(&self, bytes: f64) -> Duration {
-        let rate = self.write_rate.unwrap_or(u64::MAX).clamp(1, 1_000_000_000);
-        Duration::from_secs_f64(bytes / rate as f64)
-    }
-
     /// Creates options with defaults.
     pub fn new(fingerprints: Vec<Fingerprint>, stores: Vec<StoreOptions>) -> Self {
         let [deadline, put_deadline, negative] = [100, 5_000, 10_000].map(Duration::from_millis);
-        let (secret, write_rate, wake) = (None, Some(1_000_000_000), Arc::new(|| ()));
-        let (patience, puts_max) = (Duration::ZERO, 64);
-        Self { fingerprints, secret, stores, write_rate, deadline, patience, put_deadline, negative, puts_max, wake }
+        let (secret, patience, puts_max, wake) = (None, Duration::ZERO, 64, Arc::new(|| ()));
+        Self { fingerprints, secret, stores, deadline, patience, put_deadline, negative, puts_max, wake }
     }
 }
 

@@ -93,7 +93,7 @@ fn run(case: &str, page_size: u32, calls: usize) {
         "plan" | "plan_2_tracks" | "plan_4_tracks" | "plan_state" | "plan_marks" => {
             let tracks = case.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(1);
             let mut decode = match case {
-                "plan_state" => Decode::with_state(page_size, 256, 1024),
+                "plan_state" => Decode::with_states(page_size, 256, 1024, 1),
                 "plan_marks" => Decode::with_states(page_size, 256, 256, 69),
                 _ => Decode::with_tracks(page_size, 256, 1024, tracks),
             };
@@ -111,7 +111,7 @@ fn run(case: &str, page_size: u32, calls: usize) {
         }
         "step" | "step_state" => {
             let mut decode = match case {
-                "step_state" => Decode::with_state(page_size, 256, 1024),
+                "step_state" => Decode::with_states(page_size, 256, 1024, 1),
                 _ => Decode::new(page_size, 256, 1024),
             };
             for _ in 0..calls {

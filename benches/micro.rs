@@ -18,6 +18,7 @@ use cases::tree::TreeCase;
 use cases::work::SEQUENCES;
 use divan::counter::ItemsCount;
 use divan::{AllocProfiler, Bencher};
+use kvarena::StepId;
 
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
@@ -106,9 +107,14 @@ fn evict<const PAGE_SIZE: u32>(bencher: Bencher<'_, '_>, leaves: usize) {
 /// Plans one token for each of 256 sequences. The case is the page size and the cached tokens of each sequence.
 #[divan::bench(args = [(1, 4096), (16, 4096), (16, 65_536)], sample_size = 1)]
 fn plan_256(bencher: Bencher<'_, '_>, (page_size, kv_len): (u32, u32)) {
-    let decode = RefCell::new(Decode::new(page_size, 256, kv_len));
-    decode.borrow_mut().check();
-    let open = Cell::new(None);
+    let mut decode = Decode::new(page_size, 256, kv_len);
+    decode.check();
+    plans(bencher, decode, Decode::plan);
+}
+
+/// Measures a call that plans a step. Steps end between the calls.
+fn plans(bencher: Bencher<'_, '_>, decode: Decode, plan: impl Fn(&mut Decode) -> StepId) {
+    let (decode, open) = (RefCell::new(decode), Cell::new(None));
     let finish_last = || {
         let mut decode = decode.borrow_mut();
         if let Some(step) = open.take() {
@@ -116,28 +122,18 @@ fn plan_256(bencher: Bencher<'_, '_>, (page_size, kv_len): (u32, u32)) {
         }
         decode.prepare();
     };
-    bencher.with_inputs(finish_last).bench_local_values(|()| open.set(Some(decode.borrow_mut().plan())));
+    bencher.with_inputs(finish_last).bench_local_values(|()| open.set(Some(plan(&mut decode.borrow_mut()))));
 }
 
 /// [`plan_256`] for states of 69 pages (Kimi K3), without marks or with one behind each token. A mark sends 138 words:
 /// the pages that the next plan writes, and those that it reads.
 #[divan::bench(args = [false, true], sample_count = 20, sample_size = 1)]
 fn plan_256_states(bencher: Bencher<'_, '_>, is_marked: bool) {
-    let decode = RefCell::new(Decode::with_states(1, 256, 256, 69));
-    let open = Cell::new(None);
-    let finish_last = || {
-        let mut decode = decode.borrow_mut();
-        if let Some(step) = open.take() {
-            decode.rest(step);
-        }
-        decode.prepare();
-    };
-    bencher.with_inputs(finish_last).bench_local_values(|()| {
-        let mut decode = decode.borrow_mut();
+    plans(bencher, Decode::with_states(1, 256, 256, 69), |decode| {
         if is_marked {
             decode.mark();
         }
-        open.set(Some(decode.plan()));
+        decode.plan()
     });
 }
 

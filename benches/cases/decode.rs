@@ -34,11 +34,6 @@ impl Decode {
         Self::with_groups(page_size, batch, kv_len, (groups, tracks))
     }
 
-    /// Creates the case for a model with a layer that reads all tokens, and one that keeps a state in a page.
-    pub fn with_state(page_size: u32, batch: u32, kv_len: u32) -> Self {
-        Self::with_states(page_size, batch, kv_len, 1)
-    }
-
     /// Creates the case for a model with a layer that reads all tokens, and layers that keep states of `pages` pages.
     pub fn with_states(page_size: u32, batch: u32, kv_len: u32, pages: u32) -> Self {
         let layers: Vec<u8> = (0..=pages).map(|layer| u8::from(layer > 0)).collect();

@@ -40,6 +40,7 @@ mod promises;
 mod read;
 mod record;
 mod row;
+mod row_marks;
 mod row_states;
 mod states;
 mod token_store;
@@ -61,7 +62,7 @@ pub use record::{DirtyFrom, Sequence};
 pub(crate) use row::RowMut;
 use row::{Marks, Stores, Waits};
 use states::States;
-pub(crate) use states::{Current, StateNeed, StateOwner, StatePlace};
+pub(crate) use states::{Current, RowStates, StateNeed, StateOwner, StatePlace};
 
 /// Maximum number of waiting marks that the host has added to a sequence.
 pub(crate) const HOST_MARKS: usize = 4;

@@ -3,7 +3,7 @@
 //! `states.rs` has the table, and states its invariants.
 
 use super::row::{RowMut, Stores};
-use super::states::{Current, END_MARK, RowStates, StateNeed, StateOwner, StatePlace, UNSENT};
+use super::states::{Current, RowStates, StateNeed, StateOwner, StatePlace, UNSENT};
 use super::{Sequence, SequenceTable};
 use crate::id::{CellId, PageId, StateUse};
 use crate::plan::TableWrite;
@@ -19,12 +19,6 @@ impl Stores {
             && states.sent == [at + 1; 2]
             && states.careful_until <= sequence.planned_len
             && self.next_mark(sequence).is_none()
-    }
-
-    fn next_mark(&self, sequence: &Sequence) -> Option<u32> {
-        let marks = self.marks.get(sequence.row.index())?;
-        let ahead = marks.waiting.iter().map(|mark| mark * self.page_size);
-        ahead.filter(|&mark| mark > sequence.planned_len).min()
     }
 }
 
@@ -57,11 +51,6 @@ impl SequenceTable {
         self.stores.can_be_steady(sequence)
     }
 
-    /// Returns the first waiting mark of a sequence after its planned tokens, in tokens.
-    pub(crate) fn next_mark(&self, sequence: &Sequence) -> Option<u32> {
-        self.stores.next_mark(sequence)
-    }
-
     /// Returns the pages of the state that a sequence's last plan reads (`part` 0) or writes (1).
     pub(crate) fn planned_state(&self, sequence: &Sequence, part: u32) -> &[PageId] {
         self.stores.pages.state(sequence.row, part)
@@ -86,11 +75,6 @@ impl RowMut<'_> {
 
     pub fn state_pages(&self, place: u8) -> &[PageId] {
         self.stores.states.pages_of(self.sequence.row.index(), place)
-    }
-
-    /// Returns [`SequenceTable::next_mark`].
-    pub fn next_mark(&self) -> Option<u32> {
-        self.stores.next_mark(self.sequence)
     }
 
     /// Decides what the next plan reads and writes, and returns the pages that it takes; `None` if the state is lost.
@@ -172,17 +156,6 @@ impl RowMut<'_> {
         let is_steady = stores.can_be_steady(sequence);
         sequence.dirty_from.set_steady(is_steady);
         used
-    }
-
-    /// Returns the waiting mark at a length in tokens, in pages (0 for none), and whether prompts part there.
-    fn mark_at(&self, len: u32) -> (u32, bool) {
-        let (page_size, marks) = (self.stores.page_size, &self.stores.marks[self.sequence.row.index()]);
-        let mark = len / page_size;
-        if !len.is_multiple_of(page_size) || !marks.waiting.contains(&mark) {
-            return (0, false);
-        }
-        let is_junction = (0..).zip(marks.waiting).any(|(at, waiting)| at != END_MARK && waiting == mark);
-        (mark, is_junction)
     }
 
     /// Makes the state of a hit's cell current.

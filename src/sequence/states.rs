@@ -183,6 +183,3 @@ impl States {
         if self.rows.get(row).is_some_and(lacks) { self.pages } else { 0 }
     }
 }
-
-/// Index of the waiting mark at a prompt's end, among those of a row.
-pub(super) const END_MARK: usize = 1;

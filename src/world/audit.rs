@@ -6,7 +6,7 @@ use std::fmt;
 use crate::id::{CellId, NodeKey, PageId, PrefixLock, SeqKey, StepId};
 use crate::layout::HeldGroup;
 use crate::page::PageState;
-use crate::sequence::{Current, Sequence, StateOwner, StatePlace};
+use crate::sequence::{Current, RowStates, Sequence, StateOwner, StatePlace};
 use crate::step::StepItem;
 
 use super::World;
@@ -176,23 +176,7 @@ impl World {
             if owned > 1 + others.min(if states.careful_until > 0 { 2 } else { 1 }) {
                 return Err("S11: a row owns one state, and more only while open items read others");
             }
-            let mut current = match states.current {
-                Current::At(at) => Some(at),
-                _ => None,
-            };
-            // The newest item wrote the current place; each earlier one wrote the place that the next one read.
-            for StepItem { state, start, .. } in open {
-                let written = state.writes.checked_sub(1).or(current);
-                let read = state.reads.checked_sub(1).filter(|_| state.reads != state.writes);
-                let is_behind = read.is_none_or(|at| states.places[usize::from(at)].len >= start);
-                if current.is_some_and(|at| written != Some(at)) || !is_behind {
-                    return Err("S10: items read and write the states behind their tokens");
-                }
-                if written.is_some_and(|at| states.places[usize::from(at)].owner != StateOwner::Row) {
-                    return Err("G7: an open item writes a state of its row");
-                }
-                current = if state.reads == state.writes { written } else { read };
-            }
+            check_uses(states, &open)?;
             let limits = self.sequences.limits();
             let (group, lock) = (limits.state().expect("there are states").group, s.lock.as_ref().expect("it runs"));
             for (place, cell) in self.state_cells(s) {
@@ -362,3 +346,25 @@ impl fmt::Display for Broken {
 }
 
 impl std::error::Error for Broken {}
+
+/// Checks the places that the open items of a row read and write (S10, G7), last to first. The last item wrote the
+/// current place; each earlier one wrote the place that the next one read.
+fn check_uses(states: &RowStates, open: &[StepItem]) -> Result<(), &'static str> {
+    let mut current = match states.current {
+        Current::At(at) => Some(at),
+        _ => None,
+    };
+    for StepItem { state, start, .. } in open.iter().copied() {
+        let written = state.writes.checked_sub(1).or(current);
+        let read = state.reads.checked_sub(1).filter(|_| state.reads != state.writes);
+        let is_behind = read.is_none_or(|at| states.places[usize::from(at)].len >= start);
+        if current.is_some_and(|at| written != Some(at)) || !is_behind {
+            return Err("S10: items read and write the states behind their tokens");
+        }
+        if written.is_some_and(|at| states.places[usize::from(at)].owner != StateOwner::Row) {
+            return Err("G7: an open item writes a state of its row");
+        }
+        current = if state.reads == state.writes { written } else { read };
+    }
+    Ok(())
+}

@@ -419,7 +419,8 @@ pub struct CacheOptions {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub cache_threads: u8,
 
-    /// Whether to write K and V to the stores.
+    /// Whether to write K and V to the stores: at most 1 GB in a second to each, without a limit to a folder in memory
+    /// and with `--role prefill`.
     #[arg(long, default_value = "on")]
     pub cache_write: Switch,
 

@@ -116,21 +116,22 @@ impl CacheOptions {
 
     fn open(&self, is_trusted: bool) -> Result<Vec<StoreOptions>> {
         let mut stores = Vec::new();
-        let mut add = |name: &str, store: Arc<dyn Store>, removes_damage: bool, is_fast: bool| {
-            let writes = self.cache_write == Switch::On;
-            let threads = self.cache_threads.into();
+        let of = |name: &str, store: Arc<dyn Store>| {
+            let (threads, writes) = (self.cache_threads.into(), self.cache_write == Switch::On);
             let options = StoreOptions::new(name, store);
-            // Limits what puts take from decode steps. A prefill server has none.
-            let write_rate = options.write_rate.filter(|_| !is_fast && self.role == Role::Both);
-            stores.push(StoreOptions { threads, writes, write_rate, removes_damage, ..options });
+            // The rate limits what puts take from decode steps. A prefill server has none.
+            let write_rate = options.write_rate.filter(|_| self.role == Role::Both);
+            StoreOptions { threads, writes, write_rate, ..options }
         };
         if let Some(path) = &self.cache_dir {
             let limit = (self.cache_limit * (1_u64 << 30) as f64) as u64;
             let options = DiskOptions { is_shared: is_trusted, ..DiskOptions::new(path, limit) };
             let disk =
                 Disk::open(options).map_err(|e| Error::request(format!("--cache-dir {}: {e}", path.display())))?;
-            let is_fast = disk.is_in_memory();
-            add("disk", Arc::new(disk), true, is_fast);
+            let is_in_memory = disk.is_in_memory();
+            let disk = of("disk", Arc::new(disk));
+            let write_rate = disk.write_rate.filter(|_| !is_in_memory);
+            stores.push(StoreOptions { removes_damage: true, write_rate, ..disk });
         }
         if let Some(url) = &self.cache_url {
             let invalid = |error| Error::request(format!("--cache-url: {error}"));
@@ -139,15 +140,15 @@ impl CacheOptions {
                 if let Ok(Some(warning)) = redis.policy_warning() {
                     eprintln!("kvarena-server: {warning}");
                 }
-                add("redis", Arc::new(redis), false, false);
+                stores.push(of("redis", Arc::new(redis)));
             } else {
-                add("objects", Arc::new(Objects::new(url, std::env::vars()).map_err(invalid)?), false, false);
+                stores.push(of("objects", Arc::new(Objects::new(url, std::env::vars()).map_err(invalid)?)));
             }
         }
         if let Some(command) = &self.cache_exec {
             let command: Vec<_> = command.split_whitespace().map(str::to_owned).collect();
             let child = Child::new(&command, CHILD_RECORD);
-            add("child", Arc::new(child.map_err(|e| Error::request(format!("--cache-exec: {e}")))?), false, false);
+            stores.push(of("child", Arc::new(child.map_err(|e| Error::request(format!("--cache-exec: {e}")))?)));
         }
         Ok(stores)
     }

@@ -7,7 +7,8 @@ FOLDER is for the store; on a tmpfs its disk takes no part. The first table has 
 of TOKENS tokens, in ms: computed, cached on the device, and read from the store after a restart (medians of ROUNDS
 prompts). The second has it for two servers on one device that share the store: one computes the prompt with
 `--role prefill`, the other one generates. The third has the mean step of STREAMS streams without a cache behind the
-pool, with swap memory, and with swap memory and the store, which gets all new K and V meanwhile. Needs only Python's standard library.
+pool, with swap memory, and with swap memory and the store, which gets all new K and V meanwhile. Needs only Python's
+standard library.
 """
 
 import json
@@ -71,24 +72,20 @@ def apart(program, options, store, tokens):
     with prefill as first, decode as second:
         for server in (first, second):
             complete(server, prompts_of(4, 1, tokens), 1)
-        warm, *prompts = prompts_of(5, 1 + ROUNDS, tokens)
-        apart_once(first, second, warm)
-        times = [apart_once(first, second, prompt) for prompt in prompts]
-        print("prefill, answered ", ms(prefill for prefill, _ in times))
-        print("decode, asked then", ms(decode for _, decode in times))
-        warm, *prompts = prompts_of(6, 1 + ROUNDS, tokens)
-        apart_at_once(first, second, warm)
-        times = [apart_at_once(first, second, prompt) for prompt in prompts]
-        print("prefill, at once  ", ms(prefill for prefill, _ in times))
-        print("decode, at once   ", ms(decode for _, decode in times))
+        for seed, name, ask in ((5, "then", in_turn), (6, "at once", at_once)):
+            warm, *prompts = prompts_of(seed, 1 + ROUNDS, tokens)
+            ask(first, second, warm)
+            times = [ask(first, second, prompt) for prompt in prompts]
+            print(f"prefill, {name:<9}", ms(prefill for prefill, _ in times))
+            print(f"decode, {name:<10}", ms(decode for _, decode in times))
     print(second.report, end="")
 
 
-def apart_once(first, second, prompt):
+def in_turn(first, second, prompt):
     return complete(first, [prompt], 1), complete(second, [prompt], 1)
 
 
-def apart_at_once(first, second, prompt):
+def at_once(first, second, prompt):
     with ThreadPoolExecutor(2) as threads:
         return [*threads.map(lambda server: complete(server, [prompt], 1), (first, second))]
 

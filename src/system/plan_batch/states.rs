@@ -1,12 +1,18 @@
 //! The states of a plan's rows that are not steady: which pages their layers read and write.
 
 use crate::error::Error;
-use crate::id::{PageId, StepId};
+use crate::id::{PageId, SeqKey, StepId};
 use crate::plan::{Extend, TableWrite};
-use crate::sequence::{SequenceTable, StateNeed};
+use crate::sequence::{RowMut, SequenceTable, StateNeed};
 use crate::step::StepLog;
 
 use super::Needs;
+
+/// Returns the row of a checked item, unless its state is steady.
+fn undecided(sequences: &mut SequenceTable, seq: SeqKey) -> Option<RowMut<'_>> {
+    let row = sequences.row_mut(seq).expect("checked");
+    (!row.sequence.dirty_from.is_steady()).then_some(row)
+}
 
 /// Decides the states that items read and write, and adds the pages of those that rows cannot do without to the needs.
 /// Returns the number of rows that could take another state, to keep the current one.
@@ -17,10 +23,7 @@ use super::Needs;
 pub(super) fn check(sequences: &mut SequenceTable, items: &[Extend], needs: &mut Needs) -> Result<u32, Error> {
     let mut optional = 0;
     for &Extend { seq, len } in items {
-        let mut row = sequences.row_mut(seq)?;
-        if row.sequence.dirty_from.is_steady() {
-            continue;
-        }
+        let Some(mut row) = undecided(sequences, seq) else { continue };
         let pages = u64::from(row.limits().state_pages());
         let end = row.sequence.planned_len + len;
         match row.next_mark() {
@@ -47,10 +50,7 @@ pub(super) fn check(sequences: &mut SequenceTable, items: &[Extend], needs: &mut
 pub(super) fn grant(sequences: &mut SequenceTable, items: &[Extend], mut granted: u32, needs: &mut Needs) -> u32 {
     let mut given_up = 0;
     for item in items {
-        let mut row = sequences.row_mut(item.seq).expect("checked");
-        if row.sequence.dirty_from.is_steady() {
-            continue;
-        }
+        let Some(mut row) = undecided(sequences, item.seq) else { continue };
         if row.begin_state() == Some(StateNeed::Optional) {
             if granted > 0 {
                 granted -= 1;
@@ -75,10 +75,8 @@ pub(super) fn write(
     writes: &mut &mut [TableWrite],
 ) {
     for (number, item) in steps.items_of(step).zip(items) {
-        let mut row = sequences.row_mut(item.seq).expect("checked");
-        if !row.sequence.dirty_from.is_steady() {
-            let used = row.plan_state(item.len, new_pages, writes);
-            steps.set_state(number, used);
-        }
+        let Some(mut row) = undecided(sequences, item.seq) else { continue };
+        let used = row.plan_state(item.len, new_pages, writes);
+        steps.set_state(number, used);
     }
 }

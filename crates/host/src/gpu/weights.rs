@@ -8,17 +8,15 @@
 //! weights of the norms before `qkv` and a dense `gate_up` are folded into these matrices and are replaced by ones.
 
 mod heads;
+mod share;
+mod tensor;
 
-use std::ops::Range;
-use std::ptr::{null, null_mut};
-
-use cudarc::driver::sys;
 use half::bf16;
 use kvarena::backend::cuda::DeviceBuffer;
 
 use super::delta::DeltaWeights;
 use super::device::Device;
-use super::error::{GpuError, GpuResult, driver};
+use super::error::{GpuError, GpuResult};
 use super::kernels::{FillParams, FoldParams};
 use crate::config::ModelConfig;
 use crate::delta::DeltaConfig;
@@ -28,6 +26,8 @@ use crate::family::Family;
 use crate::source::{Random, Source};
 use heads::{first_width, order_of};
 pub(super) use heads::{pairs_of, qkv_stride, qkv_width};
+pub use share::Share;
+use tensor::{Cut, Form, NamedTensor, part};
 
 /// Alignment of tensors in bytes.
 const ALIGN: u64 = 256;
@@ -97,117 +97,6 @@ pub struct Weights {
     pub output: u64,
     /// f32 `[head_dim / 2]` each: for layers that read all tokens, and for layers with a window
     pub frequencies: [u64; 2],
-}
-
-/// A rank and the number of ranks that share a model.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Share {
-    /// Number of the rank.
-    pub rank: usize,
-    /// Number of ranks.
-    pub ranks: usize,
-}
-
-impl Share {
-    /// The whole model.
-    pub const WHOLE: Self = Self { rank: 0, ranks: 1 };
-
-    /// Returns the shape of the rank's model: its part of the heads and of the MLP's width.
-    ///
-    /// # Errors
-    /// A size is not a multiple of the number of ranks.
-    pub fn of(self, config: &ModelConfig) -> GpuResult<ModelConfig> {
-        let ModelConfig { q_heads, kv_heads, intermediate, .. } = *config;
-        let ranks = self.ranks;
-        let part = |value: usize, what| {
-            if value.is_multiple_of(ranks) { Ok(value / ranks) } else { Err(GpuError::Ranks { ranks, what }) }
-        };
-        let (q_heads, kv_heads) = (part(q_heads, "query heads")?, part(kv_heads, "heads of K and V")?);
-        let intermediate = part(intermediate, "intermediate size")?;
-        let delta_part = |delta: &DeltaConfig| -> GpuResult<DeltaConfig> {
-            let key_heads = part(delta.key_heads, "key heads of Gated DeltaNet")?;
-            let value_heads = part(delta.value_heads, "value heads of Gated DeltaNet")?;
-            Ok(DeltaConfig { key_heads, value_heads, ..delta.clone() })
-        };
-        Ok(ModelConfig {
-            q_heads,
-            kv_heads,
-            intermediate,
-            delta: config.delta.as_ref().map(delta_part).transpose()?,
-            // Each expert has the width that the layer's MLP would have.
-            experts: config.experts.map(|experts| ExpertsConfig { intermediate, ..experts }),
-            ..config.clone()
-        })
-    }
-
-    /// Returns the rank's part of `count` rows that are consecutive from `first` on.
-    fn rows(self, first: usize, count: usize) -> Range<usize> {
-        let part = count / self.ranks;
-        let first = first + self.rank * part;
-        first..first + part
-    }
-}
-
-/// Part of a tensor that a rank stores.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Cut {
-    Whole,
-    /// A part of the rows.
-    Rows,
-    /// A part of each row.
-    Cols,
-}
-
-/// The elements that the device stores of a tensor.
-enum Form {
-    /// All, in bf16.
-    All,
-    /// The rows with these numbers, in bf16.
-    Rows(Vec<usize>),
-    /// A function of each of these elements of a vector, in f32.
-    Wide(fn(f32) -> f32, Range<usize>),
-}
-
-/// A tensor and its address.
-struct NamedTensor {
-    name: String,
-    /// Shape of the whole tensor.
-    shape: Vec<usize>,
-    /// The tensor as a matrix of rows and columns, which the cut divides.
-    view: [usize; 2],
-    cut: Cut,
-    at: u64,
-    /// Number that is added to each element.
-    offset: f32,
-    form: Form,
-}
-
-impl NamedTensor {
-    fn elements(&self) -> usize {
-        match &self.form {
-            Form::Rows(rows) => rows.len() * self.view[1],
-            Form::Wide(_, range) => range.len(),
-            Form::All => self.shape.iter().product(),
-        }
-    }
-
-    /// Reads the tensor from `source` and writes it to `memory`.
-    fn copy(&self, source: &mut dyn Source, memory: &mut DeviceBuffer, at: u64) -> Result<()> {
-        let numbers = source.numbers(&self.name, &self.shape)?;
-        if let Form::Wide(f, range) = &self.form {
-            let wide: Vec<f32> = numbers.to_f32()[range.clone()].iter().map(|&x| f(x)).collect();
-            return Ok(memory.write(at, &wide).map_err(GpuError::from)?);
-        }
-        let mut numbers = numbers.into_bf16();
-        if let Form::Rows(rows) = &self.form {
-            let cols = self.view[1];
-            numbers = rows.iter().flat_map(|row| &numbers[row * cols..(row + 1) * cols]).copied().collect();
-        }
-        if self.offset != 0.0 {
-            numbers.iter_mut().for_each(|x| *x = bf16::from_f32(x.to_f32() + self.offset));
-        }
-        Ok(memory.write(at, &numbers).map_err(GpuError::from)?)
-    }
 }
 
 /// Assigns consecutive addresses to tensors.
@@ -486,38 +375,6 @@ impl Weights {
     pub fn bytes(&self) -> u64 {
         self.memory.bytes()
     }
-}
-
-/// Copies a rank's part of the whole tensor at `source` to `target`, and waits for the copy.
-fn part(device: &Device, tensor: &NamedTensor, share: Share, source: u64, target: u64) -> GpuResult<()> {
-    let [rows, cols] = tensor.view;
-    let (rows, width, first) = match tensor.cut {
-        Cut::Rows => (rows / share.ranks, cols, share.rank * (rows / share.ranks) * cols),
-        _ => (rows, cols / share.ranks, share.rank * (cols / share.ranks)),
-    };
-    let device_memory = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-    let copy = sys::CUDA_MEMCPY2D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcMemoryType: device_memory,
-        srcHost: null(),
-        srcDevice: source + 2 * first as u64,
-        srcArray: null_mut(),
-        srcPitch: 2 * cols,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstMemoryType: device_memory,
-        dstHost: null_mut(),
-        dstDevice: target,
-        dstArray: null_mut(),
-        dstPitch: 2 * width,
-        WidthInBytes: 2 * width,
-        Height: rows,
-    };
-    let stream = device.raw() as usize as sys::CUstream;
-    // SAFETY: `source` contains the whole tensor, and `target` has memory for the part; the struct outlives the call.
-    driver("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) })?;
-    Ok(device.stream.synchronize()?)
 }
 
 /// Converts a layer's sinks at offset `from` to f32 at offset `to`.
